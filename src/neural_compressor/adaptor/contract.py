@@ -1,0 +1,162 @@
+"""The contract between the tuning core and a framework: what an adaptor must and may implement."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from neural_compressor.adaptor.evaluation import evaluate_batches
+from neural_compressor.adaptor.records import OpRecord
+from neural_compressor.registry import Registry
+
+Model = Any
+"""A model of the adaptor's framework; the core never looks inside."""
+
+ADAPTORS: Registry[type[Adaptor]] = Registry("adaptor", entry_point_group="neural_compressor.adaptors")
+
+
+class Adaptor(ABC):
+    """A framework as the tuning core sees it.
+
+    Subclass it, implement the abstract methods, and declare the class under the entry-point group
+    ``neural_compressor.adaptors``. ``neural_compressor.testing.AdaptorContract`` checks the result.
+    """
+
+    #: What ``query_fw_capability`` reads its framework YAML with; set by subclasses that have one.
+    query_handler: Any = None
+
+    def __init__(self, framework_specific_info: Mapping[str, Any] | None = None) -> None:
+        self.info: dict[str, Any] = dict(framework_specific_info or {})
+        self.quantize_config: dict[str, Any] = {}
+        self.bf16_ops: list[tuple[str, str]] = []
+
+    # -- what every adaptor implements ------------------------------------------------------------------------------
+
+    @classmethod
+    @abstractmethod
+    def handles(cls, model: Model) -> bool:
+        """Whether ``model`` belongs to this framework (cheap; must not import the framework to say no)."""
+
+    @abstractmethod
+    def query_fw_capability(self, model: Model) -> dict[str, Any]:
+        """``{'opwise': {(name, type): [config, ...]}, 'optypewise': {type: config}}`` of this model.
+
+        Called once; pre-optimisations (folding) happen here and are cached for :meth:`quantize`. May add
+        ``'blocks'``, a list of lists of op keys, and ``'skipped'``, ``{(name, type): reason}``.
+        """
+
+    @abstractmethod
+    def quantize(
+        self,
+        tune_cfg: Mapping[str, Any],
+        model: Model,
+        dataloader: Iterable[Any] | None = None,
+        q_func: Callable[[Model], Any] | None = None,
+    ) -> Model:
+        """A new model quantized as ``tune_cfg`` says; ``model`` itself is left as it was."""
+
+    @abstractmethod
+    def predict(self, model: Model, inputs: Any) -> Any:
+        """Run ``model`` on the inputs of one batch."""
+
+    @abstractmethod
+    def save(self, model: Model, path: str | Path) -> None:
+        """Write a quantized model into the folder ``path``, atomically."""
+
+    @abstractmethod
+    def load(self, path: str | Path, model: Model) -> Model:
+        """Read back what :meth:`save` wrote; ``model`` is the float model it was made from."""
+
+    @abstractmethod
+    def model_size(self, model: Model) -> int:
+        """Bytes the model takes on disk."""
+
+    # -- what has a sensible default --------------------------------------------------------------------------------
+
+    def tuning_cfg_to_fw(self, tune_cfg: Mapping[str, Any]) -> dict[str, Any]:
+        """Fill and return ``quantize_config``: device, calib_iteration, advance and op_wise_config of the dispatched ops."""
+        from neural_compressor.adaptor.framework_config import to_framework_config
+
+        self.quantize_config, self.bf16_ops = to_framework_config(tune_cfg, self.info)
+        return self.quantize_config
+
+    def evaluate(
+        self,
+        model: Model,
+        dataloader: Iterable[Any],
+        postprocess: Callable[[Any], Any] | None = None,
+        metrics: Sequence[Any] | None = None,
+        measurer: Any = None,
+        iteration: int = -1,
+        tensorboard: bool = False,
+        fp32_baseline: bool = False,
+    ) -> Any:
+        """Run the model over ``dataloader`` and return the metric, or a list where several are given."""
+        return evaluate_batches(
+            self, model, dataloader, postprocess, metrics, measurer, iteration, tensorboard, fp32_baseline
+        )
+
+    def summary(self, model: Model) -> list[OpRecord]:
+        """One record for each op of a quantized model, ops left in float included, with the reason."""
+        return []
+
+    def copy_model(self, model: Model) -> Model:
+        """An independent copy of ``model``."""
+        return copy.deepcopy(model)
+
+    def fingerprint(self, model: Model) -> str:
+        """Identity of the float model (structure and weights), so that a journal is resumed only for the same one."""
+        return type(model).__qualname__
+
+    # -- optional abilities -----------------------------------------------------------------------------------------
+
+    def train(self, model: Model, dataloader: Iterable[Any], **kwargs: Any) -> Model:
+        """Quantization-aware training."""
+        raise self._unsupported("train")
+
+    def convert(self, model: Model, source: str, destination: str) -> Model:
+        """Convert a model from one format to another."""
+        raise self._unsupported("convert")
+
+    def quantize_input(self, model: Model) -> Any:
+        """Make the model take quantized input; returns the model and the scale of its input."""
+        raise self._unsupported("quantize_input")
+
+    def inspect_tensor(
+        self,
+        model: Model,
+        dataloader: Iterable[Any],
+        op_list: Sequence[Any] = (),
+        iteration_list: Sequence[int] = (1,),
+        inspect_type: str = "activation",
+        save_to_disk: bool = False,
+    ) -> dict[str, Any]:
+        """Weights and activations of ops as NumPy arrays."""
+        raise self._unsupported("inspect_tensor")
+
+    def set_tensor(self, model: Model, tensor_dict: Mapping[str, Any]) -> Model:
+        """Write tensors (weights, biases) back into a model."""
+        raise self._unsupported("set_tensor")
+
+    def convert_bf16(self, model: Model) -> Model:
+        """Convert the ops in ``self.bf16_ops`` to bf16."""
+        raise self._unsupported("convert_bf16")
+
+    def _unsupported(self, ability: str) -> NotImplementedError:
+        return NotImplementedError(f"{type(self).__name__} does not offer {ability!r}")
+
+
+def adaptor_for(model: Model) -> type[Adaptor]:
+    """The registered adaptor that handles ``model``."""
+    from neural_compressor.errors import ConfigError
+
+    for name in ADAPTORS:
+        if ADAPTORS[name].handles(model):
+            return ADAPTORS[name]
+    raise ConfigError(
+        f"no adaptor handles a model of type {type(model).__module__}.{type(model).__qualname__}; "
+        f"registered adaptors: {', '.join(ADAPTORS.names())}"
+    )

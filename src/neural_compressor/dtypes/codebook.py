@@ -1,0 +1,48 @@
+"""Data types given by a list of values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from neural_compressor.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class CodebookType:
+    """Codes are positions in ``values``, which are normalised so that the largest magnitude is what scales map to.
+
+    >>> CodebookType("ternary", (-1.0, 0.0, 1.0)).bits
+    2
+    """
+
+    name: str
+    values: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.values) < 2 or len(set(self.values)) != len(self.values):
+            raise ConfigError(f"codebook {self.name!r} needs at least two different values, got {self.values}")
+
+    @property
+    def bits(self) -> int:
+        return (len(self.values) - 1).bit_length()
+
+    @property
+    def is_float(self) -> bool:
+        return False
+
+    @property
+    def signed(self) -> bool:
+        return min(self.values) < 0
+
+    @property
+    def max(self) -> float:
+        return max(self.values)
+
+    @property
+    def min(self) -> float:
+        return min(self.values)
+
+    @cached_property
+    def grid(self) -> tuple[float, ...]:
+        return tuple(sorted(self.values))

@@ -1,0 +1,79 @@
+"""A plan: for each op of a model, the scheme it is to run with."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from neural_compressor.schemes.scheme import OpScheme
+
+OpKey = tuple[str, str]
+"""The name of an op and its type, as in ``("conv1", "Conv2d")``."""
+
+
+@dataclass(frozen=True)
+class Plan(Mapping[OpKey, OpScheme]):
+    """Op schemes by op, with what else a trial varies: calibration size and recipes.
+
+    >>> plan = Plan({("fc", "Linear"): OpScheme()})
+    >>> Plan.from_json(plan.to_json()) == plan
+    True
+    """
+
+    ops: Mapping[OpKey, OpScheme] = field(default_factory=dict)
+    calib_sampling_size: int = 100
+    recipes: Mapping[str, Any] = field(default_factory=dict)
+
+    def __getitem__(self, key: OpKey) -> OpScheme:
+        return self.ops[key]
+
+    def __iter__(self) -> Iterator[OpKey]:
+        return iter(self.ops)
+
+    def __len__(self) -> int:
+        return len(self.ops)
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Plan) and self.to_json() == other.to_json()
+
+    @property
+    def digest(self) -> str:
+        """Short stable identity of the plan."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]
+
+    def with_ops(self, changes: Mapping[OpKey, OpScheme]) -> Plan:
+        """The plan with some ops changed."""
+        return Plan({**self.ops, **changes}, self.calib_sampling_size, self.recipes)
+
+    def to_tune_cfg(self) -> dict[str, Any]:
+        """The dict an adaptor's ``quantize`` takes: ``{'op': {(name, type): {...}}, ...}``."""
+        return {
+            "op": {key: scheme.to_dict() for key, scheme in self.ops.items()},
+            "calib_sampling_size": self.calib_sampling_size,
+            "recipe_cfgs": dict(self.recipes),
+        }
+
+    @classmethod
+    def from_tune_cfg(cls, cfg: Mapping[str, Any]) -> Plan:
+        """Read a tune_cfg, hand-written ones included: only ``op`` is required."""
+        ops = {tuple(key): OpScheme.from_dict(value) for key, value in cfg["op"].items()}
+        return cls(ops, cfg.get("calib_sampling_size", 100), dict(cfg.get("recipe_cfgs", {})))
+
+    def to_json(self) -> str:
+        """Canonical JSON (sorted keys), the form in the journal."""
+        cfg = self.to_tune_cfg()
+        cfg["op"] = sorted([*key, value] for key, value in cfg["op"].items())
+        return json.dumps(cfg, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """Read what :meth:`to_json` writes."""
+        cfg = json.loads(text)
+        cfg["op"] = {(name, kind): value for name, kind, value in cfg["op"]}
+        return cls.from_tune_cfg(cfg)

@@ -1,0 +1,149 @@
+"""How tensors and ops are mapped to data types, as plain frozen data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from neural_compressor.dtypes import DType, IntType, dtype, fp32
+from neural_compressor.errors import ConfigError
+from neural_compressor.registry import close_matches
+from neural_compressor.schemes.granularity import PER_CHANNEL, PER_TENSOR, Granularity, PerChannel, PerGroup
+
+MODES = ("static", "dynamic", "weight_only", "float")
+_TENSOR_FIELDS = ("dtype", "scheme", "granularity", "algorithm", "group_size", "axis", "bits", "reduce_range", "quant_mode")
+
+
+@dataclass(frozen=True)
+class TensorScheme:
+    """A data type with the way values are mapped to it.
+
+    >>> TensorScheme.from_dict({"dtype": "int4", "scheme": "sym", "granularity": "per_channel"}).dtype.name
+    'int4'
+    """
+
+    dtype: DType
+    symmetric: bool = True
+    granularity: Granularity = PER_TENSOR
+    algorithm: str = "minmax"
+    reduce_range: bool = False
+
+    @property
+    def is_float(self) -> bool:
+        """Whether values stay floating point without a scale (fp32, bf16, fp16)."""
+        return self.dtype.is_float and self.dtype.bits >= 16
+
+    def to_dict(self) -> dict[str, Any]:
+        """The form used in framework YAML, rule dicts and journals."""
+        if self.is_float:
+            return {"dtype": self.dtype.name}
+        out: dict[str, Any] = {
+            "dtype": self.dtype.name,
+            "scheme": "sym" if self.symmetric else "asym",
+            "granularity": self.granularity.name,
+            "algorithm": self.algorithm,
+        }
+        if isinstance(self.granularity, PerGroup):
+            out["group_size"] = self.granularity.size
+        if isinstance(self.granularity, PerChannel) and self.granularity.axis:
+            out["axis"] = self.granularity.axis
+        if self.reduce_range:
+            out["reduce_range"] = True
+        return out
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> TensorScheme:
+        """Read what :meth:`to_dict` writes; unknown fields and values are errors."""
+        for field in data:
+            if field not in _TENSOR_FIELDS:
+                raise ConfigError(f"unknown field {field!r} of a tensor scheme; {close_matches(field, _TENSOR_FIELDS)}")
+        name = data.get("dtype", "fp32")
+        kind = dtype(f"{name}{data['bits']}" if name in ("int", "uint") and "bits" in data else name)
+        scheme = data.get("scheme", "sym")
+        if scheme not in ("sym", "asym"):
+            raise ConfigError(f"unknown scheme {scheme!r}; known: sym, asym")
+        return cls(
+            dtype=kind,
+            symmetric=scheme == "sym",
+            granularity=_granularity(data),
+            algorithm=data.get("algorithm", "minmax"),
+            reduce_range=bool(data.get("reduce_range", False)),
+        )
+
+
+def _granularity(data: Mapping[str, Any]) -> Granularity:
+    size = data.get("group_size")
+    name = data.get("granularity", "per_tensor" if size in (None, -1) else "per_group")
+    if name == "per_tensor":
+        return PER_TENSOR
+    if name == "per_channel" or (name == "per_group" and size == -1):
+        return PerChannel(data["axis"]) if data.get("axis") else PER_CHANNEL
+    if name == "per_group":
+        if not isinstance(size, int) or size < 1:
+            raise ConfigError(f"granularity per_group needs a positive group_size (or -1 for per channel), got {size!r}")
+        return PerGroup(size)
+    raise ConfigError(f"unknown granularity {name!r}; {close_matches(name, ('per_tensor', 'per_channel', 'per_group'))}")
+
+
+@dataclass(frozen=True)
+class OpScheme:
+    """How one op computes: the scheme of its weight, of its activation input, and when ranges are known.
+
+    ``weight`` is None for an op without a weight; ``activation`` is None where the input stays in float.
+    """
+
+    weight: TensorScheme | None = None
+    activation: TensorScheme | None = None
+    mode: str = "float"
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise ConfigError(f"unknown quantization mode {self.mode!r}; {close_matches(self.mode, MODES)}")
+
+    @property
+    def is_float(self) -> bool:
+        """Whether the op stays in a floating-point precision (fp32, bf16 or fp16)."""
+        return self.mode == "float"
+
+    @property
+    def precision(self) -> str:
+        """The name a table shows: the weight's data type, or the activation's where there is no weight."""
+        tensor = self.weight or self.activation
+        return tensor.dtype.name if tensor else "fp32"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The seed form: ``{'weight': {...}, 'activation': {..., 'quant_mode': 'static'}}``."""
+        out: dict[str, Any] = {}
+        if self.weight is not None:
+            out["weight"] = self.weight.to_dict()
+        activation = self.activation or TensorScheme(fp32)
+        out["activation"] = activation.to_dict()
+        if not self.is_float:
+            out["activation"]["quant_mode"] = self.mode
+        return out
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> OpScheme:
+        """Read what :meth:`to_dict` writes (and the dicts the framework YAML yields, once scalar)."""
+        weight = TensorScheme.from_dict(data["weight"]) if data.get("weight") else None
+        act_data = dict(data.get("activation") or {})
+        mode = act_data.pop("quant_mode", None)
+        activation = TensorScheme.from_dict(act_data) if act_data else None
+        all_float = all(t is None or t.is_float for t in (weight, activation))
+        if mode is None:
+            mode = "float" if all_float else "weight_only" if activation is None or activation.is_float else "static"
+        if mode != "float" and activation is not None and activation.is_float:
+            activation = None
+        return cls(weight=weight, activation=activation, mode=mode)
+
+
+def float_op(name: str = "fp32", has_weight: bool = True) -> OpScheme:
+    """An op kept in the floating-point precision ``name``."""
+    scheme = TensorScheme(dtype(name))
+    return OpScheme(weight=scheme if has_weight else None, activation=scheme, mode="float")
+
+
+def reduced(scheme: TensorScheme) -> TensorScheme:
+    """The same scheme on one bit less of its integer type (for machines without VNNI)."""
+    return replace(scheme, reduce_range=True) if isinstance(scheme.dtype, IntType) else scheme

@@ -1,0 +1,47 @@
+"""The tuning space: for each op of the model, the schemes it may run with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from neural_compressor.schemes import OpKey, OpScheme, Plan
+
+
+@dataclass(frozen=True)
+class OpSpace:
+    """The admitted schemes of one op: ``quantized`` ones best first, then ``floats`` (bf16, fp16, fp32 as admitted).
+
+    An op that a rule keeps in float has no ``quantized`` option, and ``reason`` says why.
+    """
+
+    quantized: tuple[OpScheme, ...]
+    floats: tuple[OpScheme, ...]
+    reason: str = ""
+
+    @property
+    def default(self) -> OpScheme:
+        return self.quantized[0] if self.quantized else self.floats[-1]
+
+    @property
+    def options(self) -> tuple[OpScheme, ...]:
+        return self.quantized + self.floats
+
+    def in_precision(self, name: str) -> OpScheme | None:
+        """The float option of that precision, if admitted."""
+        return next((s for s in self.floats if s.precision == name), None)
+
+
+@dataclass(frozen=True)
+class TuningSpace:
+    """Everything a plan can vary."""
+
+    ops: Mapping[OpKey, OpSpace]
+    calibration_sizes: tuple[int, ...] = (100,)
+    blocks: tuple[tuple[OpKey, ...], ...] = ()
+    recipes: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+
+    def default_plan(self) -> Plan:
+        """Every op with its best admitted scheme."""
+        return Plan({key: op.default for key, op in self.ops.items()}, self.calibration_sizes[0])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Iterator
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Generic, TypeVar
 
 from neural_compressor.errors import ConfigError
@@ -36,7 +36,7 @@ class Registry(Generic[T]):
         self._group = entry_point_group
         self._items: dict[str, T] = {}
         self._aliases: dict[str, str] = {}
-        self._loaded = entry_point_group is None
+        self._unloaded: dict[str, EntryPoint] | None = None
 
     def add(self, name: str, item: T, aliases: Iterable[str] = (), replace: bool = False) -> T:
         """Register ``item`` under ``name``; a second registration of a name is an error unless ``replace``."""
@@ -51,29 +51,27 @@ class Registry(Generic[T]):
         """Decorator form of :meth:`add`."""
         return lambda item: self.add(name, item, aliases)
 
-    def _load(self) -> None:
-        if self._loaded or self._group is None:
-            return
-        self._loaded = True
-        for point in entry_points(group=self._group):
-            if point.name not in self._items:
-                self._items[point.name] = point.load()
+    def _points(self) -> dict[str, EntryPoint]:
+        """Entry points not loaded yet; each is imported only when it is asked for by name."""
+        if self._unloaded is None:
+            found = entry_points(group=self._group) if self._group else ()
+            self._unloaded = {point.name: point for point in found if point.name not in self._items}
+        return self._unloaded
 
     def __getitem__(self, name: str) -> T:
         key = self._aliases.get(name, name)
         if key not in self._items:
-            self._load()
-        if key not in self._items:
-            raise ConfigError(f"unknown {self.kind} {name!r}; {close_matches(str(name), self.names())}")
+            if key not in self._points():
+                raise ConfigError(f"unknown {self.kind} {name!r}; {close_matches(str(name), self.names())}")
+            self._items[key] = self._points()[key].load()
+            del self._points()[key]
         return self._items[key]
 
     def __contains__(self, name: object) -> bool:
-        self._load()
-        return name in self._items or name in self._aliases
+        return name in self._items or name in self._aliases or name in self._points()
 
     def __iter__(self) -> Iterator[str]:
-        self._load()
-        return iter(sorted(self._items))
+        return iter(sorted({*self._items, *self._points()}))
 
     def names(self) -> list[str]:
         """Registered names, sorted, without aliases."""

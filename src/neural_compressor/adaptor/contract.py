@@ -8,9 +8,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from neural_compressor.adaptor.capability import get_optype_wise_ability
 from neural_compressor.adaptor.evaluation import evaluate_batches
+from neural_compressor.adaptor.framework_config import to_framework_config
 from neural_compressor.adaptor.records import OpRecord
+from neural_compressor.errors import ConfigError, MissingDependencyError
 from neural_compressor.registry import Registry
+from neural_compressor.schemes import OpKey
 
 Model = Any
 """A model of the adaptor's framework; the core never looks inside."""
@@ -77,11 +81,18 @@ class Adaptor(ABC):
     # -- what has a sensible default --------------------------------------------------------------------------------
 
     def tuning_cfg_to_fw(self, tune_cfg: Mapping[str, Any]) -> dict[str, Any]:
-        """Fill and return ``quantize_config``: device, calib_iteration, advance and op_wise_config of the dispatched ops."""
-        from neural_compressor.adaptor.framework_config import to_framework_config
-
+        """Fill and return ``quantize_config``: device, calib_iteration, advance and the dispatched ops."""
         self.quantize_config, self.bf16_ops = to_framework_config(tune_cfg, self.info)
         return self.quantize_config
+
+    def get_optype_wise_ability(
+        self, quantizable_op_details: Mapping[OpKey, Sequence[dict[str, Any]]]
+    ) -> dict[str, Any]:
+        """The op-type view of the op-wise details, for ``query_fw_capability``."""
+        return get_optype_wise_ability(quantizable_op_details)
+
+    #: The spelling some existing adaptors call it by.
+    get_optye_wise_ability = get_optype_wise_ability
 
     def evaluate(
         self,
@@ -134,11 +145,16 @@ class Adaptor(ABC):
         inspect_type: str = "activation",
         save_to_disk: bool = False,
     ) -> dict[str, Any]:
-        """Weights and activations of ops as NumPy arrays."""
+        """Weights and activations of ops as NumPy arrays.
+
+        ``{'weight': {op: {tensor: array}}, 'activation': [{op: {tensor: array}}, ...]}``, with one mapping for each
+        iteration in ``iteration_list`` (counted from 1). ``inspect_type`` is ``'weight'``, ``'activation'`` or
+        ``'all'``; an empty ``op_list`` stands for every op. ``save_to_disk`` writes it into the workspace, too.
+        """
         raise self._unsupported("inspect_tensor")
 
     def set_tensor(self, model: Model, tensor_dict: Mapping[str, Any]) -> Model:
-        """Write tensors (weights, biases) back into a model."""
+        """A new model with tensors written into it: ``{'op.tensor': array}``, named as :meth:`inspect_tensor` does."""
         raise self._unsupported("set_tensor")
 
     def convert_bf16(self, model: Model) -> Model:
@@ -150,13 +166,16 @@ class Adaptor(ABC):
 
 
 def adaptor_for(model: Model) -> type[Adaptor]:
-    """The registered adaptor that handles ``model``."""
-    from neural_compressor.errors import ConfigError
-
+    """The registered adaptor that handles ``model``; adaptors whose framework is not installed are passed over."""
+    missing = []
     for name in ADAPTORS:
-        if ADAPTORS[name].handles(model):
-            return ADAPTORS[name]
-    raise ConfigError(
-        f"no adaptor handles a model of type {type(model).__module__}.{type(model).__qualname__}; "
-        f"registered adaptors: {', '.join(ADAPTORS.names())}"
-    )
+        try:
+            adaptor = ADAPTORS[name]
+        except MissingDependencyError as error:
+            missing.append(f"{name} is out: {error}")
+            continue
+        if adaptor.handles(model):
+            return adaptor
+    kind = f"{type(model).__module__}.{type(model).__qualname__}"
+    known = f"registered adaptors: {', '.join(ADAPTORS.names())}"
+    raise ConfigError("; ".join([f"no adaptor handles a model of type {kind}", known, *missing]))

@@ -1,0 +1,17 @@
+"""What a user asks for: validated configurations, and the rules that turn them into options op by op."""
+
+from neural_compressor.config.accuracy_criterion import AccuracyCriterion
+from neural_compressor.config.mixed_precision import MixedPrecisionConfig
+from neural_compressor.config.objective import Objective
+from neural_compressor.config.post_training import PostTrainingQuantConfig
+from neural_compressor.config.quantization_aware import QuantizationAwareTrainingConfig
+from neural_compressor.config.tuning_criterion import TuningCriterion
+
+__all__ = [
+    "AccuracyCriterion",
+    "MixedPrecisionConfig",
+    "Objective",
+    "PostTrainingQuantConfig",
+    "QuantizationAwareTrainingConfig",
+    "TuningCriterion",
+]

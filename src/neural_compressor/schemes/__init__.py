@@ -1,7 +1,13 @@
 """How tensors and ops are mapped to data types, and the arithmetic that does it."""
 
+from neural_compressor.schemes.affine import QParams, choose_qparams
+from neural_compressor.schemes.error import sqnr_db
 from neural_compressor.schemes.granularity import PER_CHANNEL, PER_TENSOR, Granularity, PerChannel, PerGroup, PerTensor
+from neural_compressor.schemes.packing import pack_bits, unpack_bits
 from neural_compressor.schemes.plan import OpKey, Plan
+from neural_compressor.schemes.quantize import fake_quantize, qparams_of, quantize, quantize_with
+from neural_compressor.schemes.quantized_array import PackedArray, QuantizedArray
+from neural_compressor.schemes.ranges import value_range
 from neural_compressor.schemes.scheme import OpScheme, TensorScheme, float_op, reduced
 
 __all__ = [
@@ -10,11 +16,23 @@ __all__ = [
     "Granularity",
     "OpKey",
     "OpScheme",
+    "PackedArray",
     "PerChannel",
     "PerGroup",
     "PerTensor",
     "Plan",
+    "QParams",
+    "QuantizedArray",
     "TensorScheme",
+    "choose_qparams",
+    "fake_quantize",
     "float_op",
+    "pack_bits",
+    "qparams_of",
+    "quantize",
+    "quantize_with",
     "reduced",
+    "sqnr_db",
+    "unpack_bits",
+    "value_range",
 ]

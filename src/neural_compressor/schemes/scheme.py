@@ -12,7 +12,17 @@ from neural_compressor.registry import close_matches
 from neural_compressor.schemes.granularity import PER_CHANNEL, PER_TENSOR, Granularity, PerChannel, PerGroup
 
 MODES = ("static", "dynamic", "weight_only", "float")
-_TENSOR_FIELDS = ("dtype", "scheme", "granularity", "algorithm", "group_size", "axis", "bits", "reduce_range", "quant_mode")
+_TENSOR_FIELDS = (
+    "dtype",
+    "scheme",
+    "granularity",
+    "algorithm",
+    "group_size",
+    "axis",
+    "bits",
+    "reduce_range",
+    "quant_mode",
+)
 
 
 @dataclass(frozen=True)
@@ -81,9 +91,13 @@ def _granularity(data: Mapping[str, Any]) -> Granularity:
         return PerChannel(data["axis"]) if data.get("axis") else PER_CHANNEL
     if name == "per_group":
         if not isinstance(size, int) or size < 1:
-            raise ConfigError(f"granularity per_group needs a positive group_size (or -1 for per channel), got {size!r}")
+            raise ConfigError(
+                f"granularity per_group needs a positive group_size (or -1 for per channel), got {size!r}"
+            )
         return PerGroup(size)
-    raise ConfigError(f"unknown granularity {name!r}; {close_matches(name, ('per_tensor', 'per_channel', 'per_group'))}")
+    raise ConfigError(
+        f"unknown granularity {name!r}; {close_matches(name, ('per_tensor', 'per_channel', 'per_group'))}"
+    )
 
 
 @dataclass(frozen=True)

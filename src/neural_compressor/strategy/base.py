@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from neural_compressor.registry import Registry
 from neural_compressor.schemes import Plan
@@ -22,8 +22,8 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a proposal. ``loss`` is how much accuracy was lost, in the criterion's terms: lower is better,
-    and it holds the promise exactly when ``passed``. ``score`` is the objective: higher is better, 1.0 is the baseline."""
+    """What came of a proposal. ``loss`` is how much accuracy was lost, in the criterion's terms: lower is better, and
+    it holds the promise exactly when ``passed``. ``score`` is the objective: higher is better, 1.0 is the baseline."""
 
     loss: float
     passed: bool
@@ -33,8 +33,16 @@ class Outcome:
 class Strategy(ABC):
     """Ask/tell over :meth:`proposals`, a generator that yields proposals and is sent their outcomes.
 
-    A strategy is deterministic: the same space, seed and outcomes give the same proposals. That is how a killed run resumes.
+    A strategy is deterministic: the same space, seed and outcomes give the same proposals. That is how a killed run
+    resumes.
     """
+
+    #: The options (``strategy_kwargs``) the strategy takes.
+    known_options: ClassVar[tuple[str, ...]] = ()
+
+    #: Whether tuning that stops once a plan has passed may do so now, that is after :meth:`tell`. A strategy that
+    #: builds a plan up step by step sets it to False while more steps are to come.
+    may_stop: bool = True
 
     def __init__(self, space: TuningSpace, seed: int = 42, options: Mapping[str, Any] | None = None) -> None:
         self.space = space
@@ -42,6 +50,7 @@ class Strategy(ABC):
         self.options = dict(options or {})
         self._stream: Generator[Proposal, Outcome, None] | None = None
         self._pending: Proposal | None = None
+        self._asked = False
 
     @abstractmethod
     def proposals(self) -> Generator[Proposal, Outcome, None]:
@@ -52,12 +61,14 @@ class Strategy(ABC):
         if self._stream is None:
             self._stream = self.proposals()
             self._pending = next(self._stream, None)
+        self._asked = True
         return self._pending
 
     def tell(self, outcome: Outcome) -> None:
         """Report the outcome of the proposal that :meth:`ask` gave."""
-        if self._stream is None or self._pending is None:
+        if self._stream is None or self._pending is None or not self._asked:
             raise RuntimeError("tell() without a pending proposal: call ask() first")
+        self._asked = False
         try:
             self._pending = self._stream.send(outcome)
         except StopIteration:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from neural_compressor.schemes import OpKey, OpScheme, Plan
@@ -22,10 +23,12 @@ class OpSpace:
 
     @property
     def default(self) -> OpScheme:
+        """The best quantized scheme, or the float one where there is none."""
         return self.quantized[0] if self.quantized else self.floats[-1]
 
-    @property
+    @cached_property
     def options(self) -> tuple[OpScheme, ...]:
+        """Everything the op may run with."""
         return self.quantized + self.floats
 
     def in_precision(self, name: str) -> OpScheme | None:
@@ -35,7 +38,7 @@ class OpSpace:
 
 @dataclass(frozen=True)
 class TuningSpace:
-    """Everything a plan can vary."""
+    """Everything a plan can vary: schemes op by op, the number of calibration samples, recipes."""
 
     ops: Mapping[OpKey, OpSpace]
     calibration_sizes: tuple[int, ...] = (100,)
@@ -44,4 +47,5 @@ class TuningSpace:
 
     def default_plan(self) -> Plan:
         """Every op with its best admitted scheme."""
-        return Plan({key: op.default for key, op in self.ops.items()}, self.calibration_sizes[0])
+        recipes = {name: values[0] for name, values in self.recipes.items()}
+        return Plan({key: op.default for key, op in self.ops.items()}, self.calibration_sizes[0], recipes)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,20 +14,28 @@ from neural_compressor.schemes import Plan
 
 @dataclass(frozen=True)
 class Measurement:
-    """What was measured of one model. Latency, size and footprint are None where nobody asked or it could not be had."""
+    """What was measured of one model. A value is None where nobody asked for it or it could not be had;
+    accuracy is None where there is no evaluation."""
 
-    accuracy: float
+    accuracy: float | None
     latency_ms: float | None = None
     size_bytes: int | None = None
     footprint_bytes: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
         return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Measurement:
+        """Read what :meth:`to_dict` writes."""
+        return cls(**data)
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One plan that was tried. ``error`` is filled where quantization or evaluation failed."""
+    """One plan that was tried, numbered from 1. ``error`` is filled where quantization or evaluation failed;
+    the loss is then infinite. It is NaN where no evaluation was given."""
 
     number: int
     stage: str
@@ -39,10 +48,36 @@ class Trial:
     resumed: bool = False
     error: str = ""
 
+    @property
+    def failed(self) -> bool:
+        """Whether no model came of it."""
+        return bool(self.error)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON, without the plan; a loss that is not finite becomes None."""
+        return {
+            "number": self.number,
+            "stage": self.stage,
+            "digest": self.plan.digest,
+            "measurement": self.measurement.to_dict() if self.measurement else None,
+            "loss": self.loss if math.isfinite(self.loss) else None,
+            "passed": self.passed,
+            "score": self.score,
+            "seconds": self.seconds,
+            "resumed": self.resumed,
+            "error": self.error,
+        }
+
 
 @dataclass
 class TuningResult:
-    """The evidence: baseline, trials, best trial, and whether the promise is kept."""
+    """The evidence: baseline, trials, best trial, and whether the promise is kept.
+
+    ``metadata`` holds what else a report may show: ``study``, ``storage``, ``best_model`` (path of the saved model),
+    ``strategy``, ``objective``, ``tolerable_loss``, ``relative`` (whether losses are shares of the baseline),
+    ``higher_is_better``, ``promise`` (the accuracy at which the promise just holds), ``stopped`` (why the run ended)
+    and ``notes``.
+    """
 
     baseline: Measurement | None
     trials: Sequence[Trial]
@@ -55,3 +90,18 @@ class TuningResult:
     seconds: float = 0.0
     metadata: dict[str, Any] = field(default_factory=dict)
     report: Path | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {
+            "title": self.title,
+            "verdict": self.verdict,
+            "met": self.met,
+            "criterion": self.criterion,
+            "seconds": self.seconds,
+            "baseline": self.baseline.to_dict() if self.baseline else None,
+            "best": self.best.number if self.best else None,
+            "trials": [trial.to_dict() for trial in self.trials],
+            "ops": [op.to_dict() for op in self.ops],
+            "metadata": self.metadata,
+        }

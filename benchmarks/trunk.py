@@ -1,0 +1,197 @@
+"""Static int8 against float on a small CNN and an MLP, trained on real digits: size, latency, accuracy, calibration.
+
+Everything a table compares is measured in one run, on one thread, interleaved. Calibration memory is the peak of a process
+of its own. The peer is PyTorch's own FX static quantization, what a user would reach for instead.
+
+    python benchmarks/trunk.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from neural_compressor import quantization
+from neural_compressor.config import PostTrainingQuantConfig
+from neural_compressor.torch.adaptor import PyTorchAdaptor
+
+
+def cnn() -> nn.Sequential:
+    """Convolutions with batch normalisation on 32x32 images."""
+    layers: list[nn.Module] = []
+    for inputs, outputs, stride in ((1, 32, 1), (32, 64, 2), (64, 64, 1), (64, 128, 2), (128, 128, 1)):
+        layers += [
+            nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False),
+            nn.BatchNorm2d(outputs),
+            nn.ReLU(),
+        ]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10))
+
+
+def mlp() -> nn.Sequential:
+    """Three wide layers on the same images, flattened."""
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10)
+    )
+
+
+MODELS: dict[str, Callable[[], nn.Sequential]] = {"CNN": cnn, "MLP": mlp}
+
+
+def digits() -> tuple[torch.Tensor, ...]:
+    """Training and test images (enlarged to 32x32) with their labels."""
+    images, labels = load_digits(return_X_y=True)
+    x = torch.tensor(images, dtype=torch.float32).reshape(-1, 1, 8, 8) / 16
+    x = nn.functional.interpolate(x, size=32, mode="bilinear")
+    return tuple(train_test_split(x, torch.tensor(labels), test_size=0.4, random_state=0))
+
+
+def trained(name: str, x: torch.Tensor, y: torch.Tensor, epochs: int = 3) -> nn.Sequential:
+    """The model after a short training, always the same."""
+    torch.manual_seed(0)
+    model = MODELS[name]()
+    loader = DataLoader(TensorDataset(x, y), 32, shuffle=True, generator=torch.Generator().manual_seed(0))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for _ in range(epochs):
+        for images, labels in loader:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(images), labels).backward()
+            optimizer.step()
+    return model.eval()
+
+
+@torch.no_grad()
+def accuracy(model: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> float:
+    """Share of right answers."""
+    return float((model(x).argmax(1) == y).float().mean())
+
+
+@torch.no_grad()
+def latencies(models: dict[str, Callable[[torch.Tensor], torch.Tensor]], x: torch.Tensor, seconds: float) -> dict[str, float]:
+    """Median milliseconds of each model on ``x``, measured in turns so that noise hits all alike."""
+    times: dict[str, list[float]] = {name: [] for name in models}
+    for model in models.values():
+        for _ in range(3):
+            model(x)
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        for name, model in models.items():
+            start = time.perf_counter()
+            model(x)
+            times[name].append(time.perf_counter() - start)
+    return {name: 1e3 * statistics.median(values) for name, values in times.items()}
+
+
+def ours(model: nn.Module, x: torch.Tensor, samples: int, algorithm: str = "minmax") -> nn.Module:
+    """One default static quantization, calibrated on ``samples`` samples in batches of 10."""
+    rule = {".*": {"activation": {"algorithm": [algorithm]}}}
+    conf = PostTrainingQuantConfig(approach="static", calibration_sampling_size=[samples], op_type_dict=rule)
+    loader = DataLoader(TensorDataset(x[:samples], torch.zeros(len(x[:samples]))), batch_size=10)
+    with tempfile.TemporaryDirectory() as workspace:
+        fitted = quantization.fit(model, conf, calib_dataloader=loader, quiet=True, workspace=workspace)
+    return fitted.model  # type: ignore[no-any-return]
+
+
+def peer(model: nn.Module, x: torch.Tensor) -> nn.Module:
+    """PyTorch's own FX graph-mode static quantization with its x86 defaults."""
+    from torch.ao.quantization import get_default_qconfig_mapping
+    from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx
+
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        prepared = prepare_fx(model, get_default_qconfig_mapping("x86"), (x[:1],))
+        for start in range(0, 100, 10):
+            prepared(x[start : start + 10])
+        return convert_fx(prepared)  # type: ignore[no-any-return]
+
+
+def compare(console: Console, seconds: float) -> None:
+    """Size, latency and accuracy, side by side."""
+    x_train, x_test, y_train, y_test = digits()
+    table = Table(title="static int8 against float, one thread")
+    for column in ("model", "size ratio", "batch", "float ms", "int8 ms", "speed-up", "peer speed-up"):
+        table.add_column(column, justify="right")
+    for column in ("accuracy float", "int8", "peer", "kernels"):
+        table.add_column(column, justify="right")
+    for name in MODELS:
+        model = trained(name, x_train, y_train)
+        quantized, other = ours(model, x_train, 100), peer(model, x_train)
+        adaptor = PyTorchAdaptor()
+        ratio = adaptor.model_size(model) / adaptor.model_size(quantized)
+        kernels = {m.kernel for m in quantized.modules() if hasattr(m, "kernel")}
+        scores = [f"{accuracy(m, x_test, y_test):.4f}" for m in (model, quantized, other)]
+        for batch in (1, 32):
+            ms = latencies({"float": model, "int8": quantized, "peer": other}, x_test[:batch], seconds)
+            numbers = [f"{ms['float']:.3f}", f"{ms['int8']:.3f}"]
+            faster = [f"{ms['float'] / ms['int8']:.2f}x", f"{ms['float'] / ms['peer']:.2f}x"]
+            table.add_row(name, f"{ratio:.2f}x", str(batch), *numbers, *faster, *scores, ", ".join(sorted(kernels)))
+    console.print(table)
+
+
+def calibrate_once(name: str, samples: int, algorithm: str) -> None:
+    """In a process of its own: calibrate, print seconds and peak memory as JSON."""
+    import resource
+
+    torch.manual_seed(0)
+    model, x = MODELS[name]().eval(), torch.rand(10, 1, 32, 32).repeat(samples // 10, 1, 1, 1)
+    start = time.perf_counter()
+    ours(model, x, samples, algorithm)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 - x.nbytes / 2**20
+    print(json.dumps({"seconds": time.perf_counter() - start, "peak_mib": peak}))
+
+
+def calibration(console: Console) -> bool:
+    """Calibration seconds and peak memory at 100 and 1000 samples; True where memory stays flat."""
+    table = Table(title="calibration: peak memory of the process, the data itself left out")
+    for column in ("model", "algorithm", "100 samples", "1000 samples", "peak at 100", "peak at 1000", "growth"):
+        table.add_column(column, justify="right")
+    flat = True
+    for name in MODELS:
+        for algorithm in ("minmax", "kl"):
+            runs = []
+            for samples in (100, 1000):
+                command = [sys.executable, __file__, "--child", name, str(samples), algorithm]
+                out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+                runs.append(json.loads(out.strip().splitlines()[-1]))
+            growth = runs[1]["peak_mib"] / runs[0]["peak_mib"] - 1
+            flat &= growth <= 0.10
+            cells = [f"{r['seconds']:.2f} s" for r in runs] + [f"{r['peak_mib']:.0f} MiB" for r in runs]
+            table.add_row(name, algorithm, *cells, f"{growth:+.1%}")
+    console.print(table)
+    return flat
+
+
+def main() -> None:
+    """Print both tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=3.0, help="time spent on each latency figure")
+    parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    if options.child:
+        calibrate_once(options.child[0], int(options.child[1]), options.child[2])
+        return
+    console = Console(width=160)
+    compare(console, options.seconds)
+    flat = calibration(console)
+    console.print(f"calibration memory grows by at most 10% from 100 to 1000 samples: {'yes' if flat else 'NO'}")
+    sys.exit(0 if flat else 1)
+
+
+if __name__ == "__main__":
+    main()

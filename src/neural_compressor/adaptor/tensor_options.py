@@ -1,0 +1,111 @@
+"""The options a framework YAML gives for the tensors of one op type, checked and completed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NoReturn
+
+from neural_compressor.dtypes import DTYPES, FloatType, IntType
+from neural_compressor.errors import ConfigError
+from neural_compressor.observers import OBSERVERS
+from neural_compressor.registry import close_matches
+
+OpConfig = dict[str, Any]
+"""``{'weight': {field: [options]}, 'activation': {field: [options], 'quant_mode': mode}}``; weight if it has one."""
+
+
+SCHEMES = ("sym", "asym")
+GRANULARITIES = ("per_tensor", "per_channel", "per_group")
+_DEFAULTS = {"scheme": ["sym"], "granularity": ["per_tensor"], "algorithm": ["minmax"]}
+_FIELDS = ("dtype", "bits", "scheme", "granularity", "algorithm", "group_size", "axis", "reduce_range", "quant_mode")
+
+
+def read_op_config(data: Any, mode: str, where: str) -> OpConfig:
+    """The config of an op type in ``mode``, every field a list of known names.
+
+    >>> config = read_op_config({"weight": {"dtype": "int8", "granularity": "per_channel"}}, "weight_only", "here")
+    >>> config["weight"]["granularity"], config["activation"]
+    (['per_channel'], {'dtype': ['fp32'], 'quant_mode': 'weight_only'})
+    """
+    if not isinstance(data, Mapping):
+        _fail(where, f"is {data!r}; a mapping with 'weight' and/or 'activation' is expected")
+    for key in data:
+        if key not in ("weight", "activation", "mode"):
+            _fail(f"{where}.{key}", "is unknown; known: weight, activation, mode")
+    config: OpConfig = {}
+    if "weight" in data:
+        config["weight"] = _read_tensor(data["weight"], mode, f"{where}.weight")
+    config["activation"] = _read_tensor(data.get("activation", {"dtype": ["fp32"]}), mode, f"{where}.activation")
+    config["activation"]["quant_mode"] = mode
+    if "mode" in data:
+        config["mode"] = _options(data["mode"], f"{where}.mode", str)
+    return config
+
+
+def _read_tensor(data: Any, mode: str, where: str) -> dict[str, Any]:
+    if not isinstance(data, Mapping) or "dtype" not in data:
+        _fail(where, f"is {data!r}; a mapping with at least 'dtype' is expected")
+    for key in data:
+        if key not in _FIELDS:
+            _fail(f"{where}.{key}", f"is unknown; {close_matches(str(key), _FIELDS)}")
+    if data.get("quant_mode", mode) not in (mode, [mode]):
+        _fail(f"{where}.quant_mode", f"is {data['quant_mode']!r} inside the mode {mode!r}; leave it out")
+    dtypes = _read_dtypes(data, where)
+    if all(_is_plain_float(name) for name in dtypes):
+        return {"dtype": dtypes}
+    tensor: dict[str, Any] = {"dtype": dtypes}
+    for field, known in (("scheme", SCHEMES), ("granularity", GRANULARITIES), ("algorithm", OBSERVERS.names())):
+        tensor[field] = _options(data.get(field, _DEFAULTS[field]), f"{where}.{field}", str, known)
+    not_affine = [name for name in dtypes if not isinstance(DTYPES[name], IntType) and not _is_plain_float(name)]
+    if "asym" in tensor["scheme"] and not_affine:
+        _fail(
+            f"{where}.scheme",
+            f"admits 'asym', but {', '.join(not_affine)} has no zero point; only integers do: use 'sym'",
+        )
+    if "group_size" in data:
+        tensor["group_size"] = _options(data["group_size"], f"{where}.group_size", int)
+        if any(size < 1 and size != -1 for size in tensor["group_size"]):
+            _fail(f"{where}.group_size", f"is {tensor['group_size']}; sizes are positive, or -1 for a whole channel")
+    if "per_group" in tensor["granularity"] and "group_size" not in tensor:
+        _fail(f"{where}.group_size", "is missing; the granularity per_group needs it, such as [32, 128]")
+    if "axis" in data:
+        tensor["axis"] = _options(data["axis"], f"{where}.axis", int)
+    if "reduce_range" in data:
+        tensor["reduce_range"] = _options(data["reduce_range"], f"{where}.reduce_range", bool)
+    return tensor
+
+
+def _read_dtypes(data: Mapping[str, Any], where: str) -> list[str]:
+    """Canonical dtype names; ``dtype: int`` with ``bits: [4, 8]`` is ``[int4, int8]``."""
+    names = _options(data["dtype"], f"{where}.dtype", str)
+    if "bits" in data:
+        bits = _options(data["bits"], f"{where}.bits", int)
+        if any(name not in ("int", "uint") for name in names):
+            _fail(f"{where}.bits", f"goes with the dtype 'int' or 'uint', not with {names}")
+        names = [f"{name}{width}" for name in names for width in bits]
+    for name in names:
+        if name not in DTYPES:
+            _fail(f"{where}.dtype", f"admits the unknown data type {name!r}; {close_matches(name, DTYPES.names())}")
+    return [DTYPES[name].name for name in names]
+
+
+def _is_plain_float(name: str) -> bool:
+    kind = DTYPES[name]
+    return isinstance(kind, FloatType) and kind.bits >= 16
+
+
+def _options(data: Any, where: str, kind: type[Any], known: Iterable[str] | None = None) -> list[Any]:
+    """One value or a list of them, as a list without repetition."""
+    values: list[Any] = data if isinstance(data, list) else [data]
+    if not values:
+        _fail(where, "is empty; give at least one option")
+    for value in values:
+        if type(value) is not kind:
+            _fail(where, f"holds {value!r}; each option has to be of type {kind.__name__}")
+        if known is not None and value not in known:
+            _fail(where, f"admits the unknown {where.rsplit('.', 1)[-1]} {value!r}; {close_matches(value, known)}")
+    return list(dict.fromkeys(values))
+
+
+def _fail(where: str, message: str) -> NoReturn:
+    raise ConfigError(f"framework YAML {where} {message}")

@@ -1,0 +1,100 @@
+"""What every configuration class shares: clear errors, and the way to and from dicts and JSON files."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from neural_compressor.errors import ConfigError
+from neural_compressor.registry import close_matches
+
+C = TypeVar("C", bound="ConfigModel")
+
+
+class ConfigModel(BaseModel):
+    """Validated settings: an unknown field or value is a :class:`ConfigError`, on assignment too."""
+
+    model_config = ConfigDict(
+        extra="forbid", validate_assignment=True, arbitrary_types_allowed=True, protected_namespaces=()
+    )
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise ConfigError(_explain(type(self), error)) from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        try:
+            super().__setattr__(name, value)
+        except ValidationError as error:
+            raise ConfigError(_explain(type(self), error)) from None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings as nested dicts and lists; values without a plain form (example inputs) stay as they are."""
+        return {name: _plain(getattr(self, name)) for name in type(self).model_fields}
+
+    @classmethod
+    def from_dict(cls: type[C], data: Mapping[str, Any]) -> C:
+        """Read what :meth:`to_dict` writes; fields that are absent take their defaults."""
+        if not isinstance(data, Mapping):
+            raise ConfigError(f"{cls.__name__}.from_dict expects a mapping, got {type(data).__name__}")
+        return cls(**data)
+
+    def to_json_file(self, path: str | os.PathLike[str]) -> None:
+        """Write the settings to a JSON file."""
+        data = self.to_dict()
+        for name, value in data.items():
+            try:
+                json.dumps(value)
+            except (TypeError, ValueError) as error:
+                raise ConfigError(
+                    f"{type(self).__name__}.{name} cannot be written to JSON ({error}); "
+                    "leave it out of the file and set it in the program"
+                ) from None
+        Path(path).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+
+    @classmethod
+    def from_json_file(cls: type[C], path: str | os.PathLike[str]) -> C:
+        """Read what :meth:`to_json_file` writes."""
+        try:
+            data = json.loads(Path(path).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigError(f"cannot read the configuration file {os.fspath(path)!r}: {error}") from error
+        except ValueError as error:
+            raise ConfigError(f"{os.fspath(path)!r} is not a JSON file: {error}") from error
+        return cls.from_dict(data)
+
+
+def _explain(model: type[BaseModel], error: ValidationError) -> str:
+    """One line for each thing that is wrong."""
+    return "\n".join(_sentence(model, dict(item)) for item in error.errors())
+
+
+def _sentence(model: type[BaseModel], item: dict[str, Any]) -> str:
+    field = ".".join(str(part) for part in item["loc"])
+    if item["type"] == "extra_forbidden":
+        return f"{model.__name__} has no field {field!r}; {close_matches(field, model.model_fields)}"
+    cause = item.get("ctx", {}).get("error")
+    problem = str(cause) if cause is not None else f"got {item['input']!r}; {item['msg']}"
+    return f"{model.__name__}.{field}: {problem}"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, ConfigModel):
+        return value.to_dict()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value

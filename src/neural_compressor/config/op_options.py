@@ -1,0 +1,85 @@
+"""From the configs of a capability, whose fields may be lists, to single op schemes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import product
+from typing import Any
+
+from neural_compressor.config.words import as_list
+from neural_compressor.dtypes import IntType
+from neural_compressor.schemes import OpScheme, TensorScheme
+
+TensorFields = dict[str, Any]
+
+
+def op_options(configs: Sequence[Mapping[str, Any]]) -> tuple[OpScheme, ...]:
+    """Every scheme that ``configs`` admit, quantized and float, first-listed values first and without repetition.
+
+    What is cheap to vary varies first: the algorithm of the activation, its scheme, then the weight's granularity.
+
+    >>> weight = {"dtype": "int8", "granularity": ["per_channel", "per_tensor"]}
+    >>> found = op_options([{"weight": weight, "activation": {"dtype": "uint8", "algorithm": ["minmax", "kl"]}}])
+    >>> [(o.weight.granularity.name, o.activation.algorithm) for o in found][:3]
+    [('per_channel', 'minmax'), ('per_channel', 'kl'), ('per_tensor', 'minmax')]
+    """
+    return tuple(dict.fromkeys(option for config in configs for option in _expand(config)))
+
+
+def _expand(config: Mapping[str, Any]) -> Iterator[OpScheme]:
+    weight = dict(config["weight"]) if config.get("weight") else None
+    activation = dict(config.get("activation") or {"dtype": "fp32"})
+    for mode in as_list(activation.pop("quant_mode", None)):
+        for weight_fields, activation_fields in _pairs(weight, activation):
+            moded = activation_fields if mode is None else {**activation_fields, "quant_mode": mode}
+            scheme = OpScheme.from_dict({"activation": moded, "weight": weight_fields})
+            if _has_zero_point_only_on_integers(scheme.weight, scheme.activation):
+                yield scheme
+
+
+def _pairs(weight: TensorFields | None, activation: TensorFields) -> Iterator[tuple[TensorFields, TensorFields]]:
+    """All combinations of weight and activation fields, the slowest axis first."""
+    w, a = _axes(weight or {}), _axes(activation)
+    order = [(w, "dtype"), (a, "dtype"), (w, "rest"), (w, "algorithm"), (w, "scheme")]
+    order += [(a, "granularity"), (a, "rest"), (w, "granularity"), (a, "scheme"), (a, "algorithm")]
+    for choices in product(*(axes[name] for axes, name in order)):
+        chosen = [(axes, choice) for (axes, _), choice in zip(order, choices, strict=True)]
+        yield _merged(c for axes, c in chosen if axes is w), _merged(c for axes, c in chosen if axes is a)
+
+
+def _merged(parts: Iterable[TensorFields]) -> TensorFields:
+    return {name: value for part in parts for name, value in part.items()}
+
+
+def _axes(tensor: TensorFields) -> dict[str, list[TensorFields]]:
+    """The choices of each field, as dicts to be merged; ``rest`` holds the combinations of all other fields."""
+    fields = dict(tensor)
+    axes = {
+        "dtype": _dtypes(fields),
+        "granularity": _granularities(fields),
+        "scheme": _choices("scheme", fields),
+        "algorithm": _choices("algorithm", fields),
+    }
+    others = [[{name: value} for value in as_list(values)] for name, values in fields.items()]
+    axes["rest"] = [_merged(parts) for parts in product(*others)]
+    return axes
+
+
+def _choices(name: str, fields: TensorFields) -> list[TensorFields]:
+    return [{name: value} for value in as_list(fields.pop(name))] if name in fields else [{}]
+
+
+def _dtypes(fields: TensorFields) -> list[TensorFields]:
+    names, widths = _choices("dtype", fields), _choices("bits", fields)
+    sized = [{**n, **w} for n in names for w in (widths if n.get("dtype") in ("int", "uint") else [{}])]
+    return sized or [{}]
+
+
+def _granularities(fields: TensorFields) -> list[TensorFields]:
+    """Group sizes belong to per_group; where only sizes are given they imply it."""
+    names, sizes = _choices("granularity", fields), _choices("group_size", fields)
+    return [{**n, **s} for n in names for s in (sizes if n.get("granularity") in (None, "per_group") else [{}])]
+
+
+def _has_zero_point_only_on_integers(*tensors: TensorScheme | None) -> bool:
+    return all(t is None or t.is_float or t.symmetric or isinstance(t.dtype, IntType) for t in tensors)

@@ -1,0 +1,153 @@
+"""Rules of a user about ops: ``op_type_dict`` and ``op_name_dict``, read and checked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from neural_compressor.config.words import as_list
+from neural_compressor.dtypes import dtype
+from neural_compressor.errors import ConfigError
+from neural_compressor.registry import close_matches
+from neural_compressor.schemes.scheme import MODES
+
+TENSORS = ("weight", "activation")
+DTYPE_FIELDS = ("dtype", "bits")
+"""The fields that say in which precision an op computes."""
+
+_FIELDS = ("dtype", "bits", "scheme", "granularity", "group_size", "algorithm", "quant_mode")
+_SCHEMES = ("sym", "asym")
+_GRANULARITIES = ("per_tensor", "per_channel", "per_group")
+
+Values = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class OpRule:
+    """What one entry of a rule dict demands of the ops it matches.
+
+    ``demands`` lists ``(tensor, field, admitted values)``. The key is a regular expression matched whole:
+
+    >>> rule = read_rules("op_name_dict", {"fc1": {"weight": {"dtype": "int4"}}})[0]
+    >>> rule.matches("fc1"), rule.matches("fc10")
+    (True, False)
+    >>> rule.demands
+    (('weight', 'dtype', ('int4',)),)
+    """
+
+    source: str
+    key: str
+    demands: tuple[tuple[str, str, Values], ...]
+
+    def matches(self, text: str) -> bool:
+        """Whether the key matches the whole of ``text``."""
+        return re.fullmatch(self.key, text) is not None
+
+    @property
+    def names_dtype(self) -> bool:
+        """Whether the rule says in which precision the op computes."""
+        return any(field in DTYPE_FIELDS for _, field, _ in self.demands)
+
+    def __str__(self) -> str:
+        return f"{self.source} rule {self.key!r}"
+
+
+def read_rules(source: str, rules: Mapping[str, Any] | None) -> tuple[OpRule, ...]:
+    """The rules of the dict called ``source``, in its order; a malformed one is an error that names it."""
+    if rules is None:
+        return ()
+    if not isinstance(rules, Mapping):
+        raise ConfigError(f"{source} is {rules!r}, expected a dict of rules by op")
+    return tuple(_read_rule(source, key, rule) for key, rule in rules.items())
+
+
+def rule_dict(source: str) -> Any:
+    """A validator for the field called ``source``."""
+
+    def check(value: Any) -> dict[str, Any]:
+        read_rules(source, value)
+        return {key: {t: _as_lists(fields) for t, fields in rule.items()} for key, rule in (value or {}).items()}
+
+    return check
+
+
+def _as_lists(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """A plain copy that is equal to itself after a trip through JSON."""
+    return {field: list(value) if isinstance(value, tuple) else value for field, value in fields.items()}
+
+
+def _read_rule(source: str, key: Any, rule: Any) -> OpRule:
+    where = f"{source}[{key!r}]"
+    if not isinstance(key, str):
+        raise ConfigError(f"{where}: the key is a {type(key).__name__}, expected a string")
+    try:
+        re.compile(key)
+    except re.error as error:
+        raise ConfigError(
+            f"{where}: the key is not a valid regular expression ({error}); escape special characters with a backslash"
+        ) from None
+    if not isinstance(rule, Mapping) or not rule:
+        raise ConfigError(f"{where} is {rule!r}, expected {{'weight': {{...}}, 'activation': {{...}}}}")
+    demands: list[tuple[str, str, Values]] = []
+    for tensor, fields in rule.items():
+        if tensor not in TENSORS:
+            raise ConfigError(f"{where} has a part {tensor!r}; {close_matches(str(tensor), TENSORS)}")
+        if not isinstance(fields, Mapping) or not fields:
+            raise ConfigError(f"{where}[{tensor!r}] is {fields!r}, expected a dict such as {{'dtype': ['int8']}}")
+        demands += _read_fields(f"{where}[{tensor!r}]", tensor, fields)
+    return OpRule(source, key, tuple(demands))
+
+
+def _read_fields(where: str, tensor: str, fields: Mapping[str, Any]) -> list[tuple[str, str, Values]]:
+    for field in fields:
+        if field not in _FIELDS or (field == "quant_mode" and tensor == "weight"):
+            raise ConfigError(f"{where} has an unknown field {field!r}; {close_matches(str(field), _FIELDS)}")
+    read = {field: _read_values(f"{where}[{field!r}]", field, as_list(given)) for field, given in fields.items()}
+    if "dtype" in read:
+        read["dtype"] = _dtypes(where, read["dtype"], read.pop("bits", None))
+    if "group_size" in read and read.get("granularity") == ("per_group",):
+        del read["granularity"]  # the sizes say it, and -1 among them is one scale per channel
+    return [(tensor, field, values) for field, values in read.items()]
+
+
+def _read_values(where: str, field: str, values: list[Any]) -> Values:
+    if not values:
+        raise ConfigError(f"{where} is an empty list; leave the field out to admit everything")
+    known: tuple[str, ...] | None = {"scheme": _SCHEMES, "granularity": _GRANULARITIES, "quant_mode": MODES[:3]}.get(
+        field
+    )
+    for value in values:
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        if field == "bits" and not (whole and 1 <= value <= 16):
+            raise ConfigError(f"{where}: got {value!r}, expected 1 to 16 bits")
+        if field == "group_size" and not (whole and (value == -1 or value > 0)):
+            raise ConfigError(
+                f"{where}: got {value!r}, expected a positive group size, or -1 for one scale per channel"
+            )
+        if field not in ("bits", "group_size") and not isinstance(value, str):
+            raise ConfigError(f"{where}: got {value!r}, expected a name")
+        if known and value not in known:
+            raise ConfigError(f"{where}: got {value!r}; {close_matches(str(value), known)}")
+    return tuple(value.lower() if field == "algorithm" else value for value in values)
+
+
+def _dtypes(where: str, names: Values, bits: Values | None) -> Values:
+    """Data type names in their registered spelling; ``int`` and ``uint`` take their width from ``bits``."""
+    found: list[str] = []
+    for name in names:
+        generic = name in ("int", "uint")
+        if generic and bits is None:
+            raise ConfigError(f"{where}: dtype {name!r} needs 'bits', or name the width as in '{name}8'")
+        for spelled in [f"{name}{width}" for width in bits or ()] if generic else [name]:
+            try:
+                kind = dtype(spelled)
+            except ConfigError as error:
+                raise ConfigError(f"{where}: {error}") from None
+            if bits is not None and kind.bits not in bits:
+                raise ConfigError(
+                    f"{where}: dtype {spelled!r} has {kind.bits} bits, and 'bits' says {', '.join(map(str, bits))}"
+                )
+            found.append(kind.name)
+    return tuple(dict.fromkeys(found))

@@ -1,0 +1,79 @@
+"""What a user asks of post-training quantization."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+
+from neural_compressor.config.accuracy_criterion import AccuracyCriterion
+from neural_compressor.config.base import ConfigModel
+from neural_compressor.config.fields import (
+    Backend,
+    Device,
+    ExcludedPrecisions,
+    Flag,
+    Names,
+    OpNameRules,
+    OpTypeRules,
+    QuantLevel,
+    ReduceRange,
+)
+from neural_compressor.config.recipes import known_recipes
+from neural_compressor.config.tuning_criterion import TuningCriterion
+from neural_compressor.config.words import APPROACHES, DOMAINS, QUANT_FORMATS, as_list, at_least, word
+from neural_compressor.errors import ConfigError
+
+
+def _sampling_sizes(value: Any) -> list[int]:
+    sizes = as_list(value)
+    if not sizes:
+        raise ConfigError("got an empty list, expected at least one number of samples, such as 100")
+    return list(dict.fromkeys(at_least(1)(size) for size in sizes))
+
+
+def _yaml_file(value: Any) -> Path | None:
+    if value is None:
+        return None
+    if not isinstance(value, str | os.PathLike):
+        raise ConfigError(f"got {value!r}, expected the path of a framework YAML")
+    if not Path(value).is_file():
+        raise ConfigError(f"there is no file {os.fspath(value)!r}; expected the path of a framework YAML")
+    return Path(value)
+
+
+class PostTrainingQuantConfig(ConfigModel):
+    """How to quantize a trained model: approach, rules about ops, the promise to keep and how to search.
+
+    >>> PostTrainingQuantConfig(approach="dynamic", op_name_dict={"head": {"weight": {"dtype": "fp32"}}}).approach
+    'dynamic'
+    >>> PostTrainingQuantConfig(approach="statc")
+    Traceback (most recent call last):
+    neural_compressor.errors.ConfigError: PostTrainingQuantConfig.approach: got 'statc'; did you mean 'static'? ...
+
+    ``framework_yaml`` is a capability YAML of the user's own, laid over the built-in one.
+    ``seed`` makes the search repeatable.
+    """
+
+    device: Device = "cpu"
+    backend: Backend = "default"
+    domain: Annotated[str, BeforeValidator(word(DOMAINS))] = "auto"
+    recipes: Annotated[dict[str, Any], BeforeValidator(known_recipes)] = Field(default_factory=dict)
+    quant_format: Annotated[str, BeforeValidator(word(QUANT_FORMATS))] = "default"
+    inputs: Names = Field(default_factory=list)
+    outputs: Names = Field(default_factory=list)
+    approach: Annotated[str, BeforeValidator(word(APPROACHES))] = "static"
+    calibration_sampling_size: Annotated[list[int], BeforeValidator(_sampling_sizes)] = Field(default=[100])
+    op_type_dict: OpTypeRules = Field(default_factory=dict)
+    op_name_dict: OpNameRules = Field(default_factory=dict)
+    reduce_range: ReduceRange = False
+    example_inputs: Any = None
+    excluded_precisions: ExcludedPrecisions = ()
+    quant_level: QuantLevel = "auto"
+    accuracy_criterion: AccuracyCriterion = Field(default_factory=AccuracyCriterion)
+    tuning_criterion: TuningCriterion = Field(default_factory=TuningCriterion)
+    diagnosis: Flag = False
+    framework_yaml: Annotated[Path | None, BeforeValidator(_yaml_file)] = None
+    seed: Annotated[int, BeforeValidator(at_least(0))] = 42

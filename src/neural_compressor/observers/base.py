@@ -1,0 +1,88 @@
+"""The contract of a range estimator, and the registry of those there are."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from array_api_compat import is_torch_array
+from typing_extensions import Self
+
+from neural_compressor.errors import CalibrationError
+from neural_compressor.registry import Registry
+from neural_compressor.schemes import PER_TENSOR, PerChannel, TensorScheme, value_range
+from neural_compressor.schemes.arrays import Array
+
+Floats = npt.NDArray[np.floating[Any]]
+
+
+class Observer(ABC):
+    """Estimates the range of the tensors it is shown, without keeping them.
+
+    Whatever it keeps does not grow with the number of tensors, and ``merge`` of observers that saw the parts of a data
+    set gives what one observer of the whole would have kept: workers may share the work.
+
+    With ``axis`` it keeps one range for each slice along that axis, else one range in all.
+    ``neural_compressor.testing.ObserverContract`` checks an implementation.
+    """
+
+    def __init__(self, axis: int | None = None) -> None:
+        self.axis = axis
+
+    @abstractmethod
+    def update(self, x: Array) -> None:
+        """Take the values of a NumPy or torch array into account."""
+
+    @abstractmethod
+    def merge(self, other: Self) -> Self:
+        """A new observer that has seen what this one saw and then what ``other`` saw."""
+
+    @abstractmethod
+    def range(self, scheme: TensorScheme) -> tuple[Floats, Floats]:
+        """The range to quantize over with ``scheme``: float32 of shape ``()``, or one value a channel."""
+
+    def batch_range(self, x: Array) -> tuple[Floats, Floats]:
+        """Smallest and largest value of each channel of ``x`` (one channel in all without an axis), checked."""
+        granularity = PER_TENSOR if self.axis is None else PerChannel(self.axis)
+        low, high = (to_numpy(side).reshape(-1) for side in value_range(x, granularity))
+        if not (np.isfinite(low).all() and np.isfinite(high).all()):
+            raise CalibrationError(
+                "NaN or Inf reached calibration; look for an overflow in the model or bad values in the data"
+            )
+        return low, high
+
+    def check_mergeable(self, other: Observer) -> None:
+        """Refuse to merge observers of different kinds."""
+        if type(other) is not type(self) or other.axis != self.axis:
+            raise CalibrationError(
+                f"a {type(self).__name__} over axis {self.axis} cannot be merged with a {type(other).__name__} over "
+                f"axis {other.axis}"
+            )
+
+    def shaped(self, side: Floats) -> Floats:
+        """A range side of shape ``(channels,)`` as :meth:`range` returns it."""
+        side = side.astype(np.float32)
+        return side[0] if self.axis is None else side
+
+
+OBSERVERS: Registry[type[Observer]] = Registry("calibration algorithm", entry_point_group="neural_compressor.observers")
+
+
+def to_numpy(x: Array) -> npt.NDArray[Any]:
+    """A small array of any library as NumPy."""
+    return x.detach().cpu().numpy() if is_torch_array(x) else np.asarray(x)
+
+
+def no_data() -> CalibrationError:
+    """What :meth:`Observer.range` raises before the first value."""
+    return CalibrationError("no data reached this observer; calibrate with at least one batch that runs through the op")
+
+
+def same_channels(mine: int, theirs: int) -> None:
+    """Refuse data with another number of channels than before."""
+    if mine != theirs:
+        raise CalibrationError(
+            f"an observer of {mine} channels was shown {theirs}; the channel axis must keep its size"
+        )

@@ -1,0 +1,123 @@
+"""A histogram that widens without losing or moving a count."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from array_api_compat import array_namespace
+
+from neural_compressor.observers.base import Floats, same_channels, to_numpy
+from neural_compressor.schemes.arrays import Array, as_float32, like
+
+Ints = npt.NDArray[np.int64]
+# Float32 has 24 bits: finer bins than this part of the largest value hold nothing more.
+_FLOAT_BITS = 23
+_FINEST = -126
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Counts of values by channel, in bins whose width is a power of two.
+
+    Bin ``i`` of width ``w`` holds the values with ``trunc(x / w) == i``, so the bins of width ``2w`` are pairs of bins
+    of width ``w``. The width is the smallest for which the range fits into the bins there are, and the first bin is that of
+    the smallest value. Both depend on the range alone: the same values give the same histogram, in whatever order and
+    parts they came.
+
+    Shapes: ``counts`` (channels, bins), the others (channels,).
+    """
+
+    counts: Ints
+    low: Floats
+    high: Floats
+    exponent: Ints  # width = 2 ** exponent
+    first: Ints  # number of the bin that counts[:, 0] belongs to
+
+    @classmethod
+    def of(cls, x: Array, low: Floats, high: Floats, bins: int, axis: int | None) -> Histogram:
+        """The histogram of ``x``, whose range by channel is ``[low, high]``."""
+        exponent, first = _layout(low, high, bins)
+        return cls(_count(x, exponent, first, bins, axis), low, high, exponent, first)
+
+    def including(self, x: Array, low: Floats, high: Floats, axis: int | None) -> Histogram:
+        """The histogram of what this one holds and of ``x``, whose range by channel is ``[low, high]``."""
+        same_channels(self.low.size, low.size)
+        wider = self.widened(low, high)
+        counts = wider.counts + _count(x, wider.exponent, wider.first, self.counts.shape[1], axis)
+        return Histogram(counts, wider.low, wider.high, wider.exponent, wider.first)
+
+    def __add__(self, other: Histogram) -> Histogram:
+        same_channels(self.low.size, other.low.size)
+        mine, theirs = self.widened(other.low, other.high), other.widened(self.low, self.high)
+        return Histogram(mine.counts + theirs.counts, mine.low, mine.high, mine.exponent, mine.first)
+
+    def widened(self, low: Floats, high: Floats) -> Histogram:
+        """The same counts in the layout for a range that also holds ``[low, high]``."""
+        low, high = np.minimum(self.low, low), np.maximum(self.high, high)
+        bins = self.counts.shape[1]
+        exponent, first = _layout(low, high, bins)
+        if np.array_equal(exponent, self.exponent) and np.array_equal(first, self.first):
+            return Histogram(self.counts, low, high, exponent, first)
+        number = self.first[:, None] + np.arange(bins)
+        target = (
+            np.sign(number) * (np.abs(number) >> np.minimum(exponent - self.exponent, 62)[:, None]) - first[:, None]
+        )
+        channel, bin_ = np.nonzero(self.counts)
+        counts = np.zeros_like(self.counts)
+        np.add.at(counts, (channel, target[channel, bin_]), self.counts[channel, bin_])
+        return Histogram(counts, low, high, exponent, first)
+
+    @property
+    def width(self) -> Floats:
+        """The width of a bin, by channel."""
+        return np.ldexp(1.0, self.exponent)
+
+    @property
+    def edges(self) -> Floats:
+        """Where each bin begins and the last one ends, cut to the range seen: (channels, bins + 1)."""
+        number = self.first[:, None] + np.arange(self.counts.shape[1] + 1)
+        begins = np.where(number > 0, number, number - 1) * self.width[:, None]
+        return np.clip(begins, self.low[:, None], self.high[:, None])
+
+    @property
+    def centres(self) -> Floats:
+        """The value that stands for each bin: its middle, and zero for the bin that zero is in: (channels, bins)."""
+        edges = self.edges
+        number = self.first[:, None] + np.arange(self.counts.shape[1])
+        zero = np.clip(0.0, self.low, self.high)[:, None]
+        return np.where(number == 0, zero, (edges[:, :-1] + edges[:, 1:]) / 2)
+
+
+def _layout(low: Floats, high: Floats, bins: int) -> tuple[Ints, Ints]:
+    """Exponent of the width and number of the first bin for the range ``[low, high]`` of each channel."""
+    low, high = low.astype(np.float64), high.astype(np.float64)
+    peak = np.maximum(np.abs(low), np.abs(high))
+    exponent = np.maximum(np.frexp(peak)[1].astype(np.int64) - 1 - _FLOAT_BITS, _FINEST)
+    for _ in range(_FLOAT_BITS + 2):
+        span = np.trunc(np.ldexp(high, -exponent)) - np.trunc(np.ldexp(low, -exponent))
+        exponent = np.where(span >= bins, exponent + 1, exponent)
+    return exponent, np.trunc(np.ldexp(low, -exponent)).astype(np.int64)
+
+
+def _count(x: Array, exponent: Ints, first: Ints, bins: int, axis: int | None) -> Ints:
+    x = as_float32(x)
+    xp = array_namespace(x)
+    channels = exponent.size
+    if axis is None:
+        rows = xp.reshape(x, (1, -1))
+    else:
+        rows = xp.reshape(xp.moveaxis(x, axis, 0), (channels, -1))
+
+    def column(values: npt.NDArray[Any]) -> Array:
+        return like(values[:, None], x)
+
+    # Conversion to an integer truncates, which is what numbers the bins.
+    number = xp.astype(rows * column(np.ldexp(1.0, -exponent)), xp.int32)
+    offset = xp.astype(column(np.zeros(channels)), xp.int32) + xp.asarray(
+        (np.arange(channels) * bins - first)[:, None].astype(np.int32), device=x.device
+    )
+    counts = xp.bincount(xp.reshape(number + offset, (-1,)), minlength=channels * bins)
+    return to_numpy(counts).astype(np.int64).reshape(channels, bins)

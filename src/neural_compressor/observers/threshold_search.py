@@ -1,0 +1,70 @@
+"""Search of the clipping threshold that loses least, for losses that have no closed form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from neural_compressor.observers.base import Floats
+from neural_compressor.observers.histogram import Histogram
+from neural_compressor.schemes import PER_CHANNEL, TensorScheme, choose_qparams, fake_quantize
+
+Loss = Callable[[Floats, Floats], Floats]
+"""Loss by channel of clipping to ``[low, high]``."""
+
+_COARSE, _FINE = 64, 24
+
+
+def quantized_centres(histogram: Histogram, low: Floats, high: Floats, scheme: TensorScheme) -> Floats:
+    """What each bin becomes when its channel is quantized over ``[low, high]``: (channels, bins)."""
+    by_channel = replace(scheme, granularity=PER_CHANNEL)
+    qparams = choose_qparams(low.astype(np.float32), high.astype(np.float32), by_channel)
+    values: Floats = fake_quantize(histogram.centres.astype(np.float32), by_channel, qparams)
+    return values
+
+
+def best_symmetric(histogram: Histogram, loss: Loss) -> tuple[Floats, Floats]:
+    """The best range of the form ``[-t, t]`` cut to what was seen."""
+    peak = np.maximum(np.abs(histogram.low), np.abs(histogram.high))
+
+    def ends(threshold: Floats) -> tuple[Floats, Floats]:
+        return _cut(histogram, -threshold), _cut(histogram, threshold)
+
+    return ends(_best(lambda t: loss(*ends(t)), peak, histogram.width))
+
+
+def best_ends(histogram: Histogram, loss: Loss, low: Floats, high: Floats) -> tuple[Floats, Floats]:
+    """``[low, high]`` with each end moved to where the loss is least, the other held."""
+    low = _cut(
+        histogram, -_best(lambda t: loss(_cut(histogram, -t), high), np.maximum(-histogram.low, 0), histogram.width)
+    )
+    high = _cut(
+        histogram, _best(lambda t: loss(low, _cut(histogram, t)), np.maximum(histogram.high, 0), histogram.width)
+    )
+    return low, high
+
+
+def _cut(histogram: Histogram, end: Floats) -> Floats:
+    return np.clip(end, histogram.low, histogram.high)
+
+
+def _best(loss: Callable[[Floats], Floats], widest: Floats, narrowest: Floats) -> Floats:
+    """Coarse steps by a constant factor (an outlier may be orders of magnitude away), then fine ones around the best."""
+    best, least = widest, loss(widest)
+    narrowest = np.minimum(narrowest, widest)
+    ratio = np.where(widest > 0, narrowest / np.where(widest > 0, widest, 1.0), 1.0)
+    factor = ratio ** (1 / (_COARSE - 1))
+    for step in range(1, _COARSE):
+        best, least = _better(loss, widest * factor**step, best, least)
+    above, below = np.minimum(best / factor, widest), best * factor
+    for step in range(_FINE):
+        best, least = _better(loss, above + (below - above) * (step + 0.5) / _FINE, best, least)
+    return best
+
+
+def _better(loss: Callable[[Floats], Floats], trial: Floats, best: Floats, least: Floats) -> tuple[Floats, Floats]:
+    value = loss(trial)
+    won = value < least
+    return np.where(won, trial, best), np.where(won, value, least)

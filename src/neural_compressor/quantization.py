@@ -1,0 +1,128 @@
+"""Post-training quantization under an accuracy promise: ``fit`` a model, ``load`` what it saved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from neural_compressor.adaptor.contract import Adaptor, adaptor_for
+from neural_compressor.config import PostTrainingQuantConfig
+from neural_compressor.errors import CalibrationError, ConfigError
+from neural_compressor.report.html import write_report
+from neural_compressor.report.terminal import TuningProgress, print_result
+from neural_compressor.strategy.build import build_space
+from neural_compressor.strategy.choice import strategy_for
+from neural_compressor.tuning.evaluator import Evaluator
+from neural_compressor.tuning.loop import tune
+from neural_compressor.tuning.result import TuningResult
+
+
+class QuantizedModel:
+    """A quantized model with the evidence of how it was found. Calls and attributes go to the framework's model, ``.model``."""
+
+    def __init__(self, model: Any, adaptor: Adaptor, result: TuningResult) -> None:
+        self.model = model
+        self.adaptor = adaptor
+        self.result = result
+
+    @property
+    def verdict(self) -> str:
+        """Whether the promise is kept, in a sentence."""
+        return self.result.verdict
+
+    def save(self, path: str | Path) -> None:
+        """Write the model into the folder ``path``; :func:`load` reads it."""
+        self.adaptor.save(self.model, path)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.model(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "model":
+            raise AttributeError(name)
+        return getattr(self.model, name)
+
+    def __repr__(self) -> str:
+        return f"QuantizedModel({self.verdict})\n{self.model!r}"
+
+
+def fit(
+    model: Any,
+    conf: PostTrainingQuantConfig,
+    calib_dataloader: Iterable[Any] | None = None,
+    calib_func: Callable[[Any], Any] | None = None,
+    eval_func: Callable[[Any], Any] | None = None,
+    eval_dataloader: Iterable[Any] | None = None,
+    eval_metric: Any = None,
+    *,
+    workspace: str | Path = "nc_workspace",
+    storage: str | None = None,
+    title: str | None = None,
+    resume: bool = True,
+    quiet: bool = False,
+) -> QuantizedModel:
+    """Quantize ``model`` so that the promise of ``conf.accuracy_criterion`` holds.
+
+    Accuracy comes from ``eval_func(model) -> float``, or from ``eval_dataloader`` and ``eval_metric``. Without either the
+    model is quantized once, with the default configuration. Trials are journaled under ``workspace`` (or in the Optuna
+    ``storage``): the same call after a crash goes on where it stopped. An HTML report is written there too.
+    """
+    _check_arguments(conf, calib_dataloader, calib_func, eval_func, eval_dataloader, eval_metric)
+    info = {
+        "dataloader": calib_dataloader,
+        "example_inputs": conf.example_inputs,
+        "framework_yaml": conf.framework_yaml,
+        "workspace": str(workspace),
+        "device": conf.device,
+    }
+    adaptor = adaptor_for(model)(info)
+    capability = adaptor.query_fw_capability(model)
+    space = build_space(capability, conf)
+    evaluator = None
+    if eval_func is not None or eval_dataloader is not None:
+        evaluator = Evaluator(adaptor, eval_func=eval_func, eval_dataloader=eval_dataloader, eval_metric=eval_metric)
+    with TuningProgress(quiet=quiet) as progress:
+        best, result = tune(
+            adaptor,
+            model,
+            conf,
+            space,
+            strategy_for(conf, space),
+            evaluator=evaluator,
+            calib_dataloader=calib_dataloader,
+            calib_func=calib_func,
+            example_batch=getattr(adaptor, "example", None),
+            workspace=workspace,
+            storage=storage,
+            title=title or type(model).__name__,
+            progress=progress,
+            resume=resume,
+        )
+    result.report = write_report(result, Path(workspace) / "report.html")
+    if not quiet:
+        print_result(result)
+    return QuantizedModel(best, adaptor, result)
+
+
+def load(path: str | Path, model: Any) -> Any:
+    """The quantized model that was saved to ``path``; ``model`` is the float model it was made from."""
+    adaptor = adaptor_for(model)
+    return adaptor().load(path, model)
+
+
+def _check_arguments(
+    conf: Any, calib_dataloader: Any, calib_func: Any, eval_func: Any, eval_dataloader: Any, eval_metric: Any
+) -> None:
+    if not isinstance(conf, PostTrainingQuantConfig):
+        raise ConfigError(f"conf is a {type(conf).__name__}; quantization.fit takes a PostTrainingQuantConfig")
+    if (eval_dataloader is None) != (eval_metric is None) and eval_func is None:
+        raise ConfigError("eval_dataloader and eval_metric go together: give both, or an eval_func")
+    for name, func in (("eval_func", eval_func), ("calib_func", calib_func)):
+        if func is not None and not callable(func):
+            raise ConfigError(f"{name} is a {type(func).__name__}; it must be a function that takes the model")
+    if conf.approach in ("static", "auto") and calib_dataloader is None and calib_func is None:
+        raise CalibrationError(
+            f"approach {conf.approach!r} calibrates activations: pass calib_dataloader or calib_func, "
+            "or use approach='dynamic', which needs no data"
+        )

@@ -1,0 +1,103 @@
+"""Numbers and names as a person reads them."""
+
+from __future__ import annotations
+
+import math
+
+from neural_compressor.tuning.result import Measurement, Trial, TuningResult
+
+MISSING = "–"
+
+
+def shown_accuracy(value: float | None) -> str:
+    """
+    >>> shown_accuracy(0.98123456), shown_accuracy(None)
+    ('0.9812', '–')
+    """
+    return MISSING if value is None else f"{value:.4f}" if 0.001 <= abs(value) < 1000 or value == 0 else f"{value:.4g}"
+
+
+def shown_size(size: float | None) -> str:
+    """
+    >>> shown_size(820), shown_size(1_250_000)
+    ('820 B', '1.25 MB')
+    """
+    if size is None:
+        return MISSING
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} TB"
+
+
+def shown_latency(milliseconds: float | None) -> str:
+    """
+    >>> shown_latency(0.0421), shown_latency(12.34), shown_latency(2400.0)
+    ('42.1 µs', '12.3 ms', '2.4 s')
+    """
+    if milliseconds is None:
+        return MISSING
+    if milliseconds >= 1000:
+        return f"{milliseconds / 1000:.3g} s"
+    return f"{milliseconds:.3g} ms" if milliseconds >= 0.1 else f"{1000 * milliseconds:.3g} µs"
+
+
+def shown_ratio(ratio: float | None) -> str:
+    """
+    >>> shown_ratio(3.987), shown_ratio(None)
+    ('3.99x', '–')
+    """
+    return MISSING if ratio is None else f"{ratio:.2f}x"
+
+
+def shown_loss(trial: Trial, result: TuningResult) -> str:
+    """The loss of a trial, as a percentage where the criterion is relative."""
+    if not math.isfinite(trial.loss):
+        return MISSING
+    return f"{100 * trial.loss:.2f}%" if result.metadata.get("relative", True) else f"{trial.loss:.4g}"
+
+
+def size_ratio(baseline: Measurement | None, measured: Measurement | None) -> float | None:
+    """How many times smaller ``measured`` is."""
+    if baseline is None or measured is None or not baseline.size_bytes or not measured.size_bytes:
+        return None
+    return baseline.size_bytes / measured.size_bytes
+
+
+def speed_up(baseline: Measurement | None, measured: Measurement | None) -> float | None:
+    """How many times faster ``measured`` is."""
+    if baseline is None or measured is None or not baseline.latency_ms or not measured.latency_ms:
+        return None
+    return baseline.latency_ms / measured.latency_ms
+
+
+def trial_verdict(trial: Trial) -> str:
+    """One word for what came of a trial: ``pass``, ``miss``, ``failed`` or ``unchecked``."""
+    if trial.failed:
+        return "failed"
+    if math.isnan(trial.loss):
+        return "unchecked"
+    return "pass" if trial.passed else "miss"
+
+
+def is_best(trial: Trial, result: TuningResult) -> bool:
+    """Whether the returned model is the one of this trial."""
+    return result.best is not None and result.best.number == trial.number
+
+
+def shortened(text: str, length: int) -> str:
+    """
+    >>> shortened("fall back to float: encoder", 12)
+    'fall back t…'
+    """
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def printable(text: str) -> str:
+    """``text`` without control characters: names come from models, and a terminal obeys escape codes.
+
+    >>> printable("conv\\x1b[31m1")
+    'conv�[31m1'
+    """
+    return "".join(char if char.isprintable() else "�" for char in text)

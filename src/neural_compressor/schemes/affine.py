@@ -1,0 +1,98 @@
+"""From a range of values to scale and zero point."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from array_api_compat import array_namespace, is_array_api_obj
+
+from neural_compressor.dtypes import BlockType, FloatType, IntType
+from neural_compressor.errors import ConfigError, QuantizationError
+from neural_compressor.schemes.arrays import Array, as_float32, like
+from neural_compressor.schemes.block import block_scales
+from neural_compressor.schemes.ranges import require_finite
+from neural_compressor.schemes.scheme import TensorScheme
+from neural_compressor.schemes.step import step_size
+
+
+@dataclass(frozen=True)
+class QParams:
+    """``value = (code - zero_point) * scale``; scales in the shape their granularity says.
+
+    ``zero_point`` (int32) is None where it is zero by construction. ``tensor_scale`` multiplies the block scales of a
+    format that has one (nvfp4). All are None for fp32, bf16 and fp16, which have no scale.
+    """
+
+    scale: Array | None
+    zero_point: Array | None = None
+    tensor_scale: Array | None = None
+
+
+def integer_limits(scheme: TensorScheme) -> tuple[int, int]:
+    """The smallest and largest integer a scheme uses; ``reduce_range`` leaves the top bit unused.
+
+    >>> integer_limits(TensorScheme(IntType(8), reduce_range=True))
+    (-64, 63)
+    """
+    kind = scheme.dtype
+    if not isinstance(kind, IntType):
+        raise ConfigError(f"{kind.name} is not an integer type")
+    if scheme.reduce_range:
+        if kind.bits == 1:
+            raise ConfigError(f"reduce_range takes one bit from {kind.name}, which has no other; leave it off")
+        kind = IntType(kind.bits - 1, kind.signed)
+    return kind.min, kind.max
+
+
+def choose_qparams(low: Array, high: Array, scheme: TensorScheme) -> QParams:
+    """Scale and zero point that map ``[low, high]`` onto the data type of ``scheme``.
+
+    >>> p = choose_qparams(np.float32([-1.0]), np.float32([2.0]), TensorScheme(IntType(8, signed=False), symmetric=False))
+    >>> round(float(p.scale[0]), 6), int(p.zero_point[0])
+    (0.011765, 85)
+    """
+    low = as_float32(low if is_array_api_obj(low) else np.asarray(low))
+    high = like(high, low)
+    xp = array_namespace(low)
+    require_finite(low, high, "the range")
+    if bool(xp.any(low > high)):
+        raise QuantizationError("a range must have low <= high; were the two swapped?")
+    if scheme.is_float:
+        return QParams(None)
+    kind = scheme.dtype
+    if isinstance(kind, IntType):
+        return _integer_symmetric(low, high, scheme) if scheme.symmetric else _integer_asymmetric(low, high, scheme)
+    if not scheme.symmetric:
+        raise ConfigError(f"{kind.name} has no zero point, so it cannot be asymmetric; use scheme 'sym'")
+    magnitude = xp.maximum(xp.abs(low), xp.abs(high))
+    if isinstance(kind, BlockType):
+        return QParams(*block_scales(magnitude, kind))
+    peak = kind.max if isinstance(kind, FloatType) else max(abs(kind.min), abs(kind.max))
+    return QParams(step_size(magnitude, peak))
+
+
+def _integer_symmetric(low: Array, high: Array, scheme: TensorScheme) -> QParams:
+    xp = array_namespace(low)
+    qmin, qmax = integer_limits(scheme)
+    magnitude = xp.maximum(xp.abs(low), xp.abs(high))
+    if qmin < 0:
+        # The formula divides by qmax - qmin - 1, which one bit makes zero: there the codes -1, 0 mean -magnitude, 0.
+        return QParams(step_size(magnitude, max(qmax - qmin - 1, 2) / 2))
+    negative = low < 0
+    middle = (qmax + 1) // 2
+    # Two levels around a zero point of 1 are -magnitude and 0, as for one signed bit.
+    centred = step_size(magnitude, max((qmax - qmin) / 2, 1.0))
+    scale = xp.where(negative, centred, step_size(magnitude, qmax))
+    return QParams(scale, xp.astype(negative, xp.int32) * middle)
+
+
+def _integer_asymmetric(low: Array, high: Array, scheme: TensorScheme) -> QParams:
+    xp = array_namespace(low)
+    qmin, qmax = integer_limits(scheme)
+    zero = xp.zeros_like(low)
+    low, high = xp.minimum(low, zero), xp.maximum(high, zero)
+    # Halves, because high - low may overflow where its half does not.
+    scale = step_size(high * 0.5 - low * 0.5, (qmax - qmin) / 2)
+    zero_point = xp.clip(xp.round(qmin - low / scale), qmin, qmax)
+    return QParams(scale, xp.astype(zero_point, xp.int32))

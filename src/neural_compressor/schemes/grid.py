@@ -1,0 +1,136 @@
+"""Nearest representable number of a data type, as its code, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from array_api_compat import array_namespace, device
+
+from neural_compressor.dtypes import CodebookType, FloatType, IntType
+from neural_compressor.schemes.arrays import Array, like
+
+ElementType = IntType | FloatType | CodebookType
+_Table = npt.NDArray[Any]
+_EXPONENT_FIELD = 0x7F800000  # of a float32
+
+
+def encode(x: Array, kind: ElementType) -> Array:
+    """Codes of the values of ``kind`` nearest to ``x``: half to even, saturating.
+
+    An integer's code is the integer; a float's is its bit pattern; a codebook's is the position in its list.
+
+    >>> from neural_compressor.dtypes import dtype
+    >>> encode(np.float32([0.3, -2.6, 99.0]), dtype("fp4_e2m1")).tolist()
+    [1, 13, 7]
+    """
+    xp = array_namespace(x)
+    if isinstance(kind, IntType):
+        return xp.astype(xp.clip(xp.round(x), kind.min, kind.max), code_dtype(xp, kind))
+    if isinstance(kind, CodebookType):
+        bounds, order = _codebook_bounds(kind)
+        return xp.astype(_look_up(order, xp.searchsorted(like(bounds, x), x)), code_dtype(xp, kind))
+    if not kind.signed or not _has_binades(kind):
+        magnitude = xp.searchsorted(like(_float_bounds(kind), x), xp.abs(x) if kind.signed else x)
+    else:
+        binade, digits = _binade_and_digits(xp.abs(x), kind)
+        above_lowest = (binade.view(xp.int32) >> 23) - (127 + 1 - kind.exponent_bias)
+        magnitude = xp.astype(digits, xp.int32) + (above_lowest << kind.mantissa)
+    codes = xp.astype(magnitude, code_dtype(xp, kind))
+    return codes + xp.astype(xp.signbit(x), codes.dtype) * (1 << (kind.bits - 1)) if kind.signed else codes
+
+
+def decode(codes: Array, kind: ElementType) -> Array:
+    """The float32 values of ``codes``.
+
+    >>> from neural_compressor.dtypes import dtype
+    >>> decode(np.uint8([1, 13, 7]), dtype("fp4_e2m1")).tolist()
+    [0.5, -3.0, 6.0]
+    """
+    xp = array_namespace(codes)
+    return xp.astype(codes, xp.float32) if isinstance(kind, IntType) else _look_up(_values_by_code(kind), codes)
+
+
+def nearest(x: Array, kind: ElementType) -> Array:
+    """``decode(encode(x, kind), kind)``, by a shorter way where there is one.
+
+    >>> from neural_compressor.dtypes import dtype
+    >>> nearest(np.float32([0.3, -2.6, 99.0]), dtype("fp4_e2m1")).tolist()
+    [0.5, -3.0, 6.0]
+    """
+    xp = array_namespace(x)
+    if isinstance(kind, IntType):
+        return xp.clip(xp.round(x), kind.min, kind.max)
+    if isinstance(kind, FloatType) and kind.signed and _has_binades(kind):
+        binade, digits = _binade_and_digits(x, kind)
+        return digits * (binade * 2.0**-kind.mantissa)
+    return decode(encode(x, kind), kind)
+
+
+def code_dtype(xp: Any, kind: ElementType) -> Any:
+    """The smallest array dtype that holds the codes of ``kind`` and that every array library computes with."""
+    if isinstance(kind, IntType) and kind.signed:
+        return xp.int8 if kind.bits <= 8 else xp.int16
+    # uint16 exists in torch, but almost nothing is implemented for it.
+    return xp.uint8 if kind.bits <= 8 else xp.int32
+
+
+def _has_binades(kind: FloatType) -> bool:
+    """Whether the values between two powers of two are evenly spaced, more than one, and even ones have even codes."""
+    return kind.mantissa > 0 and kind.subnormals and 1 - kind.exponent_bias >= -126
+
+
+def _binade_and_digits(x: Array, kind: FloatType) -> tuple[Array, Array]:
+    """The power of two below ``x`` (not below the smallest normal number), and ``x`` in units of its last digit."""
+    xp = array_namespace(x)
+    x = xp.clip(x, -kind.max, kind.max)
+    power = (x.view(xp.int32) & _EXPONENT_FIELD).view(xp.float32)
+    binade = xp.clip(power, 2.0 ** (1 - kind.exponent_bias), None)
+    return binade, xp.round(x / (binade * 2.0**-kind.mantissa))
+
+
+def _look_up(table: _Table, index: Array) -> Array:
+    xp = array_namespace(index)
+    values = xp.asarray(table, device=device(index))
+    flat = xp.take(values, xp.reshape(xp.astype(index, xp.int32, copy=False), (-1,)), axis=0)
+    return xp.reshape(flat, index.shape)
+
+
+@lru_cache(maxsize=64)
+def _float_bounds(kind: FloatType) -> _Table:
+    return _bounds(np.asarray(kind.positive), range(len(kind.positive)))
+
+
+@lru_cache(maxsize=64)
+def _codebook_bounds(kind: CodebookType) -> tuple[_Table, _Table]:
+    """Bounds between the sorted values, and the code of each sorted value."""
+    values = np.asarray(kind.values, dtype=np.float32)
+    order = np.argsort(values).astype(np.int32)
+    return _bounds(values[order].astype(np.float64), order.tolist()), order
+
+
+@lru_cache(maxsize=64)
+def _values_by_code(kind: FloatType | CodebookType) -> _Table:
+    if isinstance(kind, CodebookType):
+        return np.asarray(kind.values, dtype=np.float32)
+    positive = np.asarray(kind.positive, dtype=np.float32)
+    # Codes that are no number (NaN, Inf) stay NaN, so that a corrupted file cannot pass for data.
+    table = np.full(1 << kind.bits, np.nan, dtype=np.float32)
+    table[: len(positive)] = positive
+    if kind.signed:
+        table[1 << (kind.bits - 1) :][: len(positive)] = -positive
+    return table
+
+
+def _bounds(values: _Table, codes: Sequence[int]) -> _Table:
+    """Float32 numbers b such that ``x > b[i]`` says that x belongs to value i + 1 or a later one."""
+    middle = (values[:-1] + values[1:]) / 2
+    down = np.float32(-np.inf)
+    below = middle.astype(np.float32)
+    below = np.where(below.astype(np.float64) > middle, np.nextafter(below, down), below)
+    # On a tie the even code wins: where that is the upper one, the bound moves below the middle.
+    upper_wins = (below == middle) & (np.asarray(codes[:-1]) % 2 == 1) & (np.asarray(codes[1:]) % 2 == 0)
+    return np.where(upper_wins, np.nextafter(below, down), below)

@@ -1,0 +1,107 @@
+"""Quantize a tensor as a scheme says, keep the codes or only their values."""
+
+from __future__ import annotations
+
+from array_api_compat import array_namespace
+
+from neural_compressor.dtypes import IntType
+from neural_compressor.errors import QuantizationError
+from neural_compressor.schemes.affine import QParams, choose_qparams, integer_limits
+from neural_compressor.schemes.arrays import Array, as_float32, like
+from neural_compressor.schemes.granularity import PER_TENSOR
+from neural_compressor.schemes.grid import code_dtype, encode, nearest
+from neural_compressor.schemes.mapping import element_type, from_steps, is_plain_float32, to_steps, zero_points
+from neural_compressor.schemes.quantized_array import QuantizedArray
+from neural_compressor.schemes.ranges import from_parts, require_finite, scale_granularity, value_range
+from neural_compressor.schemes.scheme import TensorScheme
+
+
+def quantize(x: Array, scheme: TensorScheme, low: Array | None = None, high: Array | None = None) -> QuantizedArray:
+    """``x`` quantized over the range ``[low, high]``, by default its own.
+
+    >>> import numpy as np
+    >>> from neural_compressor.dtypes import dtype
+    >>> quantize(np.float32([-1.0, 0.0, 2.0]), TensorScheme(dtype("uint8"), symmetric=False)).codes.tolist()
+    [0, 85, 255]
+    """
+    return quantize_with(x, scheme, qparams_of(x, scheme, low, high))
+
+
+def qparams_of(x: Array, scheme: TensorScheme, low: Array | None = None, high: Array | None = None) -> QParams:
+    """Scales and zero points for ``x`` over ``[low, high]``, by default its own range.
+
+    >>> import numpy as np
+    >>> from neural_compressor.dtypes import dtype
+    >>> float(qparams_of(np.float32([-127.0, 3.0]), TensorScheme(dtype("int8"))).scale)
+    1.0
+    """
+    if scheme.is_float:
+        return QParams(None)
+    if low is None or high is None:
+        own = value_range(x, scale_granularity(scheme))
+        require_finite(*own)
+        low, high = (own[0] if low is None else low), (own[1] if high is None else high)
+    return choose_qparams(like(low, x), like(high, x), scheme)
+
+
+def quantize_with(x: Array, scheme: TensorScheme, qparams: QParams | None = None) -> QuantizedArray:
+    """``x`` quantized with scales and zero points already known (from ``x`` itself where they are None)."""
+    x, qparams = _checked(x, scheme, qparams)
+    shape, kind = tuple(x.shape), element_type(scheme)
+    if is_plain_float32(scheme):
+        return QuantizedArray(x, None, None, scheme, shape)
+    steps = to_steps(x, scheme, qparams)
+    if isinstance(scheme.dtype, IntType):
+        xp = array_namespace(x)
+        codes = xp.astype(_integers(steps, scheme, zero_points(scheme, qparams, shape)), code_dtype(xp, kind))
+    else:
+        codes = encode(steps, kind)
+    codes = from_parts(codes, shape, scale_granularity(scheme))
+    return QuantizedArray(codes, qparams.scale, qparams.zero_point, scheme, shape, qparams.tensor_scale)
+
+
+def fake_quantize(x: Array, scheme: TensorScheme, qparams: QParams | None = None) -> Array:
+    """The float32 values that quantizing ``x`` and dequantizing gives, without going through codes.
+
+    >>> import numpy as np
+    >>> from neural_compressor.dtypes import dtype
+    >>> fake_quantize(np.float32([0.2, -1.3]), TensorScheme(dtype("int8")), QParams(np.float32(0.5))).tolist()
+    [0.0, -1.5]
+    """
+    x, qparams = _checked(x, scheme, qparams)
+    shape = tuple(x.shape)
+    if is_plain_float32(scheme):
+        return x
+    steps = to_steps(x, scheme, qparams)
+    if isinstance(scheme.dtype, IntType):
+        zero_point = zero_points(scheme, qparams, shape)
+        steps = _integers(steps, scheme, zero_point)
+        steps = steps if zero_point is None else steps - zero_point
+    else:
+        steps = nearest(steps, element_type(scheme))
+    return from_steps(steps, scheme, qparams, shape)
+
+
+def _integers(steps: Array, scheme: TensorScheme, zero_point: Array | None) -> Array:
+    """Codes of an integer type, still as float32 numbers."""
+    xp = array_namespace(steps)
+    rounded = xp.round(steps)
+    return xp.clip(rounded if zero_point is None else rounded + zero_point, *integer_limits(scheme))
+
+
+def _checked(x: Array, scheme: TensorScheme, qparams: QParams | None) -> tuple[Array, QParams]:
+    """``x`` as finite float32, and its parameters as arrays of the same library on the same device."""
+    x = as_float32(x)
+    if qparams is None:
+        qparams = qparams_of(x, scheme)
+    require_finite(*value_range(x, PER_TENSOR))
+    if qparams.scale is None:
+        if not scheme.is_float:
+            raise QuantizationError(f"{scheme.dtype.name} needs a scale, and the parameters given have none")
+        return x, qparams
+    xp = array_namespace(x)
+    return x, QParams(
+        like(qparams.scale, x),
+        None if qparams.zero_point is None else xp.astype(like(qparams.zero_point, x), xp.int32),
+        None if qparams.tensor_scale is None else like(qparams.tensor_scale, x),
+    )

@@ -1,0 +1,104 @@
+"""From a model's capability and a user's configuration to the tuning space."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from neural_compressor.config import PostTrainingQuantConfig
+from neural_compressor.config.op_rule import OpRule, read_rules
+from neural_compressor.config.rules import admitted_options, matching_rules
+from neural_compressor.config.words import FLOAT_PRECISIONS, as_list, listed
+from neural_compressor.errors import CapabilityError, ConfigError
+from neural_compressor.registry import close_matches
+from neural_compressor.schemes import OpKey
+from neural_compressor.strategy.space import OpSpace, TuningSpace
+
+
+def build_space(capability: Mapping[str, Any], conf: PostTrainingQuantConfig) -> TuningSpace:
+    """The schemes each op of a model may run with, as the capability and ``conf`` admit.
+
+    A rule that matches no op, a value the capability does not admit, and a model with nothing to quantize are errors.
+    """
+    opwise: Mapping[OpKey, Sequence[Mapping[str, Any]]] = capability["opwise"]
+    type_rules = read_rules("op_type_dict", conf.op_type_dict)
+    name_rules = read_rules("op_name_dict", conf.op_name_dict)
+    _check_every_rule_matches(capability, type_rules, name_rules)
+
+    shared: dict[tuple[str, tuple[OpRule, ...]], OpSpace] = {}
+    ops: dict[OpKey, OpSpace] = {}
+    for key, configs in opwise.items():
+        # ops of a type mostly have equal configs: one space object for all of them
+        alike = (repr(configs), matching_rules(key, type_rules, name_rules))
+        if alike not in shared:
+            admitted = admitted_options(
+                key,
+                configs,
+                type_rules,
+                name_rules,
+                approach=conf.approach,
+                excluded_precisions=conf.excluded_precisions,
+                reduce_range=conf.reduce_range,
+            )
+            shared[alike] = OpSpace(admitted.quantized, admitted.floats, admitted.reason)
+        ops[key] = shared[alike]
+    if not any(op.default.precision != "fp32" for op in ops.values()):
+        raise _nothing_to_quantize(capability, ops, conf)
+    blocks = (tuple(tuple(key) for key in block if tuple(key) in ops) for block in capability.get("blocks", ()))
+    applied = set(capability.get("recipes", ()))
+    return TuningSpace(
+        ops=ops,
+        calibration_sizes=tuple(conf.calibration_sampling_size),
+        blocks=tuple(block for block in blocks if block),
+        recipes={name: tuple(as_list(value)) for name, value in conf.recipes.items() if name in applied},
+    )
+
+
+def unapplied_recipes(capability: Mapping[str, Any], conf: PostTrainingQuantConfig) -> tuple[str, ...]:
+    """The recipes the user switched on and the framework does not have, for a report to list."""
+    applied = set(capability.get("recipes", ()))
+    return tuple(name for name, value in conf.recipes.items() if value and name not in applied)
+
+
+def _check_every_rule_matches(
+    capability: Mapping[str, Any], type_rules: Sequence[OpRule], name_rules: Sequence[OpRule]
+) -> None:
+    keys = [*capability["opwise"], *capability.get("skipped", {})]
+    has_weight = {key: any(c.get("weight") for c in configs) for key, configs in capability["opwise"].items()}
+    for what, part, rules in (("type", 1, type_rules), ("name", 0, name_rules)):
+        known = {key[part] for key in keys}
+        for rule in rules:
+            if not any(rule.matches(text) for text in known):
+                raise ConfigError(
+                    f"{rule} matches no op {what} of the model (keys are regular expressions, matched whole); "
+                    f"{close_matches(rule.key, known)}"
+                )
+            matched = [key for key in capability["opwise"] if rule.matches(key[part])]
+            if matched and _only_about_weights(rule) and not any(has_weight[key] for key in matched):
+                raise CapabilityError(
+                    f"{rule} speaks of the weight, and no op it matches has one: {listed(matched[:5])}"
+                )
+
+
+def _only_about_weights(rule: OpRule) -> bool:
+    """Whether the rule says nothing to an op without a weight (one that asks for float does)."""
+    return all(
+        tensor == "weight" and not (field == "dtype" and set(values) <= set(FLOAT_PRECISIONS))
+        for tensor, field, values in rule.demands
+    )
+
+
+def _nothing_to_quantize(
+    capability: Mapping[str, Any], ops: Mapping[OpKey, OpSpace], conf: PostTrainingQuantConfig
+) -> ConfigError:
+    quantizable = capability.get("quantizable_types") or capability.get("optypewise", {})
+    reasons = {kind: op.reason for (_, kind), op in ops.items() if op.reason}
+    reasons |= {kind: why for (_, kind), why in capability.get("skipped", {}).items()}
+    counts = Counter(kind for _, kind in [*ops, *capability.get("skipped", {})])
+    has = ", ".join(f"{n} {kind}" + (f" ({reasons[kind]})" if kind in reasons else "") for kind, n in counts.items())
+    return ConfigError(
+        f"nothing in the model can be quantized with approach {conf.approach!r}. "
+        f"The model has: {has or 'no ops'}. "
+        f"Op types the framework YAML can quantize: {', '.join(sorted(quantizable)) or 'none'}"
+    )

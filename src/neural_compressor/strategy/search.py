@@ -1,0 +1,86 @@
+"""Search step by step: what the strategies of the toolkit share."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from neural_compressor.strategy.base import Outcome, Proposal, Strategy
+from neural_compressor.strategy.candidate import Candidate, Candidates
+from neural_compressor.strategy.space import TuningSpace
+
+BASELINE = Outcome(loss=0.0, passed=True, score=1.0)
+"""What comes of a plan that changes nothing."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A candidate to look at. ``last`` is False where the step is only a part of a result still being built."""
+
+    candidate: Candidate
+    stage: str
+    last: bool = True
+
+
+Steps = Generator[Step, Outcome, None]
+
+
+class Search:
+    """The space as candidates, with what came of those tried so far."""
+
+    def __init__(self, space: TuningSpace) -> None:
+        self.candidates = Candidates(space)
+        self.trials: dict[Candidate, Outcome] = {}
+
+    def best(self) -> Candidate:
+        """The passing candidate with the highest score; where none passes, the one that loses least.
+
+        Before any was tried, the default.
+        """
+        return min(self.trials, key=lambda c: rank(self.trials[c]), default=self.candidates.default())
+
+
+def rank(outcome: Outcome) -> tuple[bool, float]:
+    """The order in which outcomes are preferred, the best first."""
+    value = -outcome.score if outcome.passed else outcome.loss
+    return not outcome.passed, math.inf if math.isnan(value) else value
+
+
+class SearchStrategy(Strategy):
+    """A strategy written as steps over one search.
+
+    A candidate that was tried is not proposed again: its step is answered with the outcome known. Nor is the plan that
+    leaves every op in fp32: that is the baseline.
+    """
+
+    def __init__(self, space: TuningSpace, seed: int = 42, options: Mapping[str, Any] | None = None) -> None:
+        super().__init__(space, seed, options)
+        self.search = Search(space)
+
+    @abstractmethod
+    def steps(self) -> Steps:
+        """Yield steps; each ``yield`` evaluates to the outcome of its candidate."""
+
+    def proposals(self) -> Generator[Proposal, Outcome, None]:
+        """Propose what the steps name and nobody has tried."""
+        candidates, trials = self.search.candidates, self.search.trials
+        stream = self.steps()
+        step = next(stream, None)
+        while step is not None:
+            candidate = candidates.canonical(step.candidate)
+            if candidates.is_baseline(candidate):
+                outcome = BASELINE
+            elif candidate in trials:
+                outcome = trials[candidate]
+            else:
+                self.may_stop = step.last
+                outcome = yield Proposal(candidates.plan(candidate), step.stage)
+                trials[candidate] = outcome
+            try:
+                step = stream.send(outcome)
+            except StopIteration:
+                self.may_stop = True
+                return

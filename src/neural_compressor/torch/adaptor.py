@@ -1,0 +1,257 @@
+"""PyTorch, eager mode, behind the adaptor contract."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from neural_compressor.adaptor.capability import get_optype_wise_ability, op_configs
+from neural_compressor.adaptor.contract import Adaptor
+from neural_compressor.adaptor.records import OpRecord
+from neural_compressor.errors import CalibrationError, ConfigError, QuantizationError
+from neural_compressor.registry import close_matches
+from neural_compressor.schemes import OpKey, OpScheme, Plan, float_op
+from neural_compressor.torch.batches import batch_size, describe, feed, split_batch
+from neural_compressor.torch.calibration import Calibrator
+from neural_compressor.torch.capability import PyTorchQuery
+from neural_compressor.torch.checkpoint import load_model, save_model, unique_state
+from neural_compressor.torch.conversion import build
+from neural_compressor.torch.fold import Structure, find_structure, fold
+from neural_compressor.torch.inspection import inspect_tensors, op_records
+from neural_compressor.torch.nn import QuantModule
+from neural_compressor.torch.ops import find_blocks, find_ops
+from neural_compressor.torch.qat import QatSession
+from neural_compressor.torch.watch import Trace, watch
+
+
+class PyTorchAdaptor(Adaptor):
+    """Quantizes eager ``torch.nn.Module`` models.
+
+    ``framework_specific_info`` may hold ``dataloader`` (calibration batches), ``example_inputs``, ``framework_yaml``
+    (laid over the built-in capability), ``workspace``.
+    """
+
+    def __init__(self, framework_specific_info: Mapping[str, Any] | None = None) -> None:
+        super().__init__(framework_specific_info)
+        self.query_handler = PyTorchQuery(self.info.get("framework_yaml"))
+        self.example: Any = None
+        self.pre_optimized: nn.Module | None = None
+        self._source: nn.Module | None = None
+        self._structure = Structure()
+        self._trace: Trace | None = None
+        self._skipped: dict[OpKey, str] = {}
+        self._calibrator: Calibrator | None = None
+
+    @classmethod
+    def handles(cls, model: Any) -> bool:
+        return "torch" in sys.modules and isinstance(model, nn.Module)
+
+    def query_fw_capability(self, model: nn.Module) -> dict[str, Any]:
+        self._optimise(model)
+        ops, self._skipped = find_ops(self._float_model(model), self.query_handler.quantizable_types(), self._trace)
+        details = {key: op_configs(self.query_handler, key[1]) for key in ops}
+        return {
+            "opwise": details,
+            "optypewise": get_optype_wise_ability(details),
+            "blocks": find_blocks(model, list(ops)),
+            "skipped": dict(self._skipped),
+        }
+
+    def quantize(
+        self,
+        tune_cfg: Mapping[str, Any],
+        model: nn.Module,
+        dataloader: Iterable[Any] | None = None,
+        q_func: Callable[[nn.Module], Any] | None = None,
+    ) -> nn.Module:
+        if self._source is not model:
+            self._optimise(model, dataloader)
+        optimized = self._float_model(model)
+        plan = Plan.from_tune_cfg(tune_cfg)
+        _check_names(plan, optimized)
+        self.tuning_cfg_to_fw(tune_cfg)
+        if self._calibrator is None:
+            raise QuantizationError("the model was not prepared")
+        ranges = self._calibrator.collect(plan, dataloader if dataloader is not None else self.info.get("dataloader"), q_func)
+        return build(optimized, plan, ranges, self._structure, self._skipped)
+
+    def predict(self, model: nn.Module, inputs: Any) -> Any:
+        with torch.no_grad():
+            return feed(model, inputs)
+
+    def save(self, model: nn.Module, path: str | Path) -> None:
+        save_model(model, path)
+
+    def load(self, path: str | Path, model: nn.Module) -> nn.Module:
+        return load_model(path, model)
+
+    def model_size(self, model: nn.Module) -> int:
+        return sum(t.numel() * t.element_size() for t in unique_state(model)[0].values())
+
+    def summary(self, model: nn.Module) -> list[OpRecord]:
+        return op_records(model, self.pre_optimized, self.example, self._skipped)
+
+    def fingerprint(self, model: nn.Module) -> str:
+        digest = hashlib.sha256(type(model).__qualname__.encode())
+        for name, tensor in model.state_dict().items():
+            digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        return digest.hexdigest()[:16]
+
+    def inspect_tensor(
+        self,
+        model: nn.Module,
+        dataloader: Iterable[Any],
+        op_list: Sequence[Any] = (),
+        iteration_list: Sequence[int] = (1,),
+        inspect_type: str = "activation",
+        save_to_disk: bool = False,
+    ) -> dict[str, Any]:
+        found = inspect_tensors(model, dataloader, op_list, iteration_list, inspect_type)
+        if save_to_disk:
+            folder = Path(self.info.get("workspace", "nc_workspace")) / "inspect_saved"
+            folder.mkdir(parents=True, exist_ok=True)
+            np.savez(folder / "inspect_result.npz", **_flat(found))
+        return found
+
+    def set_tensor(self, model: nn.Module, tensor_dict: Mapping[str, Any]) -> nn.Module:
+        new = copy.deepcopy(model)
+        state = new.state_dict()
+        with torch.no_grad():
+            for name, value in tensor_dict.items():
+                if name not in state:
+                    raise ConfigError(f"the model has no tensor {name!r}; {close_matches(name, state)}")
+                given = torch.as_tensor(value)
+                if given.shape != state[name].shape:
+                    raise ConfigError(f"tensor {name!r} has shape {tuple(state[name].shape)}, not {tuple(given.shape)}")
+                state[name].copy_(given)
+        return new
+
+    def prepare_training(self, tune_cfg: Mapping[str, Any], model: nn.Module) -> QatSession:
+        """Start quantization-aware training of a copy of ``model``."""
+        if self._source is not model:
+            self._optimise(model)
+        plan = Plan.from_tune_cfg(tune_cfg)
+        _check_names(plan, self._float_model(model))
+        self.tuning_cfg_to_fw(tune_cfg)
+        return QatSession(copy.deepcopy(self._float_model(model)).train(), plan, self._structure, self._skipped)
+
+    def train(
+        self,
+        model: nn.Module,
+        dataloader: Iterable[Any],
+        *,
+        tune_cfg: Mapping[str, Any],
+        criterion: Callable[[Any, Any], torch.Tensor],
+        optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] = torch.optim.AdamW,
+        epochs: int = 1,
+        **kwargs: Any,
+    ) -> nn.Module:
+        """Quantization-aware training over (inputs, labels) batches; returns the quantized model."""
+        session = self.prepare_training(tune_cfg, model)
+        steps = optimizer(session.model.parameters())
+        for _ in range(epochs):
+            for inputs, labels in dataloader:
+                steps.zero_grad()
+                criterion(feed(session.model, inputs), labels).backward()
+                steps.step()
+        return session.finish()
+
+    def convert_bf16(self, model: nn.Module) -> nn.Module:
+        ops: dict[OpKey, OpScheme] = {key: float_op("bf16") for key in self.bf16_ops}
+        return build(model, Plan(ops), {}, Structure(), {})
+
+    def quantize_input(self, model: nn.Module) -> tuple[nn.Module, tuple[float, int]]:
+        """The model itself takes quint8 input where its first op runs in int8; returns it and that scale and zero-point."""
+        first = next((m for m in model.modules() if isinstance(m, QuantModule)), None)
+        if self._trace is not None:
+            names = {call.module for call in self._trace.calls if self._trace.inputs & set(call.reads)}
+            readers = [model.get_submodule(name) if name is not None else None for name in names]
+            first = readers[0] if len(readers) == 1 and isinstance(readers[0], QuantModule) else None
+        if first is None or first.input_qparams is None:
+            raise QuantizationError("the model's input is not read by a single op in static int8: it cannot take int8 input")
+        return model, first.input_qparams
+
+    def convert(self, model: nn.Module, source: str = "eager", destination: str = "exported") -> Any:
+        """Convert an eager model to an exported program."""
+        if (source, destination) != ("eager", "exported"):
+            raise ConfigError(f"cannot convert {source!r} to {destination!r}; known: eager to exported")
+        if self.example is None:
+            raise ConfigError("exporting needs example_inputs or a dataloader")
+        example = self.example if isinstance(self.example, (tuple, list)) else (self.example,)
+        if isinstance(self.example, Mapping):
+            return torch.export.export(model, (), dict(self.example))
+        return torch.export.export(model, tuple(example))
+
+    # -- preparation ------------------------------------------------------------------------------------------------
+
+    def _float_model(self, model: nn.Module) -> nn.Module:
+        return self.pre_optimized if self.pre_optimized is not None else model
+
+    def _optimise(self, model: nn.Module, dataloader: Iterable[Any] | None = None) -> None:
+        check_finite(model)
+        copied = copy.deepcopy(model).eval()
+        self._structure, self._trace = Structure(), None
+        self.example = self._first_inputs(copied, dataloader)
+        if self.example is not None:
+            self._trace = self._watch(copied)
+            self._structure = find_structure(copied, self._trace)
+            fold(copied, self._structure)
+        self._source, self.pre_optimized, self._calibrator = model, copied, Calibrator(copied)
+
+    def _first_inputs(self, model: nn.Module, dataloader: Iterable[Any] | None) -> Any:
+        if self.info.get("example_inputs") is not None:
+            return self.info["example_inputs"]
+        dataloader = dataloader if dataloader is not None else self.info.get("dataloader")
+        if dataloader is None:
+            return None
+        batch = next(iter(dataloader), None)
+        if batch is None:
+            raise CalibrationError("the calibration data is empty: the dataloader yielded no batch; give at least one")
+        inputs = split_batch(model, batch)
+        self.info.setdefault("batch_size", batch_size(inputs))
+        return inputs
+
+    def _watch(self, model: nn.Module) -> Trace:
+        try:
+            return watch(model, self.example)
+        except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
+            raise CalibrationError(
+                f"batch 0 of the calibration data does not fit the model: {describe(self.example)}; the model said: {error}. "
+                "A batch is (inputs, label), a tensor, or a dict of keyword arguments"
+            ) from error
+
+
+def check_finite(model: nn.Module) -> None:
+    """Refuse a model whose parameters hold NaN or Inf, naming the first one."""
+    for name, parameter in model.named_parameters():
+        if parameter.is_floating_point() and not bool(torch.isfinite(parameter).all()):
+            raise QuantizationError(
+                f"parameter {name!r} of shape {tuple(parameter.shape)} holds NaN or Inf; repair the float model first"
+            )
+
+
+def _check_names(plan: Plan, model: nn.Module) -> None:
+    modules = dict(model.named_modules())
+    for name, kind in plan:
+        if name not in modules:
+            raise ConfigError(f"the plan names op {name!r}, which the model does not have; {close_matches(name, modules)}")
+        if type(modules[name]).__name__ != kind:
+            raise ConfigError(f"the plan calls op {name!r} a {kind}, but it is a {type(modules[name]).__name__}")
+
+
+def _flat(found: Mapping[str, Any]) -> dict[str, Any]:
+    flat = {f"weight/{op}/{n}": a for op, arrays in found.get("weight", {}).items() for n, a in arrays.items()}
+    for index, ops in enumerate(found.get("activation", []), start=1):
+        flat |= {f"activation{index}/{op}/{n}": a for op, arrays in ops.items() for n, a in arrays.items()}
+    return flat
+
+

@@ -1,0 +1,84 @@
+"""How a batch of a data loader is fed to a PyTorch model."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from neural_compressor.errors import CalibrationError
+
+
+def split_batch(model: torch.nn.Module, batch: Any) -> Any:
+    """The inputs of a batch, without the label.
+
+    A mapping or a tensor is all input. A tuple ends with the label unless ``forward`` requires all of it.
+    """
+    if not isinstance(batch, (tuple, list)) or len(batch) < 2 or len(batch) == _required_inputs(model):
+        return batch
+    inputs = batch[:-1]
+    return inputs[0] if len(inputs) == 1 else inputs
+
+
+def feed(model: torch.nn.Module, inputs: Any) -> Any:
+    """Call ``model`` with the inputs of one batch."""
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    if isinstance(inputs, (tuple, list)):
+        return model(*inputs)
+    return model(inputs)
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Every tensor in nested tuples, lists, mappings and dataclass-like outputs."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from tensors_in(item)
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from tensors_in(item)
+
+
+def batch_size(inputs: Any) -> int:
+    """Samples in the inputs of a batch: the first dimension of its first tensor."""
+    first = next(tensors_in(inputs), None)
+    return int(first.shape[0]) if first is not None and first.dim() else 1
+
+
+def run_batches(model: torch.nn.Module, dataloader: Iterable[Any], samples: int) -> int:
+    """Run ``model`` over at least ``samples`` samples (or all there are); returns how many were seen."""
+    seen = 0
+    with torch.no_grad():
+        for index, batch in enumerate(dataloader):
+            inputs = split_batch(model, batch)
+            try:
+                feed(model, inputs)
+            except CalibrationError:
+                raise
+            except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
+                raise CalibrationError(
+                    f"batch {index} of the calibration data does not fit the model: {describe(inputs)}; the model said: "
+                    f"{error}. A batch is (inputs, label), a tensor, or a dict of keyword arguments"
+                ) from error
+            seen += batch_size(inputs)
+            if seen >= samples:
+                break
+    if seen == 0:
+        raise CalibrationError("the calibration data is empty: the dataloader yielded no batch; give at least one")
+    return seen
+
+
+def describe(inputs: Any) -> str:
+    """Shapes and types of the inputs of a batch, for messages."""
+    shapes = [f"{tuple(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in tensors_in(inputs)]
+    return f"inputs {', '.join(shapes)}" if shapes else f"inputs of type {type(inputs).__name__} hold no tensor"
+
+
+def _required_inputs(model: torch.nn.Module) -> int:
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = inspect.signature(model.forward).parameters.values()
+    return sum(p.kind in positional and p.default is inspect.Parameter.empty for p in parameters)

@@ -1,0 +1,92 @@
+"""Activation ranges of ops, collected on the float model; what was once collected is kept for later plans."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import nn
+
+from neural_compressor.errors import CalibrationError
+from neural_compressor.observers import Observer, make_observer
+from neural_compressor.schemes import OpKey, Plan, TensorScheme
+from neural_compressor.torch.batches import run_batches
+from neural_compressor.torch.ops import FUNCTIONAL
+
+Range = tuple[Any, Any]
+
+
+class Calibrator:
+    """Collects and caches statistics: a plan that differs from an earlier one only in float ops costs no calibration."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self._known: dict[tuple[str, str, str, int], list[Observer]] = {}
+
+    def collect(
+        self,
+        plan: Plan,
+        dataloader: Iterable[Any] | None,
+        calib_func: Callable[[nn.Module], Any] | None,
+    ) -> dict[OpKey, list[Range]]:
+        """The activation ranges each static op of ``plan`` needs, one a tensor input (and the output of functional ops)."""
+        needed = {key: s.activation for key, s in plan.items() if s.mode == "static" and s.activation is not None}
+        missing = {k: s for k, s in needed.items() if self._slot(k, s, plan) not in self._known}
+        if missing:
+            self._run(missing, plan, dataloader, calib_func)
+        return {
+            key: [observer.range(scheme) for observer in self._known[self._slot(key, scheme, plan)]]
+            for key, scheme in needed.items()
+            if self._known[self._slot(key, scheme, plan)]
+        }
+
+    def _slot(self, key: OpKey, scheme: TensorScheme, plan: Plan) -> tuple[str, str, str, int]:
+        return key[0], scheme.algorithm, repr(scheme.granularity), plan.calib_sampling_size
+
+    def _run(
+        self,
+        missing: dict[OpKey, TensorScheme],
+        plan: Plan,
+        dataloader: Iterable[Any] | None,
+        calib_func: Callable[[nn.Module], Any] | None,
+    ) -> None:
+        if dataloader is None and calib_func is None:
+            raise CalibrationError(
+                f"static quantization of {len(missing)} ops needs calibration data: pass calib_dataloader or calib_func"
+            )
+        collected: dict[OpKey, list[Observer]] = {key: [] for key in missing}
+        with ExitStack() as stack:
+            for key, scheme in missing.items():
+                module = self.model.get_submodule(key[0])
+                watch_output = isinstance(module, FUNCTIONAL)
+                handle = module.register_forward_hook(_observe(key, scheme, collected[key], watch_output))
+                stack.callback(handle.remove)
+            if calib_func is not None:
+                with torch.no_grad():
+                    calib_func(self.model)
+            elif dataloader is not None:
+                run_batches(self.model, dataloader, plan.calib_sampling_size)
+        for key, scheme in missing.items():
+            self._known[self._slot(key, scheme, plan)] = collected[key]
+        if not any(collected.values()):
+            raise CalibrationError("calibration reached none of the ops to quantize: does calib_func run the model it is given?")
+
+
+def _observe(key: OpKey, scheme: TensorScheme, observers: list[Observer], watch_output: bool) -> Any:
+    def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        tensors = [t for t in args if isinstance(t, torch.Tensor)]
+        if watch_output:
+            tensors.append(output)
+        while len(observers) < len(tensors):
+            observers.append(make_observer(scheme))
+        for observer, tensor in zip(observers, tensors, strict=False):
+            if tensor.numel() == 0 or not tensor.is_floating_point():
+                continue
+            try:
+                observer.update(tensor.detach().float())
+            except CalibrationError as error:
+                raise CalibrationError(f"op {key[0]!r} ({key[1]}): {error}") from error
+
+    return hook

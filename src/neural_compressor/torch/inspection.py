@@ -1,0 +1,140 @@
+"""Look inside a model: weights and activations of ops, and how far quantized ops are from their float selves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from neural_compressor.adaptor.records import OpRecord
+from neural_compressor.errors import ConfigError
+from neural_compressor.registry import close_matches
+from neural_compressor.schemes import OpKey
+from neural_compressor.schemes.error import sqnr_db
+from neural_compressor.torch.batches import feed, split_batch, tensors_in
+from neural_compressor.torch.conversion import Quantization
+from neural_compressor.torch.nn import QuantModule
+
+INSPECT_TYPES = ("activation", "weight", "all")
+
+
+def _plain(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    tensor = tensor.dequantize() if tensor.is_quantized else tensor
+    return tensor.detach().to("cpu", torch.float32).numpy().copy() if tensor.is_floating_point() else tensor.cpu().numpy()
+
+
+def inspect_tensors(
+    model: nn.Module, dataloader: Iterable[Any], ops: Sequence[Any], iterations: Sequence[int], kind: str
+) -> dict[str, Any]:
+    """``{'weight': {op: {name: array}}, 'activation': [{op: {'output0': array}}, ...]}``, iterations counted from 1."""
+    if kind not in INSPECT_TYPES:
+        raise ConfigError(f"unknown inspect_type {kind!r}; {close_matches(kind, INSPECT_TYPES)}")
+    modules = dict(model.named_modules())
+    names = [op[0] if isinstance(op, (tuple, list)) else op for op in ops]
+    names = names or [n for n, m in modules.items() if not any(True for _ in m.children())]
+    for name in names:
+        if name not in modules:
+            raise ConfigError(f"no op is called {name!r}; {close_matches(name, modules)}")
+    found: dict[str, Any] = {}
+    if kind in ("weight", "all"):
+        weights = {name: _weights(modules[name]) for name in names}
+        found["weight"] = {name: arrays for name, arrays in weights.items() if arrays}
+    if kind in ("activation", "all"):
+        found["activation"] = _activations(model, {name: modules[name] for name in names}, dataloader, iterations)
+    return found
+
+
+def _weights(module: nn.Module) -> dict[str, np.ndarray[Any, Any]]:
+    arrays = {name: _plain(p) for name, p in module.named_parameters(recurse=False)}
+    if isinstance(module, QuantModule) and (weight := module.dequantized_weight()) is not None:
+        arrays["weight"] = _plain(weight)
+    return arrays
+
+
+def _activations(
+    model: nn.Module, modules: Mapping[str, nn.Module], dataloader: Iterable[Any], iterations: Sequence[int]
+) -> list[dict[str, Any]]:
+    wanted, seen, current = set(iterations), [], dict[str, Any]()
+
+    def record(name: str) -> Any:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            current[name] = {f"output{i}": _plain(t) for i, t in enumerate(tensors_in(output))}
+
+        return hook
+
+    with ExitStack() as stack, torch.no_grad():
+        for name, module in modules.items():
+            stack.callback(module.register_forward_hook(record(name)).remove)
+        for index, batch in enumerate(dataloader, start=1):
+            current.clear()
+            feed(model, split_batch(model, batch))
+            if index in wanted:
+                seen.append(dict(current))
+            if index >= max(wanted):
+                break
+    return seen
+
+
+def op_records(model: nn.Module, reference: nn.Module | None, inputs: Any, skipped: Mapping[OpKey, str]) -> list[OpRecord]:
+    """A record for each op of a quantized model.
+
+    Output errors are local: each quantized op is compared, on the input it really gets, with the float op on the same input.
+    """
+    done = getattr(model, "quantization", None)
+    if not isinstance(done, Quantization):
+        return []
+    modules = dict(model.named_modules())
+    floats = dict(reference.named_modules()) if reference is not None else {}
+    errors = _output_errors(model, done, floats, inputs) if floats and inputs is not None else {}
+    reasons = {**skipped, **done.reasons}
+    keys = list(dict.fromkeys([*done.plan, *skipped]))
+    return [_record(key, modules[key[0]], floats.get(key[0]), reasons, errors) for key in keys]
+
+
+def _record(
+    key: OpKey, module: nn.Module, original: nn.Module | None, reasons: Mapping[OpKey, str], errors: Mapping[str, float]
+) -> OpRecord:
+    size = sum(t.numel() * t.element_size() for t in module.state_dict().values() if isinstance(t, torch.Tensor))
+    if not isinstance(module, QuantModule):
+        return OpRecord(*key, precision="fp32", reason=reasons.get(key, "kept in float"), size_bytes=size)
+    scheme, weight = module.scheme, module.dequantized_weight()
+    before = getattr(original, "weight", None)
+    compared = isinstance(before, torch.Tensor) and weight is not None and before.shape == weight.shape
+    return OpRecord(
+        *key,
+        precision=scheme.precision,
+        activation=scheme.activation.dtype.name if scheme.activation else "fp32",
+        mode=scheme.mode,
+        kernel=module.kernel,
+        simulated=module.simulated,
+        reason=reasons.get(key, f"the plan keeps it in {scheme.precision}") if scheme.is_float else "",
+        weight_sqnr=sqnr_db(before.detach().float(), weight.float()) if compared else None,
+        output_sqnr=errors.get(key[0]),
+        size_bytes=size,
+    )
+
+
+def _output_errors(model: nn.Module, done: Quantization, floats: Mapping[str, nn.Module], inputs: Any) -> dict[str, float]:
+    errors: dict[str, float] = {}
+
+    def compare(name: str, relu: bool) -> Any:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            args = tuple(a.dequantize() if isinstance(a, torch.Tensor) and a.is_quantized else a for a in args)
+            expected = next(tensors_in(floats[name](*args)))
+            actual = next(tensors_in(output))
+            actual = actual.dequantize() if actual.is_quantized else actual
+            errors[name] = sqnr_db(expected.relu() if relu else expected, actual)
+
+        return hook
+
+    with ExitStack() as stack, torch.no_grad():
+        for name, module in model.named_modules():
+            if isinstance(module, QuantModule) and name in floats:
+                relu = bool(getattr(module, "relu", False)) and name in done.structure.relus
+                stack.callback(module.register_forward_hook(compare(name, relu)).remove)
+        feed(model, inputs)
+    return errors

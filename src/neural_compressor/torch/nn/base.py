@@ -1,0 +1,238 @@
+"""What every quantized module has in common, and the registry of them."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from neural_compressor.errors import FormatError, QuantizationError
+from neural_compressor.registry import Registry
+from neural_compressor.schemes import OpScheme, QParams, QuantizedArray
+from neural_compressor.torch.nn.activation import U8, Range, as_u8, calibrated_qparams, has_fixed_range, simulate
+from neural_compressor.torch.nn.kernels import SIMULATED, kernel_for
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class QuantModule(nn.Module):
+    """An op that computes as an :class:`OpScheme` says.
+
+    Its state is what a checkpoint stores: packed weights, scales, zero-points, bias. What a kernel makes of that is
+    built at the first call and is no part of the state, of a copy or of a pickle.
+    """
+
+    #: The float class this module stands for.
+    replaces: ClassVar[type[nn.Module]] = nn.Module
+    #: The tensors the op quantizes when it runs; their qparams are the buffers ``<name>_scale``, ``<name>_zero_point``.
+    inputs: ClassVar[tuple[str, ...]] = ("input",)
+
+    def __init__(self, module: nn.Module, scheme: OpScheme, relu: bool = False) -> None:
+        super().__init__()
+        self.scheme = scheme
+        self.relu = relu
+        self.op_type = self.replaces.__name__
+        #: What computes the op, as a report shows it.
+        self.kernel = SIMULATED
+        self.training = module.training
+        self._prepacked: Any = None
+        self._output: U8 | None = None
+        self._u8_inputs: dict[str, U8] = {}
+
+    # -- making one -------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_float(
+        cls, module: nn.Module, scheme: OpScheme, act_ranges: Sequence[Range] = (), relu: bool = False
+    ) -> Self:
+        """Quantize ``module``; ``act_ranges`` holds ``(low, high)`` of each tensor input where the scheme is static."""
+        new = cls(module, scheme, relu)
+        new._keep_qparams(act_ranges)
+        new._quantize(module)
+        new._settle()
+        return new
+
+    @classmethod
+    def from_state(cls, module: nn.Module, scheme: OpScheme, state: Mapping[str, Tensor], relu: bool = False) -> Self:
+        """Rebuild what ``state_dict()`` was taken from; of ``module`` only the hyper-parameters are read."""
+        new = cls(module, scheme, relu)
+        new._restore(module, state)
+        new._settle()
+        return new
+
+    @abstractmethod
+    def _quantize(self, module: nn.Module) -> None:
+        """Fill the state from the values of the float module."""
+
+    def _stored(self) -> tuple[str, ...]:
+        """Names of the state's tensors, without the qparams of inputs; a question mark ends those not always there."""
+        return ()
+
+    def _restore(self, module: nn.Module, state: Mapping[str, Tensor]) -> None:
+        stored = self._stored()
+        names = {name.removesuffix("?") for name in stored}
+        names |= {f"{name}_{part}" for name in self.inputs for part in ("scale", "zero_point")}
+        missing = [name for name in stored if not name.endswith("?") and name not in state]
+        if self._is_calibrated and self.inputs and f"{self.inputs[0]}_scale" not in state:
+            missing.append(f"{self.inputs[0]}_scale")
+        unknown = sorted(set(state) - names)
+        if missing or unknown:
+            raise FormatError(
+                f"the stored tensors do not make a {type(self).__name__}: missing {missing}, not known {unknown}; "
+                f"it takes {sorted(names)}"
+            )
+        for name in sorted(names):
+            self.register_buffer(name, state.get(name))
+
+    def _keep_qparams(self, act_ranges: Sequence[Range]) -> None:
+        scheme = self.scheme.activation if self._is_calibrated else None
+        if scheme is not None and len(act_ranges) < len(self.inputs):
+            raise QuantizationError(
+                f"a static {self.op_type} needs the calibrated range of {', '.join(self.inputs)}; "
+                f"got {len(act_ranges)} ranges"
+            )
+        for index, name in enumerate(self.inputs):
+            found = None if scheme is None else calibrated_qparams(act_ranges[index], scheme, name)
+            self._register_qparams(name, found)
+
+    def _register_qparams(self, name: str, qparams: QParams | None) -> None:
+        self.register_buffer(f"{name}_scale", None if qparams is None else qparams.scale)
+        self.register_buffer(f"{name}_zero_point", None if qparams is None else qparams.zero_point)
+
+    @property
+    def _is_calibrated(self) -> bool:
+        return self.scheme.mode == "static" and has_fixed_range(self.scheme.activation)
+
+    # -- the kernel -------------------------------------------------------------------------------------------------
+
+    def _choose_kernel(self) -> str:
+        """The kernel of this op on the CPU."""
+        found = kernel_for(self.op_type, self.scheme)
+        return found.name if found else SIMULATED
+
+    def _settle(self) -> None:
+        """The state is new or lives elsewhere now: choose the kernel, forget what was made from the old state."""
+        self._prepacked = None
+        self._u8_inputs = {}
+        on_cpu = all(buffer.device.type == "cpu" for buffer in self.buffers())
+        self.kernel = self._choose_kernel() if on_cpu else SIMULATED
+
+    @property
+    def simulated(self) -> bool:
+        """Whether the op is float arithmetic on rounded values."""
+        return self.kernel == SIMULATED
+
+    def prepacked(self) -> Any:
+        """The weight in the kernel's layout, built at the first call."""
+        if self._prepacked is None:
+            self._prepacked = self._prepack()
+        return self._prepacked
+
+    def _prepack(self) -> Any:
+        raise NotImplementedError(f"{type(self).__name__} has no kernel that packs weights")
+
+    # -- weights ----------------------------------------------------------------------------------------------------
+
+    def weight_array(self) -> QuantizedArray | None:
+        """The quantized weight, one row an output channel; None for an op without a single weight."""
+        return None
+
+    def dequantized_weight(self) -> Tensor | None:
+        """The weight the op computes with, float32, in the layout of the float module."""
+        return None
+
+    # -- activations ------------------------------------------------------------------------------------------------
+
+    def qparams(self, name: str) -> QParams | None:
+        """Scale and zero-point of one of :attr:`inputs`, or None where they are not fixed."""
+        scale = self._buffers.get(f"{name}_scale")
+        return None if scale is None else QParams(scale, self._buffers.get(f"{name}_zero_point"))
+
+    @property
+    def input_qparams(self) -> U8 | None:
+        """Scale and zero-point of the quint8 tensors the op takes as its first input; None if it takes floats only."""
+        scheme = self.scheme.activation
+        if self.simulated or not self._is_calibrated or not self.inputs or scheme is None or scheme.reduce_range:
+            return None  # a producer of quint8 uses all 256 codes, a reduced range has 128
+        return self._u8(self.inputs[0])
+
+    def _u8(self, name: str) -> U8:
+        if name not in self._u8_inputs:
+            found, scheme = self.qparams(name), self.scheme.activation
+            assert found is not None, f"{name} of {self.op_type} has no fixed range"
+            assert scheme is not None
+            self._u8_inputs[name] = as_u8(found, scheme)
+        return self._u8_inputs[name]
+
+    def _rounded(self, x: Tensor, name: str = "input") -> Tensor:
+        """``x`` as the scheme's activation type represents it, in float; as it is where activations stay in float."""
+        if self.scheme.activation is None:
+            return x.dequantize() if x.is_quantized else x
+        return simulate(x, self.scheme.activation, self.qparams(name))
+
+    @property
+    def can_emit(self) -> bool:
+        """Whether :meth:`set_output_qparams` is possible: only integer kernels with static ranges emit quint8."""
+        return not self.simulated and self._is_calibrated
+
+    def set_output_qparams(self, scale: float | None, zero_point: int = 0) -> None:
+        """Return quint8 tensors in these qparams from now on; ``None`` goes back to float."""
+        if scale is not None and not self.can_emit:
+            raise QuantizationError(f"{self.op_type} run by {self.kernel!r} returns float: it cannot emit quint8")
+        self._output = None if scale is None else (float(scale), int(zero_point))
+
+    # -- nn.Module --------------------------------------------------------------------------------------------------
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move, but never cast: ``model.half()`` must not round scales."""
+
+        def moved(tensor: Tensor) -> Tensor:
+            new = fn(tensor)
+            return new if new.dtype == tensor.dtype else tensor.to(new.device)
+
+        super()._apply(moved, recurse)  # type: ignore[no-untyped-call]
+        self._settle()
+        if not self.can_emit:
+            self._output = None
+        return self
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self._settle()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_prepacked": None}
+
+    def extra_repr(self) -> str:
+        activation = f", activation={self.scheme.activation.dtype.name}" if self.scheme.activation else ""
+        relu = ", relu=True" if self.relu else ""
+        return f"{self.scheme.precision}{activation}, mode={self.scheme.mode}, kernel={self.kernel!r}{relu}"
+
+
+QUANT_MODULES: Registry[type[QuantModule]] = Registry("quantized module")
+"""Quantized modules by the name of the float class they replace."""
+
+
+def quant_class(module: nn.Module) -> type[QuantModule]:
+    """The registered class for the class of ``module``, or for a base of it whose ``forward`` it did not override."""
+    for cls in type(module).__mro__:
+        if cls.__name__ not in QUANT_MODULES:
+            continue
+        found = QUANT_MODULES[cls.__name__]
+        if found.replaces is cls and cls.forward is type(module).forward:
+            return found
+    known = ", ".join(QUANT_MODULES.names())
+    raise QuantizationError(f"no quantized module behaves like {type(module).__qualname__}; there is one for {known}")
+
+
+def finite(tensor: Tensor, what: str) -> Tensor:
+    """``tensor`` in float32, detached; NaN and infinity are errors."""
+    values = tensor.detach().float()
+    bad = int((~torch.isfinite(values)).sum())
+    if bad:
+        raise QuantizationError(f"{what} holds {bad} NaN or infinite values of {values.numel()}; all must be finite")
+    return values

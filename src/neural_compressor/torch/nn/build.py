@@ -1,0 +1,34 @@
+"""From a float module and a scheme to the module that computes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor, nn
+
+from neural_compressor.errors import QuantizationError
+from neural_compressor.schemes import OpScheme
+from neural_compressor.torch.nn.activation import Range
+from neural_compressor.torch.nn.base import QuantModule, quant_class
+from neural_compressor.torch.nn.half import HalfModule
+
+
+def quantized_module(
+    module: nn.Module,
+    scheme: OpScheme,
+    act_ranges: Sequence[Range] = (),
+    relu: bool = False,
+    state: Mapping[str, Tensor] | None = None,
+) -> QuantModule:
+    """The module that replaces ``module`` under ``scheme``, quantized from its values or rebuilt from ``state``.
+
+    >>> scheme = OpScheme.from_dict({"weight": {"dtype": "int4", "granularity": "per_channel"}})
+    >>> quantized_module(nn.Linear(8, 4), scheme)
+    QuantLinear(in_features=8, out_features=4, int4, mode=weight_only, kernel='simulated')
+    """
+    if scheme.is_float and scheme.precision == "fp32":
+        raise QuantizationError("an op in fp32 stays the float module it is")
+    cls = HalfModule if scheme.is_float else quant_class(module)
+    if state is not None:
+        return cls.from_state(module, scheme, state, relu)
+    return cls.from_float(module, scheme, act_ranges, relu)

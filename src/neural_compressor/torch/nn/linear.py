@@ -1,0 +1,64 @@
+"""Quantized Linear."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from neural_compressor.schemes import OpScheme
+from neural_compressor.torch.nn import fbgemm
+from neural_compressor.torch.nn.activation import input_u8, within_codes
+from neural_compressor.torch.nn.base import QUANT_MODULES
+from neural_compressor.torch.nn.quint8 import to_quint8
+from neural_compressor.torch.nn.weighted import WeightedModule
+
+
+@QUANT_MODULES.register("Linear")
+class QuantLinear(WeightedModule):
+    """Replaces ``nn.Linear``."""
+
+    replaces = nn.Linear
+
+    def __init__(self, module: nn.Module, scheme: OpScheme, relu: bool = False) -> None:
+        super().__init__(module, scheme, relu)
+        self.out_features, self.in_features = self.weight_shape
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.simulated:
+            return self._simulated(x)
+        if x.dim() == 1:  # the kernel wants rows
+            return self._integer(x.unsqueeze(0)).squeeze(0)
+        return self._integer(x)
+
+    def _simulated(self, x: Tensor) -> Tensor:
+        inside = self._rounded(x)
+        y = F.linear(inside, *self._parameters_as(inside.dtype))
+        y = y if x.is_quantized else y.to(x.dtype)
+        return y.relu() if self.relu else y
+
+    def _integer(self, x: Tensor) -> Tensor:
+        scheme, packed = self.scheme.activation, self.prepacked()
+        assert scheme is not None
+        if self._output is not None:
+            qparams = self._u8("input")
+            quint8 = to_quint8(within_codes(x, qparams, scheme), *qparams)
+            return fbgemm.linear_quint8(quint8.contiguous(), packed, self.relu, *self._output)
+        values = x.dequantize() if x.is_quantized else x.detach().float()
+        if self.scheme.mode == "static":
+            y = fbgemm.linear_static(
+                within_codes(values, self._u8("input"), scheme), *self._u8("input"), packed, self.relu
+            )
+        elif scheme.symmetric and values.numel():
+            y = fbgemm.linear_static(values, *input_u8(values, scheme), packed, self.relu)
+        else:
+            y = fbgemm.linear_dynamic(values, packed, self.relu, scheme.reduce_range)
+        return y.to(torch.float32 if x.is_quantized else x.dtype)
+
+    def _prepack(self) -> Any:
+        return fbgemm.pack_linear(*self._int8_weight(), self.bias)
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, {super().extra_repr()}"

@@ -1,0 +1,97 @@
+"""Quantized modules with one weight and a bias; the weight is a packed matrix with a row for each output channel."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from neural_compressor.errors import QuantizationError
+from neural_compressor.schemes import PER_CHANNEL, OpScheme, PackedArray, PerChannel, QuantizedArray, TensorScheme
+from neural_compressor.torch.nn.base import QuantModule, finite
+from neural_compressor.torch.nn.packed_weight import buffer_names, keep_packed, packed_array
+
+
+class WeightedModule(QuantModule):
+    """Base of the modules that replace Linear, the convolutions and Embedding."""
+
+    #: The axis of the float weight along which output channels lie.
+    channel_axis = 0
+    bias: Tensor | None
+
+    def __init__(self, module: nn.Module, scheme: OpScheme, relu: bool = False) -> None:
+        super().__init__(module, scheme, relu)
+        assert isinstance(module.weight, Tensor)
+        self.weight_shape = tuple(module.weight.shape)
+        self.weight_scheme = self._of_matrix(scheme.weight)
+
+    def _of_matrix(self, scheme: TensorScheme | None) -> TensorScheme:
+        """The scheme of the weight as a matrix, whose output channels are rows."""
+        if scheme is None or scheme.is_float:
+            given = "none" if scheme is None else scheme.dtype.name
+            raise QuantizationError(f"a quantized {self.op_type} needs a quantized weight type, got {given}")
+        if not isinstance(scheme.granularity, PerChannel) or scheme.granularity.axis == 0:
+            return scheme
+        if scheme.granularity.axis != self.channel_axis:
+            raise QuantizationError(
+                f"the weight of {self.op_type} is quantized per output channel (axis {self.channel_axis}), "
+                f"not along axis {scheme.granularity.axis}"
+            )
+        return replace(scheme, granularity=PER_CHANNEL)
+
+    # Rows are output channels, so that groups and blocks run along what one output sums over.
+
+    @property
+    def matrix_shape(self) -> tuple[int, int]:
+        """Output channels, and the weights of each."""
+        return self.weight_shape[0], math.prod(self.weight_shape[1:])
+
+    def _to_matrix(self, weight: Tensor) -> Tensor:
+        return weight.reshape(self.matrix_shape)
+
+    def _from_matrix(self, matrix: Tensor) -> Tensor:
+        return matrix.reshape(self.weight_shape)
+
+    def _stored(self) -> tuple[str, ...]:
+        return *buffer_names("weight"), "bias?"
+
+    def _quantize(self, module: nn.Module) -> None:
+        assert isinstance(module.weight, Tensor)
+        keep_packed(self, "weight", self._to_matrix(finite(module.weight, "the weight")), self.weight_scheme)
+        bias = getattr(module, "bias", None)
+        self.register_buffer("bias", finite(bias, "the bias").clone() if isinstance(bias, Tensor) else None)
+
+    def _restore(self, module: nn.Module, state: Mapping[str, Tensor]) -> None:
+        super()._restore(module, state)
+        self._packed()
+
+    def _packed(self) -> PackedArray:
+        return packed_array(self, "weight", self.weight_scheme, self.matrix_shape)
+
+    def weight_array(self) -> QuantizedArray:
+        return self._packed().unpack()
+
+    def dequantized_weight(self) -> Tensor:
+        values: Tensor = self.weight_array().dequantize()
+        return self._from_matrix(values)
+
+    @property
+    def weight(self) -> Tensor:
+        """The dequantized weight, for model code that reads ``layer.weight``; built anew at each access."""
+        return self.dequantized_weight()
+
+    def _parameters_as(self, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias for a float op in ``dtype``."""
+        return self.dequantized_weight().to(dtype), None if self.bias is None else self.bias.to(dtype)
+
+    def _int8_weight(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Signed codes in the float module's layout, scale, zero-point; unsigned codes are shifted by 128."""
+        array = self.weight_array()
+        codes, zero = array.codes, array.zero_point
+        if not self.weight_scheme.dtype.signed:
+            codes = codes.to(torch.int16) - 128
+            zero = zero - 128
+        return self._from_matrix(codes.to(torch.int8)), array.scale, zero

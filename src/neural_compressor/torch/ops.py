@@ -1,0 +1,73 @@
+"""The quantizable ops of an eager PyTorch model, and why other modules with weights are left alone."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from torch import nn
+
+from neural_compressor.schemes import OpKey
+from neural_compressor.torch import functional
+from neural_compressor.torch.watch import Trace
+
+FUNCTIONAL = (functional.MatMul, functional.Add, functional.Mul)
+"""Ops without a weight; their output range is calibrated too."""
+
+
+def op_classes() -> dict[str, type[nn.Module]]:
+    """The module classes that count as ops, by type name."""
+    names = (
+        *("Linear", "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"),
+        *("Embedding", "LSTM", "GRU"),
+    )
+    classes: dict[str, type[nn.Module]] = {name: getattr(nn, name) for name in names}
+    return classes | {cls.__name__: cls for cls in FUNCTIONAL}
+
+
+def find_ops(
+    model: nn.Module, op_types: Collection[str], trace: Trace | None = None
+) -> tuple[dict[OpKey, nn.Module], dict[OpKey, str]]:
+    """``(ops, skipped)``: ops in the order they run (or are defined, without a trace); skipped ones with the reason."""
+    classes = op_classes()
+    ops: dict[OpKey, nn.Module] = {}
+    skipped: dict[OpKey, str] = {}
+    called = trace.times_called() if trace else None
+    for name, module in model.named_modules():
+        kind = type(module).__name__
+        key = (name, kind)
+        if type(module) is classes.get(kind):
+            if kind not in op_types:
+                skipped[key] = f"the framework YAML lists no quantized {kind}"
+            elif called is not None and not called[name]:
+                skipped[key] = "never called while the model ran on the first batch: its parent may use its weight directly"
+            else:
+                ops[key] = module
+        elif base := next((c for c in classes.values() if isinstance(module, c)), None):
+            skipped[key] = f"a subclass of {base.__name__} with behaviour of its own"
+        elif any(p.dim() >= 2 for p in module.parameters(recurse=False)):
+            skipped[key] = f"op type {kind} holds weights but is not in the framework YAML"
+    if trace is not None:
+        order = {call.module: index for index, call in reversed(list(enumerate(trace.calls))) if call.module is not None}
+        ops = dict(sorted(ops.items(), key=lambda item: order[item[0][0]]))
+    return ops, skipped
+
+
+def find_blocks(model: nn.Module, ops: Collection[OpKey]) -> list[list[OpKey]]:
+    """Ops grouped by the repeated blocks they sit in: children of one class in a ModuleList or Sequential."""
+    blocks = []
+    for prefix in _block_names(model):
+        members = [key for key in ops if key[0].startswith(prefix + ".")]
+        if len(members) > 1:
+            blocks.append(members)
+    return blocks
+
+
+def _block_names(model: nn.Module) -> Iterator[str]:
+    for name, module in model.named_modules():
+        if not isinstance(module, (nn.ModuleList, nn.Sequential)):
+            continue
+        children = list(module.named_children())
+        kinds = [type(child) for _, child in children]
+        for child_name, child in children:
+            if kinds.count(type(child)) > 1 and any(True for _ in child.children()):
+                yield f"{name}.{child_name}" if name else child_name

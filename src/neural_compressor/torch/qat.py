@@ -1,0 +1,109 @@
+"""Quantization-aware training: weights and activations are rounded in the forward pass, gradients pass straight through."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+
+from neural_compressor.observers import make_observer
+from neural_compressor.schemes import OpKey, Plan, TensorScheme
+from neural_compressor.schemes.affine import choose_qparams
+from neural_compressor.schemes.quantize import fake_quantize
+from neural_compressor.schemes.ranges import value_range
+from neural_compressor.torch.conversion import build
+from neural_compressor.torch.fold import Structure
+from neural_compressor.torch.ops import FUNCTIONAL
+
+
+def _straight_through(x: torch.Tensor, rounded: torch.Tensor) -> torch.Tensor:
+    return x + (rounded - x).detach()
+
+
+class WeightRounding(nn.Module):
+    """A parametrization that rounds a weight to its scheme, with the range it has right now."""
+
+    def __init__(self, scheme: TensorScheme) -> None:
+        super().__init__()
+        self.scheme = scheme
+
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        fixed = weight.detach()
+        qparams = choose_qparams(*value_range(fixed, self.scheme.granularity), self.scheme)
+        return _straight_through(weight, fake_quantize(fixed, self.scheme, qparams))
+
+
+class ActivationRounding:
+    """A hook that watches the inputs of an op while training and rounds them to the scheme, with a moving-average range."""
+
+    def __init__(self, scheme: TensorScheme, watch_output: bool) -> None:
+        self.scheme = scheme
+        self.watch_output = watch_output
+        self.observer_scheme = replace(scheme, algorithm="moving_average")
+        self.observers: list[Any] = []
+
+    def inputs(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Forward pre-hook: observe and round each float tensor."""
+        return tuple(
+            self._round(index, arg, module.training) if isinstance(arg, torch.Tensor) and arg.is_floating_point() else arg
+            for index, arg in enumerate(args)
+        )
+
+    def output(self, module: nn.Module, args: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
+        """Forward hook of functional ops, whose output is quantized too."""
+        return self._round(len(args), output, module.training)
+
+    def _round(self, index: int, x: torch.Tensor, training: bool) -> torch.Tensor:
+        while len(self.observers) <= index:
+            self.observers.append(make_observer(self.observer_scheme))
+        observer, fixed = self.observers[index], x.detach()
+        if training and x.numel():
+            observer.update(fixed)
+        qparams = choose_qparams(*observer.range(self.scheme), self.scheme)
+        return _straight_through(x, fake_quantize(fixed, self.scheme, qparams))
+
+    def ranges(self) -> list[tuple[Any, Any]]:
+        """The ranges seen, one a tensor."""
+        return [observer.range(self.scheme) for observer in self.observers]
+
+
+class QatSession:
+    """A model on its way through quantization-aware training: :attr:`model` is trained, :meth:`finish` converts it."""
+
+    def __init__(self, model: nn.Module, plan: Plan, structure: Structure, reasons: Mapping[OpKey, str]) -> None:
+        self.model = model
+        self.plan = plan
+        self.structure = structure
+        self.reasons = dict(reasons)
+        self._activations: dict[OpKey, ActivationRounding] = {}
+        self._handles: list[Any] = []
+        for key, scheme in plan.items():
+            module = model.get_submodule(key[0])
+            if scheme.is_float:
+                continue
+            if scheme.weight is not None and isinstance(getattr(module, "weight", None), nn.Parameter):
+                parametrize.register_parametrization(module, "weight", WeightRounding(scheme.weight))
+            if scheme.activation is not None and scheme.mode == "static":
+                self._attach(key, module, scheme.activation)
+
+    def _attach(self, key: OpKey, module: nn.Module, scheme: TensorScheme) -> None:
+        rounding = ActivationRounding(scheme, watch_output=isinstance(module, FUNCTIONAL))
+        self._activations[key] = rounding
+        self._handles.append(module.register_forward_pre_hook(rounding.inputs))
+        if rounding.watch_output:
+            self._handles.append(module.register_forward_hook(rounding.output))
+
+    def finish(self) -> nn.Module:
+        """The quantized model with the trained weights and the ranges seen in training."""
+        for handle in self._handles:
+            handle.remove()
+        for key in self.plan:
+            module = self.model.get_submodule(key[0])
+            if parametrize.is_parametrized(module, "weight"):
+                parametrize.remove_parametrizations(module, "weight", leave_parametrized=False)
+        ranges = {key: rounding.ranges() for key, rounding in self._activations.items() if rounding.observers}
+        return build(self.model.eval(), self.plan, ranges, self.structure, self.reasons)

@@ -1,0 +1,139 @@
+"""Find out how a model's modules are connected by watching it run once.
+
+Works on any eager model: nothing is traced symbolically, no model is special-cased. Tensors get a fresh number
+each time something returns them; a call is a leaf module or a torch function with the numbers it read and wrote.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode, resolve_name
+from torch.utils.weak import WeakIdKeyDictionary
+
+from neural_compressor.torch.batches import feed, tensors_in
+
+# Reading a tensor's metadata does not use its values.
+_METADATA = ("__get__", "size", "dim", "numel", "is_floating_point", "stride", "__len__", "__hash__", "is_contiguous")
+
+
+@dataclass(frozen=True)
+class Call:
+    """One leaf module (``module`` is its name) or one torch function (``module`` is None) that ran.
+
+    ``rank`` is the number of dimensions of its first output.
+    """
+
+    target: str
+    module: str | None
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    rank: int = 0
+
+
+@dataclass
+class Trace:
+    """What was seen of one run of a model."""
+
+    calls: list[Call] = field(default_factory=list)
+    inputs: frozenset[int] = frozenset()
+    outputs: frozenset[int] = frozenset()
+
+    def times_called(self) -> Counter[str]:
+        """How often each leaf module ran."""
+        return Counter(call.module for call in self.calls if call.module is not None)
+
+    @cached_property
+    def readers(self) -> dict[int, list[Call]]:
+        """The calls that read each tensor."""
+        found: dict[int, list[Call]] = {}
+        for call in self.calls:
+            for number in call.reads:
+                found.setdefault(number, []).append(call)
+        return found
+
+    def only_reader(self, call: Call) -> Call | None:
+        """The one call that reads the one output of ``call``, if nothing else does."""
+        if len(call.writes) != 1 or call.writes[0] in self.outputs:
+            return None
+        readers = self.readers.get(call.writes[0], [])
+        return readers[0] if len(readers) == 1 else None
+
+
+class _Recorder(TorchFunctionMode):
+    def __init__(self, trace: Trace) -> None:
+        super().__init__()
+        self.trace = trace
+        self.inside_leaf = 0
+        self._numbers: Any = WeakIdKeyDictionary()
+        self._next = 0
+
+    def number(self, tensor: torch.Tensor) -> int:
+        if tensor not in self._numbers:
+            self.renumber(tensor)
+        return int(self._numbers[tensor])
+
+    def renumber(self, tensor: torch.Tensor) -> int:
+        self._next += 1
+        self._numbers[tensor] = self._next
+        return self._next
+
+    def record(self, target: str, module: str | None, reads: tuple[int, ...], result: Any) -> None:
+        tensors = list(tensors_in(result))
+        writes = tuple(self.renumber(t) for t in tensors)
+        self.trace.calls.append(Call(target, module, reads, writes, tensors[0].dim() if tensors else 0))
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.inside_leaf or getattr(func, "__name__", "") in _METADATA:
+            return func(*args, **(kwargs or {}))
+        reads = tuple(self.number(t) for t in tensors_in((args, kwargs or {})))
+        result = func(*args, **(kwargs or {}))
+        if result is None or next(tensors_in(result), None) is not None:
+            name = resolve_name(func) or getattr(func, "__name__", str(func))
+            self.record(name, None, reads, result)
+        return result
+
+
+def watch(model: torch.nn.Module, inputs: Any, leaves: Mapping[str, torch.nn.Module] | None = None) -> Trace:
+    """Run ``model`` once on ``inputs`` and return what happened.
+
+    ``leaves`` are the modules seen as one call; by default every module without children.
+    """
+    trace = Trace()
+    recorder = _Recorder(trace)
+    if leaves is None:
+        leaves = {name: m for name, m in model.named_modules() if not any(True for _ in m.children())}
+    reads: dict[str, list[tuple[int, ...]]] = {name: [] for name in leaves}
+
+    def enter(name: str) -> Any:
+        def hook(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+            reads[name].append(tuple(recorder.number(t) for t in tensors_in((args, kwargs))))
+            recorder.inside_leaf += 1
+
+        return hook
+
+    def leave(name: str, kind: str) -> Any:
+        def hook(module: torch.nn.Module, args: Any, kwargs: Any, result: Any) -> None:
+            recorder.inside_leaf -= 1
+            recorder.record(kind, name, reads[name].pop(), result)
+
+        return hook
+
+    with ExitStack() as stack:
+        for name, module in leaves.items():
+            before = module.register_forward_pre_hook(enter(name), with_kwargs=True)
+            after = module.register_forward_hook(leave(name, type(module).__name__), with_kwargs=True)
+            stack.callback(before.remove)
+            stack.callback(after.remove)
+        stack.enter_context(torch.no_grad())
+        trace.inputs = frozenset(recorder.number(t) for t in tensors_in(inputs))
+        stack.enter_context(recorder)
+        outputs = feed(model, inputs)
+        trace.outputs = frozenset(recorder.number(t) for t in tensors_in(outputs))
+    return trace

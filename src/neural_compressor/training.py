@@ -1,0 +1,72 @@
+"""Quantization-aware training: hand your model over before training, take the quantized one after."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from neural_compressor.adaptor.contract import adaptor_for
+from neural_compressor.config import QuantizationAwareTrainingConfig
+from neural_compressor.errors import ConfigError
+from neural_compressor.strategy.build import build_space
+
+
+class Callbacks:
+    """What a training loop calls at its two ends."""
+
+    def __init__(self, manager: CompressionManager) -> None:
+        self._manager = manager
+
+    def on_train_begin(self, dataloader: Any = None) -> None:
+        """Make ``manager.model`` round as the quantized model will."""
+        self._manager.begin()
+
+    def on_train_end(self) -> None:
+        """Make ``manager.model`` the quantized model."""
+        self._manager.end()
+
+
+class CompressionManager:
+    """Holds the model through quantization-aware training; :func:`prepare_compression` makes one."""
+
+    def __init__(self, model: Any, conf: QuantizationAwareTrainingConfig, example_inputs: Any = None) -> None:
+        self._float = model
+        self._conf = conf
+        self._adaptor = adaptor_for(model)({"example_inputs": example_inputs, "device": conf.device})
+        self._session: Any = None
+        self._done = False
+        self.model = model
+        self.callbacks = Callbacks(self)
+
+    def begin(self) -> None:
+        """Start rounding."""
+        if self._session is not None:
+            raise ConfigError("on_train_begin() was called twice; call prepare_compression() again for a second training")
+        plan = build_space(self._adaptor.query_fw_capability(self._float), self._conf).default_plan()
+        self._session = self._adaptor.prepare_training(plan.to_tune_cfg(), self._float)
+        self.model = self._session.model
+
+    def end(self) -> None:
+        """Convert what was trained."""
+        if self._session is None:
+            raise ConfigError("on_train_end() without on_train_begin(): call that before training")
+        self.model = self._session.finish()
+        self._done = True
+
+    def save(self, path: str | Path) -> None:
+        """Write the quantized model into the folder ``path``."""
+        if not self._done:
+            raise ConfigError("there is no quantized model yet: call callbacks.on_train_end() after training")
+        self._adaptor.save(self.model, path)
+
+
+def prepare_compression(
+    model: Any, confs: QuantizationAwareTrainingConfig, example_inputs: Any = None
+) -> CompressionManager:
+    """A manager that takes ``model`` through quantization-aware training.
+
+    With ``example_inputs`` batch normalisation is folded first, so that the trained weights are those the kernel will see.
+    """
+    if not isinstance(confs, QuantizationAwareTrainingConfig):
+        raise ConfigError(f"confs is a {type(confs).__name__}; prepare_compression takes a QuantizationAwareTrainingConfig")
+    return CompressionManager(model, confs, example_inputs)

@@ -1,0 +1,89 @@
+"""The promise: how much accuracy a compressed model may lose."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from neural_compressor.errors import ConfigError
+
+#: Rounding of the loss itself: a model that loses exactly what is allowed keeps the promise.
+_SLACK = 1e-9
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """How much accuracy may be lost, as a share of the baseline (``relative``) or in the metric's own unit.
+
+    A relative loss has no meaning where the baseline is zero; the plain difference is taken there, and
+    :meth:`describe` and the verdict say so.
+
+    >>> one_percent = Criterion(tolerable_loss=0.01)
+    >>> one_percent.holds(baseline=0.90, value=0.895)
+    True
+    >>> Criterion(higher_is_better=False, relative=False, tolerable_loss=0.5).loss(baseline=10.0, value=11.0)
+    1.0
+    """
+
+    higher_is_better: bool = True
+    relative: bool = True
+    tolerable_loss: float = 0.01
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.tolerable_loss) or self.tolerable_loss < 0:
+            raise ConfigError(f"tolerable_loss must be a finite number of at least 0, got {self.tolerable_loss!r}")
+
+    @classmethod
+    def from_config(cls, config: Any) -> Criterion:
+        """The criterion that an ``AccuracyCriterion`` describes."""
+        kind = config.criterion
+        if kind not in ("relative", "absolute"):
+            raise ConfigError(f"accuracy criterion {kind!r} is unknown; known: relative, absolute")
+        return cls(bool(config.higher_is_better), kind == "relative", float(config.tolerable_loss))
+
+    def relates_to(self, baseline: float) -> bool:
+        """Whether losses are shares of this ``baseline``, and not plain differences."""
+        return self.relative and baseline != 0
+
+    def loss(self, baseline: float, value: float) -> float:
+        """How much worse ``value`` is than ``baseline``; negative where it is better."""
+        worse = baseline - value if self.higher_is_better else value - baseline
+        return worse / abs(baseline) if self.relates_to(baseline) else worse
+
+    def allows(self, loss: float) -> bool:
+        """Whether a model with this ``loss`` keeps the promise."""
+        return loss <= self.tolerable_loss + _SLACK
+
+    def holds(self, baseline: float, value: float) -> bool:
+        """Whether a model that reaches ``value`` keeps the promise."""
+        return self.allows(self.loss(baseline, value))
+
+    def limit(self, baseline: float) -> float:
+        """The value at which the promise just holds."""
+        allowed = self.tolerable_loss * (abs(baseline) if self.relates_to(baseline) else 1.0)
+        return baseline - allowed if self.higher_is_better else baseline + allowed
+
+    def amount(self, loss: float, baseline: float | None = None, digits: int = 2) -> str:
+        """A loss as a person reads it.
+
+        >>> Criterion().amount(0.032), Criterion(relative=False).amount(0.032)
+        ('3.2%', '0.032')
+        """
+        share = self.relative if baseline is None else self.relates_to(baseline)
+        if not share:
+            return f"{loss:.{digits + 2}g}"
+        percent = f"{100 * loss:.{digits}f}".rstrip("0")
+        return f"{percent}0%" if percent.endswith(".") else f"{percent}%"
+
+    def describe(self, baseline: float | None = None) -> str:
+        """The promise in words.
+
+        >>> Criterion().describe()
+        'at most 1.0% lost (relative, higher is better)'
+        """
+        direction = "higher is better" if self.higher_is_better else "lower is better"
+        kind = "relative" if self.relative else "absolute"
+        if baseline is not None and self.relative and not self.relates_to(baseline):
+            kind = "absolute, since the baseline is 0 and a share of 0 means nothing"
+        return f"at most {self.amount(self.tolerable_loss, baseline)} lost ({kind}, {direction})"

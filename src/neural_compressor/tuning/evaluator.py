@@ -1,0 +1,136 @@
+"""Turns what the user evaluates with into one finite number for a model."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from types import CodeType
+from typing import TYPE_CHECKING, Any
+
+from neural_compressor.errors import ConfigError, EvaluationError
+from neural_compressor.tuning.criterion import Criterion
+from neural_compressor.tuning.metrics import Metric, resolve_metric
+
+if TYPE_CHECKING:
+    from neural_compressor.adaptor.contract import Adaptor
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """``function(model)`` with checks on what it returns. ``identity`` tells evaluations apart in a journal;
+    ``higher_is_better`` is known where a metric says so.
+
+    >>> Evaluator.of_function(lambda model: 0.5)("any model")
+    0.5
+    """
+
+    function: Callable[[Any], Any]
+    name: str
+    identity: str
+    higher_is_better: bool | None = None
+
+    @classmethod
+    def of_function(cls, eval_func: Callable[[Any], Any]) -> Evaluator:
+        """Evaluate with the user's ``eval_func(model) -> float``."""
+        if not callable(eval_func):
+            raise ConfigError(f"eval_func must be a function of the model, got {type(eval_func).__name__}")
+        return cls(eval_func, _name(eval_func), f"{_name(eval_func)}#{_code_digest(eval_func)}")
+
+    @classmethod
+    def of_metric(cls, adaptor: Adaptor, dataloader: Iterable[Any], metric: Any) -> Evaluator:
+        """Evaluate by running the model over ``dataloader`` and feeding ``metric`` (see :func:`resolve_metric`)."""
+        require_repeatable(dataloader, "eval_dataloader")
+        resolved: Metric = resolve_metric(metric)
+
+        def evaluate(model: Any) -> Any:
+            resolved.reset()
+            return adaptor.evaluate(model, dataloader, metrics=[resolved])
+
+        name = getattr(resolved, "name", type(resolved).__name__)
+        return cls(evaluate, f"metric {name}", f"metric {name} {data_identity(dataloader)}", resolved.higher_is_better)
+
+    def check(self, criterion: Criterion) -> None:
+        """Refuse a criterion that takes the metric the wrong way round: it would accept the worst model."""
+        if self.higher_is_better is not None and self.higher_is_better != criterion.higher_is_better:
+            better = "higher" if self.higher_is_better else "lower"
+            raise ConfigError(
+                f"{self.name} is better when {better}, and the accuracy criterion says the opposite; "
+                f"set AccuracyCriterion(higher_is_better={self.higher_is_better})"
+            )
+
+    def __call__(self, model: Any) -> float:
+        try:
+            value = self.function(model)
+        except EvaluationError:
+            raise
+        except Exception as error:
+            raise EvaluationError(f"{self.name} raised {type(error).__name__}: {error}") from error
+        return finite_number(value, self.name)
+
+
+def finite_number(value: Any, source: str) -> float:
+    """``value`` as a float; anything that is not one finite number is an error that names its ``source``."""
+    advice = "return one finite number, for instance the accuracy as a float"
+    if value is None:
+        raise EvaluationError(f"{source} returned None; {advice} (is a return statement missing?)")
+    shape = getattr(value, "shape", None)
+    if shape is not None and hasattr(value, "item"):
+        if math.prod(shape) != 1:
+            raise EvaluationError(f"{source} returned a {type(value).__name__} of shape {tuple(shape)}; {advice}")
+        value = value.item()
+    if isinstance(value, bool) or not hasattr(value, "__float__"):
+        raise EvaluationError(f"{source} returned {_shown(value)}; {advice}")
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise EvaluationError(f"{source} returned {_shown(value)}, which is no number ({error}); {advice}") from error
+    if not math.isfinite(number):
+        raise EvaluationError(f"{source} returned {number}; {advice}")
+    return number
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return f"a {type(value).__name__} ({text if len(text) <= 60 else text[:57] + '...'})"
+
+
+def require_repeatable(data: Any, name: str) -> None:
+    """Refuse an iterator: the first model would use it up, and the next would see nothing."""
+    if hasattr(data, "__next__"):
+        raise ConfigError(
+            f"{name} is a {type(data).__name__}, which can be gone through only once, and each trial needs it anew; "
+            "give a list or a dataloader"
+        )
+
+
+def data_identity(data: Any) -> str:
+    """What can be said cheaply of a dataloader: its type and how many batches it has."""
+    if data is None:
+        return "none"
+    try:
+        return f"{_name(type(data))}[{len(data)}]"
+    except TypeError:
+        return _name(type(data))
+
+
+def _name(function: Any) -> str:
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def _code_digest(function: Any) -> str:
+    """Identity of the function's code, so that a changed evaluation does not resume the old one's journal."""
+    for candidate in (function, getattr(function, "__func__", None), getattr(function, "func", None)):
+        code = getattr(candidate, "__code__", None)
+        if code is not None:
+            return hashlib.sha256(_code_text(code).encode()).hexdigest()[:12]
+    return "object"
+
+
+def _code_text(code: CodeType) -> str:
+    constants = [
+        _code_text(c) if isinstance(c, CodeType) else repr(c) for c in code.co_consts if not isinstance(c, frozenset)
+    ]
+    return f"{code.co_code.hex()} {code.co_names} {constants}"

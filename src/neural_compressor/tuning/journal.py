@@ -1,0 +1,243 @@
+"""The journal: an Optuna study that holds every trial from the moment it is done."""
+
+from __future__ import annotations
+
+import logging
+import re
+import socket
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from neural_compressor.errors import WorkspaceError
+from neural_compressor.schemes import Plan
+from neural_compressor.tuning.file_lock import FileLock
+from neural_compressor.tuning.fingerprint import fingerprint
+from neural_compressor.tuning.journal_file import open_journal_file
+from neural_compressor.tuning.result import Measurement
+from neural_compressor.tuning.workspace import slug, workspace_errors
+
+if TYPE_CHECKING:
+    import optuna
+
+FILE_NAME = "journal.log"
+_URL = re.compile(r"^[A-Za-z][A-Za-z0-9+]*://")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What the journal keeps of a trial's outcome. ``loss`` is None where the trial failed, and ``error`` says why."""
+
+    stage: str
+    measurement: Measurement | None
+    loss: float | None
+    passed: bool
+    score: float
+    seconds: float
+    error: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {**vars(self), "measurement": self.measurement.to_dict() if self.measurement else None}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Entry:
+        """Read what :meth:`to_dict` writes."""
+        measured = data["measurement"]
+        return cls(**{**data, "measurement": Measurement.from_dict(measured) if measured else None})
+
+
+class Journal:
+    """The trials of one tuning job, found again by the digest of their plan.
+
+    A job is known by its ``inputs``. Its last study is gone on with where that was not finished, unless ``resume`` is
+    False; otherwise a new study begins. Use as a context manager: the job is locked against a second process meanwhile.
+    """
+
+    def __init__(
+        self,
+        workspace: Path,
+        title: str,
+        inputs: Mapping[str, str],
+        storage: str | Path | None = None,
+        resume: bool = True,
+    ) -> None:
+        self.workspace = workspace
+        self.storage = str(storage) if storage is not None else str(workspace / FILE_NAME)
+        self._shared = bool(_URL.match(self.storage))
+        self._worker = f"{socket.gethostname()}:{workspace}"
+        base = f"{slug(title)}-{fingerprint(inputs)}"
+        self._lock = FileLock(workspace / f".{base}.lock")
+        self._claim(base)
+        try:
+            with self._writing():
+                self._study = self._open_study(base, inputs, resume)
+                self.name: str = self._study.study_name
+                self.entries = self._read_entries()
+        except BaseException:
+            self._lock.release()
+            raise
+        self.resumed = bool(self.entries)
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    @property
+    def address(self) -> str:
+        """Where the journal is, without a password."""
+        return _masked(self.storage)
+
+    # -- the study -------------------------------------------------------------------------------------------------
+
+    @property
+    def baseline(self) -> Measurement | None:
+        """What was measured of the float model, once :meth:`record_baseline` was called in this or an earlier run."""
+        stored = self._study.user_attrs.get("baseline")
+        return Measurement.from_dict(stored) if stored else None
+
+    def record_baseline(self, measurement: Measurement) -> None:
+        """Keep the measurement of the float model."""
+        with self._writing():
+            self._study.set_user_attr("baseline", measurement.to_dict())
+
+    def finish(self, verdict: str) -> None:
+        """Close the study: the next run of the same job begins a new one."""
+        with self._writing():
+            self._study.set_user_attr("verdict", verdict)
+            self._study.set_user_attr("finished", True)
+
+    # -- the trials ------------------------------------------------------------------------------------------------
+
+    def begin(self, plan: Plan) -> optuna.trial.Trial:
+        """Announce that ``plan`` is being tried."""
+        with self._writing():
+            trial = self._study.ask()
+            trial.set_user_attr("worker", self._worker)
+            trial.set_user_attr("plan", plan.to_json())
+        return trial
+
+    def record(self, trial: optuna.trial.Trial, plan: Plan, entry: Entry) -> None:
+        """Commit the outcome of a trial that was begun."""
+        from optuna.trial import TrialState
+
+        with self._writing():
+            trial.set_user_attr("outcome", entry.to_dict())
+            if entry.loss is None:
+                self._study.tell(trial, state=TrialState.FAIL)
+            else:
+                self._study.tell(trial, entry.loss)
+        self.entries[plan.digest] = entry
+
+    def abandon(self, trial: optuna.trial.Trial) -> None:
+        """Close a trial that was interrupted: it has no outcome, and a later run does it again."""
+        from optuna.trial import TrialState
+
+        with self._writing():
+            self._study.tell(trial, state=TrialState.FAIL)
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _claim(self, base: str) -> None:
+        with workspace_errors(self.workspace):
+            if not self._lock.acquire(wait=False):
+                raise WorkspaceError(
+                    f"process {self._lock.holder()} is running the same tuning job ({base}) in {self.workspace}; "
+                    "wait for it to end, or give this run another workspace"
+                )
+            self._lock.sign()
+
+    def _open_study(self, base: str, inputs: Mapping[str, str], resume: bool) -> optuna.Study:
+        import optuna
+
+        storage = self._open_storage()
+        taken = set(optuna.get_all_study_names(storage))
+        runs = 0
+        while _run_name(base, runs + 1) in taken:
+            runs += 1
+        if runs:
+            last = optuna.load_study(study_name=_run_name(base, runs), storage=storage)
+            if not last.user_attrs.get("finished"):
+                if resume:
+                    self._reap(last)
+                    return last
+                last.set_user_attr("finished", True)
+        study = optuna.create_study(study_name=_run_name(base, runs + 1), storage=storage, direction="minimize")
+        study.set_user_attr("inputs", dict(inputs))
+        return study
+
+    def _open_storage(self) -> Any:
+        if not self._shared:
+            return open_journal_file(Path(self.storage).expanduser().absolute())
+        import optuna
+
+        return optuna.storages.get_storage(self.storage)
+
+    def _reap(self, study: optuna.Study) -> None:
+        """Fail the trial a killed run left half-done; in shared storage only our own, as another's may be alive."""
+        from optuna.trial import TrialState
+
+        for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+            if not self._shared or trial.user_attrs.get("worker") == self._worker:
+                study.tell(trial.number, state=TrialState.FAIL)
+
+    def _read_entries(self) -> dict[str, Entry]:
+        entries: dict[str, Entry] = {}
+        for trial in self._study.get_trials(deepcopy=False):
+            attrs = trial.user_attrs
+            if trial.state.is_finished() and "outcome" in attrs and "plan" in attrs:
+                try:
+                    entries[Plan.from_json(attrs["plan"]).digest] = Entry.from_dict(attrs["outcome"])
+                except (ValueError, TypeError, KeyError, AttributeError) as error:
+                    raise WorkspaceError(
+                        f"trial {trial.number} of study {self._study.study_name} in {self.address} cannot be read "
+                        f"({type(error).__name__}: {error}); start afresh with resume=False or another workspace"
+                    ) from error
+        return entries
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Keep Optuna quiet, and say what a failing storage means to the user."""
+        import optuna
+
+        level = optuna.logging.get_verbosity()
+        optuna.logging.set_verbosity(logging.ERROR)
+        try:
+            with warnings.catch_warnings(), workspace_errors(self.workspace):
+                warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+                yield
+        except (WorkspaceError, KeyboardInterrupt):
+            raise
+        except Exception as error:
+            if not (self._shared and _is_storage_error(error)):
+                raise
+            raise WorkspaceError(
+                f"the tuning journal at {self.address} cannot be used: {error}. "
+                "Check the address and that the server runs; trials recorded so far are kept there"
+            ) from error
+        finally:
+            optuna.logging.set_verbosity(level)
+
+
+def _run_name(base: str, run: int) -> str:
+    return base if run == 1 else f"{base}-{run}"
+
+
+def _masked(storage: str) -> str:
+    """The storage address without its password."""
+    return re.sub(r"(://[^:/@]*):[^@]*@", r"\1:***@", storage)
+
+
+def _is_storage_error(error: Exception) -> bool:
+    """Whether Optuna, SQLAlchemy or a database driver says that the storage is not usable."""
+    from optuna.exceptions import StorageInternalError
+
+    modules = {cls.__module__.partition(".")[0] for cls in type(error).__mro__}
+    return isinstance(error, (StorageInternalError, ImportError)) or bool(
+        modules & {"sqlalchemy", "psycopg", "psycopg2"}
+    )

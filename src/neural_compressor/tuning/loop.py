@@ -1,0 +1,106 @@
+"""The tuning loop: try plans until the promise holds or the budget ends; the best model is always kept."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from neural_compressor.strategy.base import Strategy
+from neural_compressor.strategy.space import TuningSpace
+from neural_compressor.tuning.bench import Bench
+from neural_compressor.tuning.budget import Budget
+from neural_compressor.tuning.criterion import Criterion
+from neural_compressor.tuning.evaluator import Evaluator, require_repeatable
+from neural_compressor.tuning.fingerprint import job_inputs
+from neural_compressor.tuning.journal import Journal
+from neural_compressor.tuning.objective import Objective
+from neural_compressor.tuning.progress import Progress, Silent
+from neural_compressor.tuning.result import Trial, TuningResult
+from neural_compressor.tuning.run import TuningRun
+from neural_compressor.tuning.verdict import UNCHECKED
+from neural_compressor.tuning.workspace import BestModelFolder, writable_folder
+
+if TYPE_CHECKING:
+    from neural_compressor.adaptor.contract import Adaptor
+    from neural_compressor.schemes import Plan
+
+
+def tune(
+    adaptor: Adaptor,
+    model: Any,
+    conf: Any,
+    space: TuningSpace,
+    strategy: Strategy,
+    *,
+    evaluator: Evaluator | Callable[[Any], float] | None = None,
+    calib_dataloader: Iterable[Any] | None = None,
+    calib_func: Callable[[Any], Any] | None = None,
+    example_batch: Any = None,
+    workspace: str | Path = "nc_workspace",
+    storage: str | Path | None = None,
+    title: str = "model",
+    progress: Progress | None = None,
+    resume: bool = True,
+) -> tuple[Any, TuningResult]:
+    """Quantize ``model`` with the plans that ``strategy`` proposes until the promise of ``conf`` is kept.
+
+    Returns the best model found and the evidence. Where the promise could not be kept the verdict says by how much,
+    and the model that comes nearest is returned. Every trial is in the journal under ``workspace`` before the next one
+    starts, and the best model so far is on disk: the same call goes on where a killed one stopped. ``storage`` puts
+    the journal elsewhere: a path, or a database URL. Without an ``evaluator`` the default plan is applied once and no
+    promise is checked.
+    """
+    started = time.perf_counter()
+    criterion = Criterion.from_config(conf.accuracy_criterion)
+    objective = Objective.from_config(conf.tuning_criterion.objective)
+    budget = Budget.from_config(conf.tuning_criterion)
+    if evaluator is not None and not isinstance(evaluator, Evaluator):
+        evaluator = Evaluator.of_function(evaluator)
+    bench = Bench(adaptor, evaluator, example_batch, "footprint" in objective.weights)
+    watcher = progress or Silent()
+
+    def quantize(plan: Plan) -> Any:
+        return adaptor.quantize(plan.to_tune_cfg(), model, calib_dataloader, calib_func)
+
+    if evaluator is None:
+        quantized, result = _quantize_once(quantize, model, space.default_plan(), bench, watcher)
+    else:
+        evaluator.check(criterion)
+        require_repeatable(calib_dataloader, "calib_dataloader")
+        folder = writable_folder(workspace)
+        data = calib_dataloader if calib_dataloader is not None else calib_func
+        inputs = job_inputs(
+            bench=bench,
+            model=model,
+            space=space,
+            strategy=strategy,
+            criterion=criterion,
+            objective=objective,
+            calib_data=data,
+        )
+        with Journal(folder, title, inputs, storage, resume) as journal:
+            store = BestModelFolder(folder / journal.name)
+            run = TuningRun(quantize, bench, criterion, objective, budget, strategy, journal, store, watcher, started)
+            quantized, result = run.to_the_end(model)
+    result.title = title
+    result.ops = adaptor.summary(quantized)
+    result.seconds = time.perf_counter() - started
+    return quantized, result
+
+
+def _quantize_once(
+    quantize: Callable[[Plan], Any], model: Any, plan: Plan, bench: Bench, progress: Progress
+) -> tuple[Any, TuningResult]:
+    progress.baseline_start()
+    baseline = bench.measure(model)
+    progress.baseline_done(baseline)
+    progress.trial_start(1, "default")
+    begun = time.perf_counter()
+    quantized = quantize(plan)
+    seconds = time.perf_counter() - begun
+    trial = Trial(1, "default", plan, bench.measure(quantized), math.nan, passed=False, score=1.0, seconds=seconds)
+    progress.trial_done(trial)
+    return quantized, TuningResult(baseline, [trial], trial, met=False, verdict=UNCHECKED, criterion="none")

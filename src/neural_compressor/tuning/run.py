@@ -1,0 +1,207 @@
+"""One tuning run over a journal: baseline, trials, best model, verdict."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from neural_compressor.errors import CalibrationError, EvaluationError, MissingDependencyError, WorkspaceError
+from neural_compressor.strategy.base import Outcome, Proposal, Strategy
+from neural_compressor.tuning.bench import Bench
+from neural_compressor.tuning.budget import Budget
+from neural_compressor.tuning.criterion import Criterion
+from neural_compressor.tuning.journal import Entry, Journal
+from neural_compressor.tuning.objective import Objective, best_trial
+from neural_compressor.tuning.progress import Progress
+from neural_compressor.tuning.result import Measurement, Trial, TuningResult
+from neural_compressor.tuning.verdict import all_failed, verdict
+from neural_compressor.tuning.workspace import BestModelFolder
+
+if TYPE_CHECKING:
+    from neural_compressor.schemes import Plan
+
+#: A strategy that only repeats itself for this long has nothing more to say.
+_MAX_REPEATS = 1000
+
+
+@dataclass
+class TuningRun:
+    """One run over a journal. Holds one quantized model at most: the best so far."""
+
+    quantize: Callable[[Plan], Any]
+    bench: Bench
+    criterion: Criterion
+    objective: Objective
+    budget: Budget
+    strategy: Strategy
+    journal: Journal
+    store: BestModelFolder
+    progress: Progress
+    started: float
+    trials: list[Trial] = field(default_factory=list)
+    best: Trial | None = None
+    best_model: Any = None
+
+    def to_the_end(self, model: Any) -> tuple[Any, TuningResult]:
+        """Baseline, trials, best model, verdict."""
+        try:
+            baseline = self._baseline(model)
+            stopped = self._search(baseline)
+            if self.best is None:
+                error = all_failed(self.trials)
+                self.journal.finish(str(error))
+                raise error
+            quantized = self._model_of(self.best)
+        except KeyboardInterrupt as interrupt:
+            self._explain(interrupt)
+            raise
+        sentence = verdict(self.best, baseline, self.criterion)
+        self.journal.finish(sentence)
+        return quantized, TuningResult(
+            baseline=baseline,
+            trials=self.trials,
+            best=self.best,
+            met=self.best.passed,
+            verdict=sentence,
+            criterion=self.criterion.describe(baseline.accuracy),
+            metadata=self._metadata(baseline, stopped),
+        )
+
+    def _baseline(self, model: Any) -> Measurement:
+        baseline = self.journal.baseline
+        self.progress.baseline_start()
+        if baseline is None:
+            baseline = self.bench.measure(model)
+            self.journal.record_baseline(baseline)
+        self.progress.baseline_done(baseline)
+        return baseline
+
+    def _search(self, baseline: Measurement) -> str:
+        """Try what the strategy proposes; returns why it ended."""
+        told: dict[str, Outcome] = {}
+        repeats = 0
+        while (proposal := self.strategy.ask()) is not None:
+            digest = proposal.plan.digest
+            if digest in told:
+                repeats += 1
+                if repeats > _MAX_REPEATS:
+                    return "the strategy only repeats plans that were tried"
+            else:
+                repeats = 0
+                trial = self._next_trial(proposal, baseline)
+                told[digest] = Outcome(trial.loss, trial.passed, trial.score)
+                ended = self.budget.end(len(self.trials), self._spent(), trial.passed)
+                if ended:
+                    return ended
+            self.strategy.tell(told[digest])
+        return "the strategy has nothing more to try"
+
+    def _next_trial(self, proposal: Proposal, baseline: Measurement) -> Trial:
+        number = len(self.trials) + 1
+        self.progress.trial_start(number, proposal.stage)
+        entry = self.journal.entries.get(proposal.plan.digest)
+        if entry is None:
+            entry, model = self._try(proposal, number, baseline)
+            trial = _trial(number, proposal, entry, resumed=False)
+        else:
+            trial, model = _trial(number, proposal, entry, resumed=True), None
+        self.trials.append(trial)
+        if best_trial(self.trials) is trial:
+            self.best, self.best_model = trial, model
+            if model is not None:
+                self.store.replace(trial, lambda path: self.bench.adaptor.save(model, path))
+        self.progress.trial_done(trial)
+        return trial
+
+    def _try(self, proposal: Proposal, number: int, baseline: Measurement) -> tuple[Entry, Any]:
+        """Quantize and measure; what goes wrong with this plan is recorded, and does not end the run."""
+        ticket = self.journal.begin(proposal.plan)
+        begun = time.perf_counter()
+        model = None
+        try:
+            model = self.quantize(proposal.plan)
+            measured = self.bench.measure(model)
+            entry = self._entry(proposal.stage, baseline, measured, time.perf_counter() - begun)
+        except (CalibrationError, MissingDependencyError, WorkspaceError) as error:
+            if number == 1 or isinstance(error, WorkspaceError):  # it would meet every trial
+                self.journal.abandon(ticket)
+                raise
+            entry = _failure(proposal.stage, error, time.perf_counter() - begun)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is recorded, shown, and raised if all trials fail
+            entry = _failure(proposal.stage, error, time.perf_counter() - begun)
+        except BaseException:
+            self.journal.abandon(ticket)
+            raise
+        self.journal.record(ticket, proposal.plan, entry)
+        return entry, model
+
+    def _entry(self, stage: str, baseline: Measurement, measured: Measurement, seconds: float) -> Entry:
+        loss = self.criterion.loss(_accuracy(baseline), _accuracy(measured))
+        score = self.objective.score(baseline, measured, self.criterion)
+        return Entry(stage, measured, loss, self.criterion.allows(loss), score, seconds)
+
+    def _model_of(self, best: Trial) -> Any:
+        """The best model: the one in memory, or made again from its plan where an earlier run found it."""
+        if self.best_model is None:
+            self.best_model = self.quantize(best.plan)
+        if not self.store.holds(best):
+            self.store.replace(best, lambda path: self.bench.adaptor.save(self.best_model, path))
+        return self.best_model
+
+    def _spent(self) -> float:
+        """Seconds this job has taken, earlier runs included."""
+        return time.perf_counter() - self.started + sum(trial.seconds for trial in self.trials if trial.resumed)
+
+    def _explain(self, interrupt: KeyboardInterrupt) -> None:
+        kept = f"; the best model so far (trial {self.best.number}) is in {self.store.model}" if self.best else ""
+        message = (
+            f"interrupted after {len(self.trials)} trials, all of them kept in {self.journal.storage}{kept}. "
+            "Run the same command again to go on"
+        )
+        self.progress.interrupted(message)
+        interrupt.args = interrupt.args or (message,)
+
+    def _metadata(self, baseline: Measurement, stopped: str) -> dict[str, Any]:
+        reference = _accuracy(baseline)
+        missing = self.objective.unmeasured(baseline)
+        return {
+            "study": self.journal.name,
+            "storage": self.journal.address,
+            "best_model": str(self.store.model),
+            "strategy": type(self.strategy).__name__,
+            "objective": dict(self.objective.weights),
+            "tolerable_loss": self.criterion.tolerable_loss,
+            "higher_is_better": self.criterion.higher_is_better,
+            "relative": self.criterion.relates_to(reference),
+            "promise": self.criterion.limit(reference),
+            "stopped": stopped,
+            "notes": [f"objective {name!r} could not be measured and had no say in the choice" for name in missing],
+        }
+
+
+def _accuracy(measured: Measurement) -> float:
+    if measured.accuracy is None:
+        raise EvaluationError("a tuning run needs an evaluation, and this measurement has no accuracy")
+    return measured.accuracy
+
+
+def _trial(number: int, proposal: Proposal, entry: Entry, resumed: bool) -> Trial:
+    return Trial(
+        number=number,
+        stage=proposal.stage,
+        plan=proposal.plan,
+        measurement=entry.measurement,
+        loss=math.inf if entry.loss is None else entry.loss,
+        passed=entry.passed,
+        score=entry.score,
+        seconds=entry.seconds,
+        resumed=resumed,
+        error=entry.error,
+    )
+
+
+def _failure(stage: str, error: Exception, seconds: float) -> Entry:
+    return Entry(stage, None, None, False, 0.0, seconds, f"{type(error).__name__}: {error}")

@@ -1,0 +1,267 @@
+"""The PyTorch adaptor: from a hand-written tune_cfg to a quantized model."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from neural_compressor.errors import CalibrationError, ConfigError, QuantizationError
+from neural_compressor.torch import functional
+from neural_compressor.torch.adaptor import PyTorchAdaptor
+
+INT8 = {
+    "weight": {"dtype": "int8", "scheme": "sym", "granularity": "per_channel", "algorithm": "minmax"},
+    "activation": {
+        "dtype": "uint8",
+        "scheme": "asym",
+        "granularity": "per_tensor",
+        "algorithm": "minmax",
+        "quant_mode": "static",
+    },
+}
+INT4 = {"weight": {**INT8["weight"], "dtype": "int4"}, "activation": {**INT8["activation"], "dtype": "uint4"}}
+FP32 = {"weight": {"dtype": "fp32"}, "activation": {"dtype": "fp32"}}
+BF16 = {"weight": {"dtype": "bf16"}, "activation": {"dtype": "bf16"}}
+KEYS = [("conv1", "Conv2d"), ("conv2", "Conv2d"), ("fc", "Linear")]
+
+
+def relative_error(actual, expected):
+    return float(((actual - expected).norm() / expected.norm()).detach())
+
+
+def quantized(model, data, **ops):
+    adaptor = PyTorchAdaptor({"dataloader": data})
+    cfg = {"op": {key: ops.get(key[0], INT8) for key in KEYS}}
+    return adaptor, adaptor.quantize(cfg, model, data)
+
+
+def test_capability_lists_ops_in_the_order_they_run(convnet, images):
+    capability = PyTorchAdaptor({"dataloader": images}).query_fw_capability(convnet)
+    assert list(capability["opwise"]) == KEYS
+    assert {"weight": {"dtype": "fp32"}, "activation": {"dtype": "fp32"}} in capability["opwise"][KEYS[0]]
+    assert set(capability["optypewise"]) == {"Conv2d", "Linear"}
+
+
+def test_int8_is_close_smaller_and_real(convnet, images):
+    before = copy.deepcopy(convnet.state_dict())
+    adaptor, new = quantized(convnet, images)
+    x = next(iter(images))[0]
+    assert relative_error(new(x), convnet(x)) < 0.03
+    assert all(torch.equal(before[k], v) for k, v in convnet.state_dict().items()), "the float model is left untouched"
+    assert adaptor.model_size(new) < 0.5 * adaptor.model_size(convnet)
+    records = {r.name: r for r in adaptor.summary(new)}
+    assert not any(r.simulated for r in records.values())
+    assert records["conv1"].weight_sqnr > 30
+    assert records["conv1"].output_sqnr > 25
+    assert isinstance(new.bn1, nn.Identity)
+
+
+def test_a_seed_style_int4_config_is_simulated(convnet, images):
+    adaptor, new = quantized(convnet, images, conv1=INT4, conv2=INT4)
+    records = {r.name: r for r in adaptor.summary(new)}
+    assert (records["conv1"].precision, records["conv1"].activation, records["conv1"].simulated) == ("int4", "uint4", True)
+    assert not records["fc"].simulated
+    x = next(iter(images))[0]
+    assert relative_error(new(x), convnet(x)) < 0.6
+
+
+def test_size_follows_the_bits():
+    model = nn.Sequential(nn.Linear(256, 256, bias=False)).eval()
+    adaptor, x = PyTorchAdaptor(), [(torch.randn(4, 256), torch.zeros(4))]
+    sizes = {}
+    for bits in (2, 3, 4, 5, 6, 7, 8):
+        cfg = {
+            "weight": {**INT8["weight"], "dtype": f"int{bits}"},
+            "activation": {**INT8["activation"], "dtype": f"uint{bits}"},
+        }
+        sizes[bits] = adaptor.model_size(adaptor.quantize({"op": {("0", "Linear"): cfg}}, model, x))
+    overhead = 256 * 4 + 16  # scales and activation parameters
+    for bits, size in sizes.items():
+        assert 256 * 256 * bits / 8 <= size <= 256 * 256 * bits / 8 + overhead
+
+
+def test_only_dispatched_ops_change(convnet, images):
+    _, new = quantized(convnet, images, conv2=FP32)
+    assert type(new.conv2) is nn.Conv2d
+    assert type(new.fc) is not nn.Linear
+
+
+def test_framework_configuration(convnet, images):
+    adaptor, _ = quantized(convnet, images, fc=BF16)
+    assert adaptor.quantize_config["device"] == "CPU"
+    assert adaptor.quantize_config["op_wise_config"]["conv1"] == (True, "minmax", True, 8)
+    assert "fc" not in adaptor.quantize_config["op_wise_config"]
+    assert adaptor.bf16_ops == [("fc", "Linear")]
+
+
+def test_bf16_ops_are_half_the_size(convnet, images):
+    adaptor, new = quantized(convnet, images, conv1=FP32, conv2=FP32, fc=BF16)
+    record = next(r for r in adaptor.summary(new) if r.name == "fc")
+    assert (record.precision, record.size_bytes) == ("bf16", 2 * (32 * 4 + 4))
+
+
+def test_calibration_is_not_repeated_for_a_plan_with_fewer_ops(convnet, images):
+    adaptor = PyTorchAdaptor({"dataloader": images})
+    adaptor.quantize({"op": dict.fromkeys(KEYS, INT8)}, convnet, images)
+
+    def forbidden():
+        raise AssertionError("calibrated again")
+        yield
+
+    adaptor.quantize({"op": {KEYS[0]: INT8, KEYS[1]: FP32}}, convnet, forbidden())
+
+
+def test_quantizing_twice_gives_the_same_bytes(convnet, images):
+    first, second = quantized(convnet, images)[1], quantized(convnet, images)[1]
+    assert first.state_dict().keys() == second.state_dict().keys()
+    assert all(torch.equal(t, second.state_dict()[k]) for k, t in first.state_dict().items())
+
+
+def test_functional_ops_and_an_op_called_several_times():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(8, 8)
+            self.add, self.matmul = functional.Add(), functional.MatMul()
+
+        def forward(self, x):
+            y = self.add(self.fc(x), self.fc(x * 2))
+            return self.matmul(y, y.transpose(-1, -2))
+
+    torch.manual_seed(0)
+    model, x = Net().eval(), torch.randn(4, 6, 8)
+    data = [(x, torch.zeros(4))]
+    adaptor = PyTorchAdaptor({"dataloader": data})
+    capability = adaptor.query_fw_capability(model)
+    assert set(capability["opwise"]) == {("fc", "Linear"), ("add", "Add"), ("matmul", "MatMul")}
+    act = {"activation": INT8["activation"]}
+    cfg = {"op": {("fc", "Linear"): INT8, ("add", "Add"): act, ("matmul", "MatMul"): act}}
+    new = adaptor.quantize(cfg, model, data)
+    assert relative_error(new(x), model(x)) < 0.05
+
+
+def test_lstm_and_embedding_dynamic():
+    class Tagger(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.lstm, self.out = nn.Embedding(50, 16), nn.LSTM(16, 32, batch_first=True), nn.Linear(32, 5)
+
+        def forward(self, ids):
+            return self.out(self.lstm(self.embed(ids))[0])
+
+    torch.manual_seed(0)
+    model, ids = Tagger().eval(), torch.randint(0, 50, (3, 7))
+    adaptor = PyTorchAdaptor()
+    capability = adaptor.query_fw_capability(model)
+    cfg = {}
+    for key, configs in capability["opwise"].items():
+        dynamic = next(c for c in configs if c["activation"].get("quant_mode") == "dynamic")
+        cfg[key] = {
+            part: {f: v[0] if isinstance(v, list) else v for f, v in fields.items()} for part, fields in dynamic.items()
+        }
+    new = adaptor.quantize({"op": cfg}, model)
+    assert relative_error(new(ids), model(ids)) < 0.05
+    assert adaptor.model_size(new) < 0.4 * adaptor.model_size(model)
+
+
+def test_a_model_that_is_itself_an_op():
+    model, x = nn.Linear(8, 4).eval(), torch.randn(4, 8)
+    adaptor = PyTorchAdaptor()
+    new = adaptor.quantize({"op": {("", "Linear"): INT8}}, model, [x])
+    assert relative_error(new(x), model(x)) < 0.05
+
+
+def test_transformer_layers_do_not_take_the_float_shortcut():
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
+    x = torch.randn(2, 5, 16)
+    adaptor = PyTorchAdaptor({"dataloader": [x]})
+    capability = adaptor.query_fw_capability(layer)
+    assert ("linear1", "Linear") in capability["opwise"]
+    skipped = {name: reason for (name, _), reason in capability["skipped"].items()}
+    assert "subclass" in skipped["self_attn.out_proj"]
+    assert "not in the framework YAML" in skipped["self_attn"]
+    new = adaptor.quantize({"op": dict.fromkeys(capability["opwise"], INT8)}, layer, [x])
+    calls = []
+    new.linear1.register_forward_hook(lambda *args: calls.append(1))
+    with torch.no_grad():
+        error = relative_error(new(x), layer(x))
+    assert calls
+    assert 0 < error < 0.05
+
+
+def test_shared_modules_stay_shared():
+    fc = nn.Linear(8, 8)
+    model = nn.Sequential(fc, nn.Tanh(), fc).eval()
+    new = PyTorchAdaptor().quantize({"op": {("0", "Linear"): INT8}}, model, [torch.randn(4, 8)])
+    assert new[0] is new[2]
+
+
+@pytest.mark.parametrize("kind", ["weight", "activation", "all"])
+def test_inspect_and_set_tensor(convnet, images, kind, tmp_path):
+    adaptor = PyTorchAdaptor({"workspace": tmp_path})
+    found = adaptor.inspect_tensor(convnet, images, ["fc"], [1, 2], kind, save_to_disk=True)
+    if kind != "activation":
+        np.testing.assert_array_equal(found["weight"]["fc"]["weight"], convnet.fc.weight.detach())
+    if kind != "weight":
+        x = next(iter(images))[0]
+        assert len(found["activation"]) == 2
+        np.testing.assert_allclose(found["activation"][0]["fc"]["output0"], convnet(x).detach(), rtol=1e-5)
+    assert (tmp_path / "inspect_saved" / "inspect_result.npz").exists()
+    new = adaptor.set_tensor(convnet, {"fc.bias": np.zeros(4)})
+    assert not new.fc.bias.any()
+    assert convnet.fc.bias.any()
+
+
+def test_quantized_input(images):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(144, 4)).eval()
+    adaptor = PyTorchAdaptor({"dataloader": images})
+    new = adaptor.quantize({"op": {("0", "Conv2d"): INT8, ("2", "Linear"): INT8}}, model, images)
+    new, (scale, zero_point) = adaptor.quantize_input(new)
+    x = next(iter(images))[0]
+    torch.testing.assert_close(new(torch.quantize_per_tensor(x, scale, zero_point, torch.quint8)), new(x))
+
+
+def test_training_recovers_what_two_bits_lose():
+    torch.manual_seed(0)
+    x = torch.randn(256, 8)
+    y = (x @ torch.randn(8, 3)).argmax(1)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+    optimizer = torch.optim.Adam(model.parameters(), 0.02)
+    for _ in range(60):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    data = [(x, y)]
+    low = {"weight": {**INT8["weight"], "dtype": "int2"}, "activation": {**INT8["activation"], "dtype": "uint4"}}
+    cfg = {"op": {("0", "Linear"): low, ("2", "Linear"): low}}
+    loss = nn.functional.cross_entropy
+    adaptor = PyTorchAdaptor({"dataloader": data})
+    plain = adaptor.quantize(cfg, model.eval(), data)
+    trained = adaptor.train(
+        model, data, tune_cfg=cfg, criterion=loss, optimizer=lambda p: torch.optim.Adam(p, 0.02), epochs=300
+    )
+    assert loss(trained(x), y) < 0.7 * loss(plain(x), y)
+    assert trained[0].scheme.precision == "int2"
+
+
+def test_bad_input(convnet, images):
+    adaptor = PyTorchAdaptor()
+    with pytest.raises(CalibrationError, match="empty"):
+        PyTorchAdaptor({"dataloader": []}).query_fw_capability(convnet)
+    with pytest.raises(CalibrationError, match=r"does not fit the model.*\(2, 3\)"):
+        PyTorchAdaptor({"dataloader": [torch.randn(2, 3)]}).query_fw_capability(convnet)
+    with pytest.raises(ConfigError, match="conv1"):
+        adaptor.quantize({"op": {("conv9", "Conv2d"): INT8}}, convnet, images)
+    with pytest.raises(ConfigError, match="Conv2d"):
+        adaptor.quantize({"op": {("conv1", "Linear"): INT8}}, convnet, images)
+    with pytest.raises(CalibrationError, match="'conv1'.*"):
+        adaptor.quantize({"op": {("conv1", "Conv2d"): INT8}}, convnet, [torch.full((1, 1, 8, 8), float("nan"))])
+    with pytest.raises(CalibrationError, match="calib_dataloader or calib_func"):
+        PyTorchAdaptor().quantize({"op": {("conv1", "Conv2d"): INT8}}, convnet)
+    convnet.fc.weight.data[0, 0] = float("inf")
+    with pytest.raises(QuantizationError, match=r"fc\.weight"):
+        adaptor.query_fw_capability(convnet)

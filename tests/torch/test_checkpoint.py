@@ -1,0 +1,148 @@
+"""Saving and loading: bit for bit, atomically, and never from a damaged file."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from neural_compressor.errors import FormatError, WorkspaceError
+from neural_compressor.torch.adaptor import PyTorchAdaptor
+
+STATIC = {
+    "weight": {"dtype": "int8", "granularity": "per_channel"},
+    "activation": {"dtype": "uint8", "scheme": "asym", "quant_mode": "static"},
+}
+MIXED = {
+    ("conv1", "Conv2d"): STATIC,
+    ("conv2", "Conv2d"): {"weight": {"dtype": "bf16"}, "activation": {"dtype": "bf16"}},
+    ("fc", "Linear"): {"weight": {"dtype": "nf4", "granularity": "per_group", "group_size": 8}},
+}
+
+
+@pytest.fixture
+def saved(convnet, images, tmp_path):
+    adaptor = PyTorchAdaptor({"dataloader": images})
+    new = adaptor.quantize({"op": MIXED}, convnet, images)
+    adaptor.save(new, tmp_path / "model")
+    return adaptor, new, tmp_path / "model"
+
+
+def test_round_trip_is_bit_exact(saved, convnet, images):
+    adaptor, new, path = saved
+    again = adaptor.load(path, convnet)
+    x = next(iter(images))[0]
+    assert torch.equal(new(x), again(x))
+    assert new.state_dict().keys() == again.state_dict().keys()
+
+
+def test_only_the_architecture_of_the_given_model_counts(saved, images):
+    adaptor, new, path = saved
+    torch.manual_seed(99)
+    other = type(new)()
+    x = next(iter(images))[0]
+    assert torch.equal(new(x), adaptor.load(path, other)(x))
+
+
+def test_saving_again_replaces(saved, convnet, images):
+    adaptor, _, path = saved
+    only_fc = adaptor.quantize({"op": {("fc", "Linear"): STATIC}}, convnet, images)
+    adaptor.save(only_fc, path)
+    x = next(iter(images))[0]
+    assert torch.equal(only_fc(x), adaptor.load(path, convnet)(x))
+    assert sorted(p.name for p in path.parent.iterdir()) == ["model"], "no temporary folder is left behind"
+
+
+def test_the_file_is_smaller_than_the_float_one(saved, convnet):
+    _, _, path = saved
+    floats = sum(t.nbytes for t in convnet.state_dict().values())
+    assert (path / "model.safetensors").stat().st_size < 0.75 * floats + 3000  # the header of a file is not free
+
+
+def test_tied_weights_are_stored_once(tmp_path):
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.fc, self.out = nn.Embedding(20, 8), nn.Linear(8, 8), nn.Linear(8, 20, bias=False)
+            self.out.weight = self.embed.weight
+
+        def forward(self, ids):
+            return self.out(self.fc(self.embed(ids)))
+
+    model, ids = Tied().eval(), torch.arange(6)
+    adaptor = PyTorchAdaptor()
+    new = adaptor.quantize({"op": {("fc", "Linear"): STATIC}}, model, [ids])
+    adaptor.save(new, tmp_path / "m")
+    stored = load_file(tmp_path / "m" / "model.safetensors")
+    assert ("embed.weight" in stored) != ("out.weight" in stored)
+    assert torch.equal(adaptor.load(tmp_path / "m", model)(ids), new(ids))
+
+
+def truncate(path):
+    data = (path / "model.safetensors").read_bytes()
+    (path / "model.safetensors").write_bytes(data[: len(data) // 2])
+
+
+def flip_a_bit(path):
+    data = bytearray((path / "model.safetensors").read_bytes())
+    data[-1] ^= 1
+    (path / "model.safetensors").write_bytes(data)
+
+
+def drop_weights(path):
+    (path / "model.safetensors").unlink()
+
+
+def drop_config(path):
+    (path / "qconfig.json").unlink()
+
+
+def garble_config(path):
+    (path / "qconfig.json").write_text("{")
+
+
+def other_format(path):
+    (path / "qconfig.json").write_text(json.dumps({"format": "other"}))
+
+
+def newer_version(path):
+    config = json.loads((path / "qconfig.json").read_text())
+    (path / "qconfig.json").write_text(json.dumps({**config, "version": 99}))
+
+
+@pytest.mark.parametrize(
+    "harm", [truncate, flip_a_bit, drop_weights, drop_config, garble_config, other_format, newer_version]
+)
+def test_a_damaged_model_is_refused(saved, convnet, harm):
+    adaptor, _, path = saved
+    harm(path)
+    with pytest.raises(FormatError, match="model"):
+        adaptor.load(path, convnet)
+
+
+def test_another_architecture_is_refused(saved, mlp):
+    adaptor, _, path = saved
+    with pytest.raises(FormatError, match="does not fit a model of type Sequential"):
+        adaptor.load(path, mlp)
+
+
+def test_a_float_model_cannot_be_saved(mlp, tmp_path):
+    with pytest.raises(FormatError, match="not quantized"):
+        PyTorchAdaptor().save(mlp, tmp_path / "x")
+
+
+def test_a_folder_with_other_things_is_not_overwritten(saved, tmp_path):
+    adaptor, new, _ = saved
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("...")
+    with pytest.raises(WorkspaceError, match="holds no quantized model"):
+        adaptor.save(new, tmp_path / "mine")
+    assert (tmp_path / "mine" / "thesis.tex").exists()
+
+
+def test_an_unwritable_place_is_a_clear_error(saved, tmp_path):
+    adaptor, new, _ = saved
+    (tmp_path / "file").write_text("")
+    with pytest.raises(WorkspaceError, match="cannot write"):
+        adaptor.save(new, tmp_path / "file" / "model")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from neural_compressor.adaptor.event_files import EventFile, flatten, run_folder
+from neural_compressor.adaptor.event_files import EventFile, flatten, require_tensorboard, run_folder
 from neural_compressor.errors import EvaluationError
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ def evaluate_batches(
     ``measurer.start()`` and ``.end()`` stand around each prediction; ``iteration`` bounds the number of batches.
     With ``tensorboard`` the tensors of the first batch and the metrics go to ``runs/eval`` in ``info['workspace']``.
     """
+    if tensorboard:
+        require_tensorboard()
     for metric in metrics or ():
         if hasattr(metric, "reset"):
             metric.reset()

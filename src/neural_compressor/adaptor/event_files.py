@@ -18,17 +18,24 @@ from neural_compressor.errors import MissingDependencyError, WorkspaceError
 _BUCKETS = 30
 
 
+def require_tensorboard() -> None:
+    """Say which extra to install where the package is missing."""
+    try:
+        import tensorboard.summary.writer.record_writer  # noqa: F401
+    except ImportError as error:
+        raise MissingDependencyError(
+            "tensorboard=True needs the package tensorboard: pip install 'open-neural-compressor[tensorboard]'"
+        ) from error
+
+
 class EventFile:
     """A context manager that writes scalars and histograms into a new event file in ``folder``."""
 
     def __init__(self, folder: Path) -> None:
-        try:
-            from tensorboard.compat.proto import event_pb2, summary_pb2
-            from tensorboard.summary.writer.record_writer import RecordWriter
-        except ImportError as error:
-            raise MissingDependencyError(
-                "tensorboard=True needs the package tensorboard: pip install 'open-neural-compressor[tensorboard]'"
-            ) from error
+        require_tensorboard()
+        from tensorboard.compat.proto import event_pb2, summary_pb2
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
         self._event, self._summary = event_pb2.Event, summary_pb2
         try:
             folder.mkdir(parents=True, exist_ok=True)

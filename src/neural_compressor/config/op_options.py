@@ -77,8 +77,10 @@ def _dtypes(fields: TensorFields) -> list[TensorFields]:
 
 def _granularities(fields: TensorFields) -> list[TensorFields]:
     """Group sizes belong to per_group; where only sizes are given they imply it."""
+    if "group_size" in fields:
+        fields.setdefault("granularity", "per_group")
     names, sizes = _choices("granularity", fields), _choices("group_size", fields)
-    return [{**n, **s} for n in names for s in (sizes if n.get("granularity") in (None, "per_group") else [{}])]
+    return [{**n, **s} for n in names for s in (sizes if n.get("granularity") == "per_group" else [{}])]
 
 
 def _has_zero_point_only_on_integers(*tensors: TensorScheme | None) -> bool:

@@ -62,7 +62,7 @@ def admitted_options(
     """
     rules = matching_rules(key, type_rules, name_rules)
     options = [option for option in op_options(configs) if not _excluded(option, excluded_precisions)]
-    known = {s.precision: s for s in options if s.is_float}
+    known = {s.precision: s for s in options if s.is_float and s.activation and s.activation.dtype.name == s.precision}
     has_weight = any(option.weight is not None for option in options)
     known.setdefault("fp32", float_op("fp32", has_weight))
     floats = tuple(known[name] for name in FLOAT_PRECISIONS if name in known)
@@ -107,7 +107,7 @@ def _narrow(
 
 def _check(demand: Demand, options: Sequence[OpScheme], where: str) -> None:
     """Each value a rule asks for must be one that some option has."""
-    admitted = list(dict.fromkeys(v for o in options for v in demand.values_in(o)))
+    admitted = list(dict.fromkeys(v for o in options for v in demand.values_in(o) if v is not None))
     strange = [value for value in demand.values if value not in admitted]
     if strange:
         raise CapabilityError(

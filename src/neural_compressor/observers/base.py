@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 from array_api_compat import is_torch_array
-from typing_extensions import Self
 
 from neural_compressor.errors import CalibrationError
 from neural_compressor.registry import Registry
 from neural_compressor.schemes import PER_TENSOR, PerChannel, TensorScheme, value_range
 from neural_compressor.schemes.arrays import Array
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 Floats = npt.NDArray[np.floating[Any]]
 
@@ -83,6 +85,4 @@ def no_data() -> CalibrationError:
 def same_channels(mine: int, theirs: int) -> None:
     """Refuse data with another number of channels than before."""
     if mine != theirs:
-        raise CalibrationError(
-            f"an observer of {mine} channels was shown {theirs}; the channel axis must keep its size"
-        )
+        raise CalibrationError(f"an observer of {mine} channels was shown {theirs}; the axis must keep its size")

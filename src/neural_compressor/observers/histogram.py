@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from array_api_compat import array_namespace
+from array_api_compat import array_namespace, device
 
 from neural_compressor.observers.base import Floats, same_channels, to_numpy
 from neural_compressor.schemes.arrays import Array, as_float32, like
@@ -23,9 +22,9 @@ class Histogram:
     """Counts of values by channel, in bins whose width is a power of two.
 
     Bin ``i`` of width ``w`` holds the values with ``trunc(x / w) == i``, so the bins of width ``2w`` are pairs of bins
-    of width ``w``. The width is the smallest for which the range fits into the bins there are, and the first bin is that of
-    the smallest value. Both depend on the range alone: the same values give the same histogram, in whatever order and
-    parts they came.
+    of width ``w``. The width is the smallest for which the range fits into the bins there are, and the first bin is
+    that of the smallest value. Both depend on the range alone: the same values give the same histogram, in whatever
+    order and parts they came.
 
     Shapes: ``counts`` (channels, bins), the others (channels,).
     """
@@ -62,9 +61,8 @@ class Histogram:
         if np.array_equal(exponent, self.exponent) and np.array_equal(first, self.first):
             return Histogram(self.counts, low, high, exponent, first)
         number = self.first[:, None] + np.arange(bins)
-        target = (
-            np.sign(number) * (np.abs(number) >> np.minimum(exponent - self.exponent, 62)[:, None]) - first[:, None]
-        )
+        doublings = np.minimum(exponent - self.exponent, 62)[:, None]
+        target = np.sign(number) * (np.abs(number) >> doublings) - first[:, None]
         channel, bin_ = np.nonzero(self.counts)
         counts = np.zeros_like(self.counts)
         np.add.at(counts, (channel, target[channel, bin_]), self.counts[channel, bin_])
@@ -86,9 +84,14 @@ class Histogram:
     def centres(self) -> Floats:
         """The value that stands for each bin: its middle, and zero for the bin that zero is in: (channels, bins)."""
         edges = self.edges
-        number = self.first[:, None] + np.arange(self.counts.shape[1])
         zero = np.clip(0.0, self.low, self.high)[:, None]
-        return np.where(number == 0, zero, (edges[:, :-1] + edges[:, 1:]) / 2)
+        return np.where(self.zero_bin, zero, (edges[:, :-1] + edges[:, 1:]) / 2)
+
+    @property
+    def zero_bin(self) -> npt.NDArray[np.bool_]:
+        """Which bin holds zero and what is nearest to it: (channels, bins)."""
+        holds: npt.NDArray[np.bool_] = self.first[:, None] + np.arange(self.counts.shape[1]) == 0
+        return holds
 
 
 def _layout(low: Floats, high: Floats, bins: int) -> tuple[Ints, Ints]:
@@ -106,18 +109,10 @@ def _count(x: Array, exponent: Ints, first: Ints, bins: int, axis: int | None) -
     x = as_float32(x)
     xp = array_namespace(x)
     channels = exponent.size
-    if axis is None:
-        rows = xp.reshape(x, (1, -1))
-    else:
-        rows = xp.reshape(xp.moveaxis(x, axis, 0), (channels, -1))
-
-    def column(values: npt.NDArray[Any]) -> Array:
-        return like(values[:, None], x)
-
+    rows = xp.reshape(x if axis is None else xp.moveaxis(x, axis, 0), (channels, -1))
     # Conversion to an integer truncates, which is what numbers the bins.
-    number = xp.astype(rows * column(np.ldexp(1.0, -exponent)), xp.int32)
-    offset = xp.astype(column(np.zeros(channels)), xp.int32) + xp.asarray(
-        (np.arange(channels) * bins - first)[:, None].astype(np.int32), device=x.device
-    )
-    counts = xp.bincount(xp.reshape(number + offset, (-1,)), minlength=channels * bins)
-    return to_numpy(counts).astype(np.int64).reshape(channels, bins)
+    number = xp.astype(rows * like(np.ldexp(1.0, -exponent)[:, None], x), xp.int32)
+    offset = (np.arange(channels) * bins - first)[:, None].astype(np.int32)
+    flat = xp.reshape(number + xp.asarray(offset, device=device(x)), (-1,))
+    counts = to_numpy(xp.bincount(flat, minlength=channels * bins))
+    return counts.astype(np.int64).reshape(channels, bins)

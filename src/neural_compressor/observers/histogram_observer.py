@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-from typing_extensions import Self
+from typing import TYPE_CHECKING, ClassVar
 
 from neural_compressor.observers.base import Observer, no_data
 from neural_compressor.observers.histogram import Histogram
 from neural_compressor.schemes.arrays import Array
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class HistogramObserver(Observer):

@@ -11,7 +11,7 @@ from neural_compressor.observers.histogram import Histogram
 from neural_compressor.observers.histogram_observer import HistogramObserver
 from neural_compressor.observers.threshold_search import best_symmetric, quantized_centres
 from neural_compressor.schemes import TensorScheme
-from neural_compressor.schemes.affine import integer_limits
+from neural_compressor.schemes.mapping import element_type
 
 _SMALLEST_SHARE = 1e-10
 
@@ -41,36 +41,35 @@ class KLObserver(HistogramObserver):
 def divergence(histogram: Histogram, low: Floats, high: Floats, scheme: TensorScheme, levels: int) -> Floats:
     """KL divergence, by channel, of the quantized from the clipped distribution over ``[low, high]``.
 
-    Infinite where clipping leaves fewer bins than the data type has levels: there every bin keeps a level of its own, and
-    the comparison says nothing. The whole range is always admitted.
+    Infinite where clipping leaves fewer bins than the data type has levels (each bin would keep a level of its own) or
+    less than half of the values: such a comparison says nothing. The whole range is always admitted.
     """
-    channels, bins = histogram.counts.shape
     centres = histogram.centres
-    inside = (centres >= low[:, None]) & (centres <= high[:, None])
-    whole = (low <= histogram.low) & (high >= histogram.high)
-    kept = np.where(inside, histogram.counts, 0)
-    clipped = kept.astype(np.float64)
-    row = np.arange(channels)
-    # Clipping moves what is outside into the outermost bins inside.
-    clipped[row, np.argmax(inside, axis=1)] += np.sum(histogram.counts * (centres < low[:, None]), axis=1)
-    clipped[row, bins - 1 - np.argmax(inside[:, ::-1], axis=1)] += np.sum(
-        histogram.counts * (centres > high[:, None]), axis=1
-    )
+    # Every scheme keeps zero exact, so the heap that a ReLU leaves there is no loss and must not weigh as one.
+    counts = np.where(histogram.zero_bin, 0, histogram.counts)
+    below, above = centres < low[:, None], centres > high[:, None]
+    inside = ~(below | above)
+    kept = np.where(inside, counts, 0)
+    clipped = kept + _at_edge(inside, counts * below) + _at_edge(inside[:, ::-1], counts * above)[:, ::-1]
     spread = _spread(kept, _runs(quantized_centres(histogram, low, high, scheme)))
-    total = np.maximum(kept.sum(axis=1, keepdims=True), 1)
-    p = clipped / clipped.sum(axis=1, keepdims=True)
-    q = np.maximum(spread / total, _SMALLEST_SHARE)
+    p = clipped / np.maximum(clipped.sum(axis=1, keepdims=True), 1)
+    q = np.maximum(spread / np.maximum(kept.sum(axis=1, keepdims=True), 1), _SMALLEST_SHARE)
     value = np.sum(np.where(p > 0, p * np.log(np.where(p > 0, p, 1.0) / q), 0.0), axis=1)
-    admitted = whole | ((inside.sum(axis=1) >= levels) & (kept.sum(axis=1) > 0))
-    return np.where(admitted, value, np.inf)
+    whole = (low <= histogram.low) & (high >= histogram.high)
+    enough = (inside.sum(axis=1) >= levels) & (2 * kept.sum(axis=1) >= counts.sum(axis=1))
+    return np.where(whole | enough, value, np.inf)
+
+
+def _at_edge(inside: npt.NDArray[np.bool_], outside: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """What clipping moves into the first bin inside."""
+    moved = np.zeros_like(outside)
+    moved[np.arange(len(outside)), np.argmax(inside, axis=1)] = outside.sum(axis=1)
+    return moved
 
 
 def _levels(scheme: TensorScheme) -> int:
-    kind = scheme.dtype
-    if isinstance(kind, IntType):
-        low, high = integer_limits(scheme)
-        return high - low + 1
-    return len(kind.grid)
+    kind = element_type(scheme)
+    return 1 << (kind.bits - scheme.reduce_range) if isinstance(kind, IntType) else len(kind.grid)
 
 
 def _runs(values: Floats) -> npt.NDArray[np.int64]:

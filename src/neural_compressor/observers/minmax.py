@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-from typing_extensions import Self
 
 from neural_compressor.observers.base import OBSERVERS, Floats, Observer, no_data, same_channels
 from neural_compressor.schemes import TensorScheme
 from neural_compressor.schemes.arrays import Array
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 @OBSERVERS.register("minmax")

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-import numpy as np
-from typing_extensions import Self
+from typing import TYPE_CHECKING
 
+import numpy as np
+
+from neural_compressor.errors import CalibrationError, ConfigError
 from neural_compressor.observers.base import OBSERVERS, Floats, Observer, no_data, same_channels
 from neural_compressor.schemes import TensorScheme
 from neural_compressor.schemes.arrays import Array
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 @OBSERVERS.register("moving_average")
@@ -25,6 +30,8 @@ class MovingAverageObserver(Observer):
 
     def __init__(self, axis: int | None = None, decay: float = 0.01) -> None:
         super().__init__(axis)
+        if not 0 <= decay < 1:
+            raise ConfigError(f"the decay of a moving average is at least 0 and below 1, not {decay}")
         self.decay = decay
         self.batches = 0
         self.weight = 0.0
@@ -45,8 +52,6 @@ class MovingAverageObserver(Observer):
     def check_mergeable(self, other: Observer) -> None:
         super().check_mergeable(other)
         if isinstance(other, MovingAverageObserver) and other.decay != self.decay:
-            from neural_compressor.errors import CalibrationError
-
             raise CalibrationError(f"moving averages of decay {self.decay} and {other.decay} cannot be merged")
 
     def range(self, scheme: TensorScheme) -> tuple[Floats, Floats]:

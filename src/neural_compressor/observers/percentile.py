@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-from typing_extensions import Self
 
 from neural_compressor.errors import CalibrationError, ConfigError
 from neural_compressor.observers.base import OBSERVERS, Floats, Observer
 from neural_compressor.observers.histogram import Histogram
 from neural_compressor.observers.histogram_observer import HistogramObserver
 from neural_compressor.schemes import TensorScheme
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 @OBSERVERS.register("percentile")
@@ -54,4 +58,5 @@ def quantile(histogram: Histogram, share: float) -> Floats:
     before = reached[row, bin_] - inside
     part = np.clip((wanted[:, 0] - before) / np.maximum(inside, 1), 0.0, 1.0)
     begin, end = edges[row, bin_], edges[row, bin_ + 1]
-    return np.clip(begin + part * (end - begin), histogram.low, histogram.high)
+    value: Floats = np.clip(begin + part * (end - begin), histogram.low, histogram.high)
+    return value

@@ -37,12 +37,9 @@ def best_symmetric(histogram: Histogram, loss: Loss) -> tuple[Floats, Floats]:
 
 def best_ends(histogram: Histogram, loss: Loss, low: Floats, high: Floats) -> tuple[Floats, Floats]:
     """``[low, high]`` with each end moved to where the loss is least, the other held."""
-    low = _cut(
-        histogram, -_best(lambda t: loss(_cut(histogram, -t), high), np.maximum(-histogram.low, 0), histogram.width)
-    )
-    high = _cut(
-        histogram, _best(lambda t: loss(low, _cut(histogram, t)), np.maximum(histogram.high, 0), histogram.width)
-    )
+    down, up = np.maximum(-histogram.low, 0.0), np.maximum(histogram.high, 0.0)
+    low = _cut(histogram, -_best(lambda t: loss(_cut(histogram, -t), high), down, histogram.width))
+    high = _cut(histogram, _best(lambda t: loss(low, _cut(histogram, t)), up, histogram.width))
     return low, high
 
 
@@ -51,7 +48,7 @@ def _cut(histogram: Histogram, end: Floats) -> Floats:
 
 
 def _best(loss: Callable[[Floats], Floats], widest: Floats, narrowest: Floats) -> Floats:
-    """Coarse steps by a constant factor (an outlier may be orders of magnitude away), then fine ones around the best."""
+    """Coarse steps by a constant factor (an outlier may be orders of magnitude away), then fine ones near the best."""
     best, least = widest, loss(widest)
     narrowest = np.minimum(narrowest, widest)
     ratio = np.where(widest > 0, narrowest / np.where(widest > 0, widest, 1.0), 1.0)

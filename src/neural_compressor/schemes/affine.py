@@ -48,8 +48,8 @@ def integer_limits(scheme: TensorScheme) -> tuple[int, int]:
 def choose_qparams(low: Array, high: Array, scheme: TensorScheme) -> QParams:
     """Scale and zero point that map ``[low, high]`` onto the data type of ``scheme``.
 
-    >>> p = choose_qparams(np.float32([-1.0]), np.float32([2.0]), TensorScheme(IntType(8, signed=False), symmetric=False))
-    >>> round(float(p.scale[0]), 6), int(p.zero_point[0])
+    >>> p = choose_qparams(-1.0, 2.0, TensorScheme(IntType(8, signed=False), symmetric=False))
+    >>> round(float(p.scale), 6), int(p.zero_point)
     (0.011765, 85)
     """
     low = as_float32(low if is_array_api_obj(low) else np.asarray(low))

@@ -1,4 +1,4 @@
-"""The scales of block formats: a power of two a block (OCP MX), or an fp8 number a block and one float a tensor (NVFP4)."""
+"""The scales of block formats: a power of two a block (OCP MX); an fp8 number a block and a float a tensor (NVFP4)."""
 
 from __future__ import annotations
 

@@ -21,7 +21,8 @@ def sqnr_db(reference: Array, approximation: Array) -> float:
     approximation = like(approximation, reference)
     if tuple(reference.shape) != tuple(approximation.shape):
         raise QuantizationError(
-            f"a tensor of shape {tuple(reference.shape)} cannot be compared with one of shape {tuple(approximation.shape)}"
+            f"tensors of shapes {tuple(reference.shape)} and {tuple(approximation.shape)} cannot be compared; "
+            "they must be the same"
         )
     xp = array_namespace(reference)
     exact = xp.astype(reference, xp.float64)

@@ -114,14 +114,12 @@ def _codebook_bounds(kind: CodebookType) -> tuple[_Table, _Table]:
 
 @lru_cache(maxsize=64)
 def _values_by_code(kind: FloatType | CodebookType) -> _Table:
-    if isinstance(kind, CodebookType):
-        return np.asarray(kind.values, dtype=np.float32)
-    positive = np.asarray(kind.positive, dtype=np.float32)
-    # Codes that are no number (NaN, Inf) stay NaN, so that a corrupted file cannot pass for data.
+    # Codes that are no number of the type stay NaN, so that a corrupted file cannot pass for data.
     table = np.full(1 << kind.bits, np.nan, dtype=np.float32)
-    table[: len(positive)] = positive
-    if kind.signed:
-        table[1 << (kind.bits - 1) :][: len(positive)] = -positive
+    values = np.asarray(kind.values if isinstance(kind, CodebookType) else kind.positive, dtype=np.float32)
+    table[: values.size] = values
+    if isinstance(kind, FloatType) and kind.signed:
+        table[1 << (kind.bits - 1) :][: values.size] = -values
     return table
 
 

@@ -1,4 +1,4 @@
-"""The step between a tensor's values and the grid its codes live on: dividing by scales, adding zero points, and back."""
+"""Between the values of a tensor and the grid its codes live on: scales and zero points, laid out in parts."""
 
 from __future__ import annotations
 

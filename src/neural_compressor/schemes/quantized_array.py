@@ -128,25 +128,16 @@ class PackedArray:
     def from_arrays(cls, arrays: Mapping[str, Array], scheme: TensorScheme, shape: tuple[int, ...]) -> PackedArray:
         """Read what :meth:`arrays` gave, and refuse arrays that cannot be a tensor of this scheme and shape."""
         shape = tuple(shape)
-        kind, granularity = element_type(scheme), scale_granularity(scheme)
-        wanted: dict[str, tuple[int, ...]] = {"data": shape}
-        if not is_plain_float32(scheme):
-            wanted["data"] = (_rows(shape)[0], packed_bytes(_rows(shape)[1], kind.bits))
-        if not scheme.is_float:
-            wanted["scale"] = scale_shape(shape, granularity)
-        if (
-            isinstance(kind, IntType)
-            and not isinstance(scheme.dtype, BlockType)
-            and not (scheme.symmetric and kind.signed)
-        ):
-            wanted["zero_point"] = wanted["scale"]
-        if isinstance(scheme.dtype, BlockType) and scheme.dtype.tensor_scale:
-            wanted["tensor_scale"] = ()
+        wanted = _stored_shapes(scheme, shape)
         found = {name: tuple(array.shape) for name, array in arrays.items()}
         if found != wanted:
             raise FormatError(
                 f"a {scheme.dtype.name} tensor of shape {shape} is stored as arrays of shapes {wanted}, found {found}"
             )
+        xp = array_namespace(arrays["data"])
+        stored = xp.float32 if is_plain_float32(scheme) else xp.uint8
+        if arrays["data"].dtype != stored:
+            raise FormatError(f"packed {scheme.dtype.name} data is stored as {stored}, found {arrays['data'].dtype}")
         return cls(
             arrays["data"], arrays.get("scale"), arrays.get("zero_point"), arrays.get("tensor_scale"), scheme, shape
         )
@@ -155,6 +146,21 @@ class PackedArray:
 def _rows(shape: tuple[int, ...]) -> tuple[int, int]:
     """How many rows are packed, and how many codes each has."""
     return (shape[0], math.prod(shape[1:])) if len(shape) > 1 else (1, math.prod(shape))
+
+
+def _stored_shapes(scheme: TensorScheme, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    """The shape of each array that stores a tensor of ``shape``."""
+    if is_plain_float32(scheme):
+        return {"data": shape}
+    kind, (rows, count) = scheme.dtype, _rows(shape)
+    shapes: dict[str, tuple[int, ...]] = {"data": (rows, packed_bytes(count, kind.bits))}
+    if not scheme.is_float:
+        shapes["scale"] = scale_shape(shape, scale_granularity(scheme))
+    if isinstance(kind, IntType) and not (scheme.symmetric and kind.signed):
+        shapes["zero_point"] = shapes["scale"]
+    if isinstance(kind, BlockType) and kind.tensor_scale:
+        shapes["tensor_scale"] = ()
+    return shapes
 
 
 def _code_bytes(kind: ElementType) -> int:

@@ -4,10 +4,10 @@ from neural_compressor.strategy.auto import AutoStrategy
 from neural_compressor.strategy.base import STRATEGIES, Outcome, Proposal, Strategy
 from neural_compressor.strategy.basic import BasicStrategy
 from neural_compressor.strategy.build import build_space, unapplied_recipes
+from neural_compressor.strategy.choice import strategy_for
 from neural_compressor.strategy.conservative import ConservativeStrategy
 from neural_compressor.strategy.exhaustive import ExhaustiveStrategy
 from neural_compressor.strategy.random_search import RandomStrategy
-from neural_compressor.strategy.selection import strategy_for
 from neural_compressor.strategy.space import OpSpace, TuningSpace
 
 __all__ = [

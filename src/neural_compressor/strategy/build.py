@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from neural_compressor.config import PostTrainingQuantConfig
+from neural_compressor.config import PostTrainingQuantConfig, QuantizationAwareTrainingConfig
 from neural_compressor.config.op_rule import OpRule, read_rules
 from neural_compressor.config.rules import admitted_options, matching_rules
 from neural_compressor.config.words import FLOAT_PRECISIONS, as_list, listed
@@ -15,11 +17,16 @@ from neural_compressor.registry import close_matches
 from neural_compressor.schemes import OpKey
 from neural_compressor.strategy.space import OpSpace, TuningSpace
 
+_LISTED = 20
+Conf = PostTrainingQuantConfig | QuantizationAwareTrainingConfig
 
-def build_space(capability: Mapping[str, Any], conf: PostTrainingQuantConfig) -> TuningSpace:
+
+def build_space(capability: Mapping[str, Any], conf: Conf) -> TuningSpace:
     """The schemes each op of a model may run with, as the capability and ``conf`` admit.
 
     A rule that matches no op, a value the capability does not admit, and a model with nothing to quantize are errors.
+    Beside what every capability has, ``capability['recipes']`` may name the recipes the framework applies and
+    ``capability['quantizable_types']`` every op type its YAML can quantize.
     """
     opwise: Mapping[OpKey, Sequence[Mapping[str, Any]]] = capability["opwise"]
     type_rules = read_rules("op_type_dict", conf.op_type_dict)
@@ -37,22 +44,26 @@ def build_space(capability: Mapping[str, Any], conf: PostTrainingQuantConfig) ->
                 configs,
                 type_rules,
                 name_rules,
-                approach=conf.approach,
+                approach=_approach(conf),
                 excluded_precisions=conf.excluded_precisions,
                 reduce_range=conf.reduce_range,
             )
             shared[alike] = OpSpace(admitted.quantized, admitted.floats, admitted.reason)
         ops[key] = shared[alike]
     if not any(op.default.precision != "fp32" for op in ops.values()):
-        raise _nothing_to_quantize(capability, ops, conf)
+        raise _nothing_to_quantize(capability, ops, _approach(conf))
     blocks = (tuple(tuple(key) for key in block if tuple(key) in ops) for block in capability.get("blocks", ()))
+    space = TuningSpace(ops=ops, blocks=tuple(block for block in blocks if block))
+    if isinstance(conf, QuantizationAwareTrainingConfig):
+        return space
     applied = set(capability.get("recipes", ()))
-    return TuningSpace(
-        ops=ops,
-        calibration_sizes=tuple(conf.calibration_sampling_size),
-        blocks=tuple(block for block in blocks if block),
-        recipes={name: tuple(as_list(value)) for name, value in conf.recipes.items() if name in applied},
-    )
+    recipes = {name: tuple(as_list(value)) for name, value in conf.recipes.items() if name in applied}
+    return replace(space, calibration_sizes=tuple(conf.calibration_sampling_size), recipes=recipes)
+
+
+def _approach(conf: Conf) -> str:
+    """Ranges learnt in training are static ones."""
+    return conf.approach if isinstance(conf, PostTrainingQuantConfig) else "static"
 
 
 def unapplied_recipes(capability: Mapping[str, Any], conf: PostTrainingQuantConfig) -> tuple[str, ...]:
@@ -72,13 +83,23 @@ def _check_every_rule_matches(
             if not any(rule.matches(text) for text in known):
                 raise ConfigError(
                     f"{rule} matches no op {what} of the model (keys are regular expressions, matched whole); "
-                    f"{close_matches(rule.key, known)}"
+                    f"{_suggestion(rule.key, known)}"
                 )
             matched = [key for key in capability["opwise"] if rule.matches(key[part])]
             if matched and _only_about_weights(rule) and not any(has_weight[key] for key in matched):
                 raise CapabilityError(
                     f"{rule} speaks of the weight, and no op it matches has one: {listed(matched[:5])}"
                 )
+
+
+def _suggestion(key: str, known: Collection[str]) -> str:
+    """Close matches; a large model has too many names to list them all."""
+    names = sorted(known)
+    if len(names) <= _LISTED:
+        return close_matches(key, names)
+    near = difflib.get_close_matches(key, names, n=3)
+    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"the first are {', '.join(names[:_LISTED])}"
+    return f"the model has {len(names)}; {hint}"
 
 
 def _only_about_weights(rule: OpRule) -> bool:
@@ -89,16 +110,14 @@ def _only_about_weights(rule: OpRule) -> bool:
     )
 
 
-def _nothing_to_quantize(
-    capability: Mapping[str, Any], ops: Mapping[OpKey, OpSpace], conf: PostTrainingQuantConfig
-) -> ConfigError:
+def _nothing_to_quantize(capability: Mapping[str, Any], ops: Mapping[OpKey, OpSpace], approach: str) -> ConfigError:
     quantizable = capability.get("quantizable_types") or capability.get("optypewise", {})
     reasons = {kind: op.reason for (_, kind), op in ops.items() if op.reason}
     reasons |= {kind: why for (_, kind), why in capability.get("skipped", {}).items()}
     counts = Counter(kind for _, kind in [*ops, *capability.get("skipped", {})])
     has = ", ".join(f"{n} {kind}" + (f" ({reasons[kind]})" if kind in reasons else "") for kind, n in counts.items())
     return ConfigError(
-        f"nothing in the model can be quantized with approach {conf.approach!r}. "
+        f"nothing in the model can be quantized with approach {approach!r}. "
         f"The model has: {has or 'no ops'}. "
         f"Op types the framework YAML can quantize: {', '.join(sorted(quantizable)) or 'none'}"
     )

@@ -40,6 +40,8 @@ class Candidates:
         self.keys: tuple[OpKey, ...] = tuple(space.ops)
         self.ops: tuple[OpSpace, ...] = tuple(space.ops.values())
         self.positions = {key: position for position, key in enumerate(self.keys)}
+        #: The positions of ops that have a quantized option.
+        self.quantizable = tuple(position for position, op in enumerate(self.ops) if op.quantized)
 
     def default(self) -> Candidate:
         """Every op with its best scheme."""
@@ -49,14 +51,10 @@ class Candidates:
         """Every op in the last of its float precisions, which is fp32 unless a rule names another."""
         return replace(self.default(), choices=tuple(len(op.options) - 1 for op in self.ops))
 
-    def quantizable(self) -> tuple[int, ...]:
-        """The positions of ops that have a quantized option."""
-        return tuple(position for position, op in enumerate(self.ops) if op.quantized)
-
     def by_type(self) -> dict[str, list[int]]:
         """The positions of quantizable ops by op type."""
         types: dict[str, list[int]] = {}
-        for position in self.quantizable():
+        for position in self.quantizable:
             types.setdefault(self.keys[position][1], []).append(position)
         return types
 
@@ -72,6 +70,10 @@ class Candidates:
     def is_quantized(self, candidate: Candidate, position: int) -> bool:
         """Whether the candidate quantizes the op."""
         return candidate.choices[position] < len(self.ops[position].quantized)
+
+    def is_fully_quantized(self, candidate: Candidate) -> bool:
+        """Whether the candidate quantizes every op that can be."""
+        return all(self.is_quantized(candidate, position) for position in self.quantizable)
 
     def needs_calibration(self, candidate: Candidate) -> bool:
         """Whether some op of the candidate takes anything from calibration data."""

@@ -36,7 +36,8 @@ def family(op_type: str) -> int:
 @STRATEGIES.register("conservative")
 class ConservativeStrategy(SearchStrategy):
     """Start in float; turn op types to their quantized default one after another (convolutions, matrix products,
-    batched ones, linear layers, the rest) and keep each while the promise holds. The last plan that passes is the result.
+    batched ones, linear layers, the rest) and keep each while the promise holds. The last plan that passes is the
+    result.
     """
 
     def steps(self) -> Steps:

@@ -11,10 +11,13 @@ from neural_compressor.strategy.search import Search, Step, Steps
 
 
 def fallback_steps(search: Search) -> Steps:
-    """For each float precision the space has, the cheapest first; each starts from the best plan so far."""
+    """For each float precision the space has, the cheapest first; all start from the best plan that quantizes all ops.
+
+    They share that start, and not what falling back finds, so that a later stage can find fewer ops in float.
+    """
+    base = search.best_quantized()
     for precision in FLOAT_PRECISIONS:
-        yield from _block_steps(search, precision)
-        base = search.best()
+        yield from _block_steps(search, base, precision)
         targets = _targets(search, base, precision, range(len(base.choices)))
         impact: dict[int, float] = {}
         for position, choice in targets.items():
@@ -25,8 +28,7 @@ def fallback_steps(search: Search) -> Steps:
         yield from _accumulated_steps(base, targets, impact, precision)
 
 
-def _block_steps(search: Search, precision: str) -> Steps:
-    base = search.best()
+def _block_steps(search: Search, base: Candidate, precision: str) -> Steps:
     positions = search.candidates.positions
     for number, block in enumerate(search.candidates.space.blocks, start=1):
         targets = _targets(search, base, precision, [positions[key] for key in block])

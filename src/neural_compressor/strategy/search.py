@@ -35,12 +35,11 @@ class Search:
         self.candidates = Candidates(space)
         self.trials: dict[Candidate, Outcome] = {}
 
-    def best(self) -> Candidate:
-        """The passing candidate with the highest score; where none passes, the one that loses least.
-
-        Before any was tried, the default.
-        """
-        return min(self.trials, key=lambda c: rank(self.trials[c]), default=self.candidates.default())
+    def best_quantized(self) -> Candidate:
+        """Of the candidates tried that quantize every op they can, the passing one with the highest score; where none
+        passes, the one that loses least; before any was tried, the default."""
+        whole = [candidate for candidate in self.trials if self.candidates.is_fully_quantized(candidate)]
+        return min(whole, key=lambda c: rank(self.trials[c]), default=self.candidates.default())
 
 
 def rank(outcome: Outcome) -> tuple[bool, float]:

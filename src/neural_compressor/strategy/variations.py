@@ -35,13 +35,13 @@ def variation_steps(search: Search) -> Steps:
     for mode in modes(candidates):
         base = in_mode(candidates, mode)
         yield Step(base, f"all ops: {mode}")
-        members = [p for p in candidates.quantizable() if candidates.scheme(base, p).mode == mode]
+        members = [p for p in candidates.quantizable if candidates.scheme(base, p).mode == mode]
         for change, positions in joint_changes(candidates, base, members).items():
             if change[0] != "mode":
                 yield Step(base.with_choices(positions), f"{mode} ops: {' '.join(change)}")
     yield from _calibration_steps(search)
     yield from _recipe_steps(search)
-    base = search.best()
+    base = search.best_quantized()
     for kind, members in candidates.by_type().items():
         for change, positions in joint_changes(candidates, base, members).items():
             yield Step(base.with_choices(positions), f"{kind}: {' '.join(change)}")
@@ -117,7 +117,7 @@ def _tensor_fields(tensor: TensorScheme | None) -> dict[str, str]:
 
 
 def _calibration_steps(search: Search) -> Steps:
-    base = search.best()
+    base = search.best_quantized()
     for index, size in enumerate(search.candidates.space.calibration_sizes):
         yield Step(replace(base, calibration=index), f"{size} calibration samples")
 
@@ -125,6 +125,6 @@ def _calibration_steps(search: Search) -> Steps:
 def _recipe_steps(search: Search) -> Steps:
     recipes: dict[str, tuple[Any, ...]] = dict(search.candidates.space.recipes)
     for position, (name, values) in enumerate(recipes.items()):
-        base = search.best()
+        base = search.best_quantized()
         for index, value in enumerate(values):
             yield Step(base.with_recipe(position, index), f"recipe {name}={value}")

@@ -81,7 +81,7 @@ class PyTorchAdaptor(Adaptor):
         if self._calibrator is None:
             raise QuantizationError("the model was not prepared")
         ranges = self._calibrator.collect(plan, dataloader if dataloader is not None else self.info.get("dataloader"), q_func)
-        return build(optimized, plan, ranges, self._structure, self._skipped)
+        return build(optimized, plan, ranges, self._structure, self._skipped, self._trace)
 
     def predict(self, model: nn.Module, inputs: Any) -> Any:
         with torch.no_grad():

@@ -61,6 +61,7 @@ def save_model(model: nn.Module, path: str | Path) -> None:
                 "plan": json.loads(done.plan.to_json()),
                 "structure": asdict(done.structure),
                 "reasons": [[*key, reason] for key, reason in done.reasons.items()],
+                "relays": done.relays,
                 "aliases": aliases,
                 "sha256": _sha256(folder / WEIGHTS),
             }
@@ -94,13 +95,13 @@ def load_model(path: str | Path, model: nn.Module) -> nn.Module:
         tensors[name] = tensors[target]
     structure = Structure(**config["structure"])
     reasons = {(name, kind): reason for name, kind, reason in config["reasons"]}
-    plan = Plan.from_json(json.dumps(config["plan"]))
+    done = Quantization(Plan.from_json(json.dumps(config["plan"])), structure, reasons, config["relays"])
     try:
         base = copy.deepcopy(model)
         for norm, layer in structure.folded.items():
             replace_module(base, norm, nn.Identity())
             _give_bias(base.get_submodule(layer))
-        new, used = rebuild(base, plan, structure, reasons, tensors)
+        new, used = rebuild(base, done, tensors)
         rest = {name: tensor for name, tensor in tensors.items() if name not in used}
         missing, unexpected = new.load_state_dict(rest, strict=False)
     except (AttributeError, RuntimeError, KeyError) as error:

@@ -14,6 +14,8 @@ from neural_compressor.errors import NeuralCompressorError, QuantizationError
 from neural_compressor.schemes import OpKey, OpScheme, Plan
 from neural_compressor.torch.fold import Structure
 from neural_compressor.torch.nn import QuantModule, quantized_module
+from neural_compressor.torch.relay import connect, find_relays
+from neural_compressor.torch.watch import Trace
 
 
 @dataclass
@@ -23,6 +25,7 @@ class Quantization:
     plan: Plan
     structure: Structure
     reasons: dict[OpKey, str] = field(default_factory=dict)
+    relays: dict[str, str] = field(default_factory=dict)
 
 
 def build(
@@ -31,8 +34,12 @@ def build(
     ranges: Mapping[OpKey, Sequence[tuple[Any, Any]]],
     structure: Structure,
     reasons: Mapping[OpKey, str],
+    trace: Trace | None = None,
 ) -> nn.Module:
-    """A quantized copy of ``model``, whose batch norms are folded already."""
+    """A quantized copy of ``model``, whose batch norms are folded already.
+
+    With a ``trace`` of the model, int8 ops hand their outputs on in int8 where that changes nothing.
+    """
     reasons = dict(reasons)
     ops = {}
     for key, scheme in plan.items():
@@ -47,25 +54,28 @@ def build(
         return quantized_module(module, scheme, ranges.get(key, ()), relu=key[0] in structure.relus)
 
     new = _replaced(model, ops, structure, make)
-    new.quantization = Quantization(plan, structure, reasons)  # type: ignore[assignment]
+    relays = find_relays(new, trace, structure.folded) if trace is not None else {}
+    connect(new, relays)
+    new.quantization = Quantization(plan, structure, reasons, relays)  # type: ignore[assignment]
     return new.eval()
 
 
 def rebuild(
-    model: nn.Module, plan: Plan, structure: Structure, reasons: Mapping[OpKey, str], tensors: Mapping[str, torch.Tensor]
+    model: nn.Module, done: Quantization, tensors: Mapping[str, torch.Tensor]
 ) -> tuple[nn.Module, set[str]]:
-    """The quantized model of ``plan`` around saved tensors, and the names of the tensors its quantized ops took."""
+    """The quantized model that ``done`` describes around saved tensors, and the names of the tensors its ops took."""
     used: set[str] = set()
 
     def make(key: OpKey, module: nn.Module, scheme: OpScheme) -> nn.Module:
         prefix = f"{key[0]}." if key[0] else ""
         state = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
         used.update(prefix + name for name in state)
-        return quantized_module(module, scheme, state=state, relu=key[0] in structure.relus)
+        return quantized_module(module, scheme, state=state, relu=key[0] in done.structure.relus)
 
-    ops = {k: s for k, s in plan.items() if s.precision != "fp32" and k not in reasons}
-    new = _replaced(model, ops, structure, make)
-    new.quantization = Quantization(plan, structure, dict(reasons))  # type: ignore[assignment]
+    ops = {k: s for k, s in done.plan.items() if s.precision != "fp32" and k not in done.reasons}
+    new = _replaced(model, ops, done.structure, make)
+    connect(new, done.relays)
+    new.quantization = done  # type: ignore[assignment]
     return new.eval(), used
 
 

@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
-Operand = Tensor | float
-"""A tensor or a plain number; only tensors are quantized."""
-
 
 class Add(nn.Module):
-    """``a + b``.
+    """``a + b``; one of them may be a plain number, which is not quantized.
 
     >>> Add()(torch.ones(2), torch.ones(2)).tolist()
     [2.0, 2.0]
     """
 
-    def forward(self, a: Tensor, b: Operand) -> Tensor:
-        return a + b
+    def forward(self, a: Any, b: Any) -> Tensor:
+        total: Tensor = a + b
+        return total
 
 
 class Mul(nn.Module):
-    """``a * b``, element by element.
+    """``a * b`` element by element; one of them may be a plain number, which is not quantized.
 
     >>> Mul()(torch.ones(2), 3.0).tolist()
     [3.0, 3.0]
     """
 
-    def forward(self, a: Tensor, b: Operand) -> Tensor:
-        return a * b
+    def forward(self, a: Any, b: Any) -> Tensor:
+        product: Tensor = a * b
+        return product
 
 
 class MatMul(nn.Module):

@@ -179,12 +179,13 @@ class Journal:
         return optuna.storages.get_storage(self.storage)
 
     def _reap(self, study: optuna.Study) -> None:
-        """Fail the trial a killed run left half-done; in shared storage only our own, as another's may be alive."""
+        """Close the trial a killed run left half-done; in shared storage only our own, as another's may be alive."""
         from optuna.trial import TrialState
 
         for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             if not self._shared or trial.user_attrs.get("worker") == self._worker:
-                study.tell(trial.number, state=TrialState.FAIL)
+                loss = trial.user_attrs.get("outcome", {}).get("loss")
+                study.tell(trial.number, loss, state=TrialState.FAIL if loss is None else TrialState.COMPLETE)
 
     def _read_entries(self) -> dict[str, Entry]:
         entries: dict[str, Entry] = {}

@@ -61,7 +61,8 @@ class QuantConv(WeightedModule):
         inside = self._padded(self._rounded(x))
         y = _CONVOLVE[self.dims](inside, *self._parameters_as(inside.dtype), *self.geometry.arguments)
         y = y if x.is_quantized else y.to(x.dtype)
-        return y.relu() if self.relu else y
+        y = y.relu() if self.relu else y
+        return y if self._output is None else to_quint8(y, *self._output)
 
     def _integer(self, x: Tensor) -> Tensor:
         scheme = self.scheme.activation

@@ -70,7 +70,7 @@ def _has_engine(name: str) -> bool:
 
 @functools.cache
 def _linear_is_exact(op_type: str, act_max: int, weight_max: int) -> bool:
-    if not _has_engine("x86"):
+    if not _has_engine("x86") or not hasattr(torch.ops.quantized, "linear_with_input_q_dq_qweight_dq_output_fp32"):
         return False
     with warnings.catch_warnings():
         # torch announces the end of its quantized tensors once a process, at their first use: here.

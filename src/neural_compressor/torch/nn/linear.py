@@ -48,9 +48,8 @@ class QuantLinear(WeightedModule):
             return fbgemm.linear_quint8(quint8.contiguous(), packed, self.relu, *self._output)
         values = x.dequantize() if x.is_quantized else x.detach().float()
         if self.scheme.mode == "static":
-            y = fbgemm.linear_static(
-                within_codes(values, self._u8("input"), scheme), *self._u8("input"), packed, self.relu
-            )
+            qparams = self._u8("input")
+            y = fbgemm.linear_static(within_codes(values, qparams, scheme), *qparams, packed, self.relu)
         elif scheme.symmetric and values.numel():
             y = fbgemm.linear_static(values, *input_u8(values, scheme), packed, self.relu)
         else:

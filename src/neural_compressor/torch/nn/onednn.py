@@ -48,8 +48,7 @@ def conv(
 ) -> Tensor:
     """Convolve u8 ``codes``; the result is float32, or u8 in the qparams ``output``. It is laid out channels last."""
     dims = len(packed.geometry.stride)
-    ops = torch.ops.onednn
-    op = {1: ops.qconv1d_pointwise, 2: ops.qconv_pointwise, 3: ops.qconv3d_pointwise}[dims]
+    op = getattr(torch.ops.onednn, f"qconv{dims}d_pointwise")
     fused = relu and dims < 3  # the 3-D kernel takes no post-op
     out_scale, out_zero = output or (1.0, 0)
     y: Tensor = op(

@@ -88,10 +88,15 @@ class WeightedModule(QuantModule):
         return self.dequantized_weight().to(dtype), None if self.bias is None else self.bias.to(dtype)
 
     def _int8_weight(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Signed codes in the float module's layout, scale, zero-point; unsigned codes are shifted by 128."""
-        array = self.weight_array()
-        codes, zero = array.codes, array.zero_point
-        if not self.weight_scheme.dtype.signed:
-            codes = codes.to(torch.int16) - 128
-            zero = zero - 128
-        return self._from_matrix(codes.to(torch.int8)), array.scale, zero
+        codes, scale, zero = signed_codes(self.weight_array())
+        return self._from_matrix(codes), scale, zero
+
+
+def signed_codes(array: QuantizedArray) -> tuple[Tensor, Tensor, Tensor | None]:
+    """8-bit codes as int8, scale, zero-point; unsigned codes and their zero-points are shifted by 128."""
+    codes, scale, zero = array.codes, array.scale, array.zero_point
+    assert isinstance(scale, Tensor)
+    if array.scheme.dtype.signed:
+        return codes, scale, zero
+    assert isinstance(zero, Tensor)
+    return (codes.to(torch.int16) - 128).to(torch.int8), scale, zero - 128

@@ -1,0 +1,130 @@
+"""From capability and configuration to the tuning space."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from neural_compressor.config import PostTrainingQuantConfig, QuantizationAwareTrainingConfig
+from neural_compressor.errors import CapabilityError, ConfigError
+from neural_compressor.strategy import build_space, unapplied_recipes
+
+INT8 = {
+    "weight": {"dtype": ["int8"], "granularity": ["per_channel", "per_tensor"]},
+    "activation": {"dtype": ["uint8"], "scheme": ["asym"], "algorithm": ["minmax", "kl"], "quant_mode": "static"},
+}
+ADD = {"activation": INT8["activation"]}
+FP32 = {"weight": {"dtype": "fp32"}, "activation": {"dtype": "fp32"}}
+
+
+def capability(**extra: Any) -> dict[str, Any]:
+    opwise = {
+        ("conv1", "Conv2d"): [INT8, FP32],
+        ("conv10", "Conv2d"): [INT8, FP32],
+        ("add", "Add"): [ADD, {"activation": {"dtype": "fp32"}}],
+        ("fc", "Linear"): [INT8, FP32],
+    }
+    return {"opwise": opwise, "optypewise": {"Conv2d": INT8, "Add": ADD, "Linear": INT8}, **extra}
+
+
+def build(cap: dict[str, Any] | None = None, **fields: Any) -> Any:
+    return build_space(capability() if cap is None else cap, PostTrainingQuantConfig(**fields))
+
+
+def test_the_space_holds_every_op_in_the_order_of_the_model() -> None:
+    space = build(calibration_sampling_size=[10, 100])
+    assert list(space.ops) == list(capability()["opwise"])
+    assert len(space.ops["conv1", "Conv2d"].quantized) == 4
+    assert space.calibration_sizes == (10, 100)
+    assert space.default_plan()["add", "Add"].weight is None
+
+
+def test_ops_that_are_alike_share_their_space_and_a_rule_sets_one_apart() -> None:
+    space = build(op_name_dict={"conv1": {"weight": {"dtype": "fp32"}}})
+    assert space.ops["conv10", "Conv2d"] is space.ops["fc", "Linear"]
+    assert space.ops["conv1", "Conv2d"].reason == "op_name_dict rule 'conv1'"
+    assert space.ops["conv10", "Conv2d"].quantized
+    assert space.default_plan()["conv1", "Conv2d"].precision == "fp32"
+
+
+@pytest.mark.parametrize(
+    ("rules", "said"),
+    [
+        (
+            {"op_type_dict": {"Conv3d": {"weight": {"dtype": "int8"}}}},
+            ["op_type_dict rule 'Conv3d'", "'Conv2d'", "type"],
+        ),
+        ({"op_name_dict": {"conv": {"weight": {"dtype": "int8"}}}}, ["op_name_dict rule 'conv'", "'conv1'", "whole"]),
+    ],
+)
+def test_a_rule_that_matches_nothing_is_an_error_with_close_matches(rules: dict[str, Any], said: list[str]) -> None:
+    with pytest.raises(ConfigError) as error:
+        build(**rules)
+    for words in said:
+        assert words in str(error.value)
+
+
+def test_a_large_model_does_not_flood_the_error() -> None:
+    cap = {"opwise": {(f"encoder.layer.{i}.query", "Linear"): [INT8, FP32] for i in range(500)}}
+    with pytest.raises(ConfigError) as error:
+        build(cap, op_name_dict={"encoder.layer.7.qury": {"weight": {"dtype": "int8"}}})
+    assert "encoder.layer.7.query" in str(error.value)
+    assert len(str(error.value)) < 400
+
+
+def test_a_rule_may_name_an_op_that_is_skipped_anyway() -> None:
+    cap = capability(skipped={("norm", "LayerNorm"): "no quantized kernel"})
+    assert ("norm", "LayerNorm") not in build(cap, op_name_dict={"norm": {"weight": {"dtype": "fp32"}}}).ops
+
+
+def test_a_weight_rule_for_ops_without_weights_is_an_error() -> None:
+    with pytest.raises(CapabilityError, match=r"op_type_dict rule 'Add'.*weight"):
+        build(op_type_dict={"Add": {"weight": {"dtype": "int8"}}})
+
+
+def test_a_value_outside_the_capability_is_an_error() -> None:
+    with pytest.raises(CapabilityError, match=r"'Linear'.*'int4'.*'int8'"):
+        build(op_type_dict={"Linear": {"weight": {"dtype": "int4"}}})
+
+
+def test_a_model_with_nothing_to_quantize_says_what_it_has_and_what_could_be() -> None:
+    cap = {
+        "opwise": {("norm", "LayerNorm"): [FP32]},
+        "skipped": {("head", "Linear"): "NaN in weight"},
+        "quantizable_types": ["Conv2d", "Linear"],
+    }
+    with pytest.raises(ConfigError) as error:
+        build(cap)
+    for words in ("1 LayerNorm", "1 Linear (NaN in weight)", "Conv2d, Linear", "'static'"):
+        assert words in str(error.value)
+    with pytest.raises(ConfigError, match="no ops"):
+        build({"opwise": {}})
+
+
+def test_an_approach_the_model_has_nothing_for_is_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"no capability for approach 'dynamic'"):
+        build(approach="dynamic")
+
+
+def test_blocks_keep_only_ops_of_the_space() -> None:
+    blocks = [[("conv1", "Conv2d"), ("norm", "LayerNorm")], [("norm", "LayerNorm")]]
+    assert build(capability(blocks=blocks)).blocks == ((("conv1", "Conv2d"),),)
+
+
+def test_recipes_are_applied_or_listed_as_not_applied() -> None:
+    recipes = {"smooth_quant": True, "fast_bias_correction": [True, False], "weight_correction": False}
+    conf = PostTrainingQuantConfig(recipes=recipes)
+    assert unapplied_recipes(capability(), conf) == ("smooth_quant", "fast_bias_correction")
+    knows_one = capability(recipes=["fast_bias_correction"])
+    assert unapplied_recipes(knows_one, conf) == ("smooth_quant",)
+    space = build_space(knows_one, conf)
+    assert space.recipes == {"fast_bias_correction": (True, False)}
+    assert space.default_plan().recipes == {"fast_bias_correction": True}
+    assert build_space(capability(), conf).recipes == {}
+
+
+def test_training_takes_static_options() -> None:
+    space = build_space(capability(), QuantizationAwareTrainingConfig(reduce_range=True))
+    option = space.ops["fc", "Linear"].default
+    assert (option.mode, option.weight.reduce_range) == ("static", True)

@@ -1,0 +1,165 @@
+import itertools
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
+
+from neural_compressor.errors import QuantizationError
+from neural_compressor.torch.nn import quantized_module
+
+RNN = {"LSTM": nn.LSTM, "GRU": nn.GRU}
+SHAPES = list(itertools.product([1, 2], [False, True], [False, True], [True, False]))
+DYNAMIC = ("int8 tensor", "uint8 asym", "dynamic")
+
+
+@pytest.fixture
+def needs_vnni(vnni):
+    if not vnni:
+        pytest.skip("int8 recurrences need the integer kernel")
+
+
+def flat(output):
+    y, hidden = output
+    return [y, *hidden] if isinstance(hidden, tuple) else [y, hidden]
+
+
+def make(kind, layers=1, both=False, batch_first=False, bias=True):
+    return RNN[kind](10, 6, num_layers=layers, bidirectional=both, batch_first=batch_first, bias=bias).eval()
+
+
+def hidden_for(kind, layers, both, batch):
+    h = torch.randn(layers * (2 if both else 1), batch, 6)
+    return (h, torch.randn_like(h)) if kind == "LSTM" else h
+
+
+@pytest.mark.parametrize(("layers", "both", "batch_first", "bias"), SHAPES)
+@pytest.mark.parametrize("kind", RNN)
+@pytest.mark.usefixtures("needs_vnni")
+def test_int8_is_close_to_float(scheme, kind, layers, both, batch_first, bias):
+    module = make(kind, layers, both, batch_first, bias)
+    x = torch.randn(3, 5, 10)
+    hx = hidden_for(kind, layers, both, 3 if batch_first else 5)
+    q = quantized_module(module, scheme(*DYNAMIC))
+    for given in (None, hx):
+        for found, expected in zip(flat(q(x, given)), flat(module(x, given)), strict=True):
+            assert found.shape == expected.shape
+            torch.testing.assert_close(found, expected, rtol=0, atol=0.03)
+    assert (q.kernel, q.simulated) == ("fbgemm int8 dynamic", False)
+
+
+@pytest.mark.parametrize("kind", RNN)
+@pytest.mark.parametrize("both", [False, True])
+@pytest.mark.usefixtures("needs_vnni")
+def test_int8_equals_torchs_own_dynamic_quantization(scheme, kind, both):
+    module = make(kind, 2, both)
+    # torch maps the largest magnitude to 127.5; a weight whose range is symmetric leaves no other difference.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        theirs = torch.ao.quantization.quantize_dynamic(nn.Sequential(module), {RNN[kind]}, dtype=torch.qint8)[0]
+    for name, codes_of in zip(q_names(module), theirs_weights(theirs), strict=True):
+        getattr(module, name).data.copy_(codes_of)
+    q = quantized_module(module, scheme("int8 tensor", "uint8 asym reduced", "dynamic"))
+    for name, values in q.dequantized_weights().items():
+        torch.testing.assert_close(values, getattr(module, name).detach(), rtol=0.01, atol=0.01)
+    x = torch.randn(4, 3, 10)
+    for found, expected in zip(flat(q(x)), flat(theirs(x)), strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0.02)
+
+
+def q_names(module):
+    return [name for name, _ in module.named_parameters() if name.startswith("weight")]
+
+
+def theirs_weights(quantized):
+    for cell in quantized._all_weight_values:
+        _, packed = cell.param.__getstate__()[0], cell.param.__getstate__()[4]
+        for side in packed:
+            yield side.__getstate__()[0][0].dequantize()
+
+
+@pytest.mark.parametrize("both", [False, True])
+@pytest.mark.usefixtures("needs_vnni")
+def test_lstm_against_the_equations(scheme, ref, both):
+    """The LSTM equations step by step in float64, weights and activations rounded to 8 bits."""
+    module = make("LSTM", 1, both)
+    q = quantized_module(module, scheme("int8 channel", "uint8 asym", "dynamic"))
+    x = torch.randn(4, 1, 10)
+    outputs = [lstm_by_hand(module, ref, x, "")]
+    if both:
+        outputs.append(lstm_by_hand(module, ref, x.flip(0), "_reverse").flip(0))
+    torch.testing.assert_close(q(x)[0].double(), torch.cat(outputs, -1), rtol=0, atol=2e-3)
+    assert (module(x)[0] - q(x)[0]).abs().max() > 1e-4
+
+
+def lstm_by_hand(module, ref, x, end):
+    ih, hh = (ref.rounded_weight(getattr(module, f"weight_{s}_l0{end}").detach()) for s in ("ih", "hh"))
+    bias = (getattr(module, f"bias_ih_l0{end}") + getattr(module, f"bias_hh_l0{end}")).detach().double()
+    h = c = torch.zeros(1, 6, dtype=torch.float64)
+    steps = []
+    for t in x:
+        h8 = ref.rounded(h, h.min(), h.max()) if h.any() else h
+        i, f, g, o = (ref.rounded(t, t.min(), t.max()) @ ih.T + h8 @ hh.T + bias).chunk(4, 1)
+        c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+        h = o.sigmoid() * c.tanh()
+        steps.append(h)
+    return torch.stack(steps)
+
+
+@pytest.mark.parametrize("mode", ["dynamic", "weight_only"])
+@pytest.mark.parametrize("kind", RNN)
+@pytest.mark.usefixtures("needs_vnni")
+def test_packed_sequences(scheme, kind, mode):
+    module = make(kind, 2, True)
+    q = quantized_module(module, scheme(*DYNAMIC) if mode == "dynamic" else scheme("int8 channel"))
+    x = pack_sequence([torch.randn(n, 10) for n in (2, 5, 3)], enforce_sorted=False)
+    hx = hidden_for(kind, 2, True, 3)
+    for given in (None, hx):
+        found, expected = q(x, given), module(x, given)
+        for a, b in zip(pad_packed_sequence(found[0]), pad_packed_sequence(expected[0]), strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=0.03)
+        for a, b in zip(flat(("", found[1]))[1:], flat(("", expected[1]))[1:], strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=0.03)
+
+
+@pytest.mark.parametrize("mode", ["dynamic", "weight_only"])
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("kind", RNN)
+@pytest.mark.usefixtures("needs_vnni")
+def test_unbatched_and_bfloat16(scheme, kind, batch_first, mode):
+    module = make(kind, batch_first=batch_first)
+    q = quantized_module(module, scheme(*DYNAMIC) if mode == "dynamic" else scheme("int8 channel"))
+    x = torch.randn(5, 10)
+    hx = hidden_for(kind, 1, False, 1)
+    squeezed = tuple(h[:, 0] for h in hx) if kind == "LSTM" else hx[:, 0]
+    for given in (None, squeezed):
+        for a, b in zip(flat(q(x, given)), flat(module(x, given)), strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=0.03)
+    for found in flat(q(x.bfloat16())):
+        assert found.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("kind", RNN)
+@pytest.mark.parametrize("weight", ["int4 channel", "nf4 8", "int8 channel"])
+def test_weight_only_runs_the_float_recurrence_on_dequantized_weights(scheme, kind, weight):
+    module = make(kind, 2, True)
+    q = quantized_module(module, scheme(weight))
+    twin = make(kind, 2, True)
+    twin.load_state_dict({**module.state_dict(), **q.dequantized_weights()})
+    x = torch.randn(4, 3, 10)
+    for found, expected in zip(flat(q(x)), flat(twin(x)), strict=True):
+        torch.testing.assert_close(found, expected)
+    assert q.simulated
+
+
+def test_what_cannot_run_is_said_at_once(scheme):
+    with pytest.raises(QuantizationError, match="projections"):
+        quantized_module(nn.LSTM(4, 4, proj_size=2), scheme("int8 channel"))
+    for how in (scheme("int8 channel", "uint8 asym", "static"), scheme("int4 channel", "uint8 asym", "dynamic")):
+        with pytest.raises(QuantizationError, match="or weight_only"):
+            quantized_module(nn.LSTM(4, 4), how)
+    broken = nn.GRU(4, 4)
+    broken.weight_hh_l0.data[0, 0] = float("nan")
+    with pytest.raises(QuantizationError, match="weight_hh_l0"):
+        quantized_module(broken, scheme("int8 channel"))

@@ -1,0 +1,72 @@
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from neural_compressor.errors import ConfigError
+from neural_compressor.tuning.criterion import Criterion
+
+values = st.floats(-1e6, 1e6).filter(lambda x: abs(x) > 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("higher", "relative", "baseline", "value", "loss"),
+    [
+        (True, True, 0.8, 0.6, 0.25),
+        (True, False, 0.8, 0.6, 0.2),
+        (False, True, 10.0, 12.5, 0.25),
+        (False, False, 10.0, 12.5, 2.5),
+        (True, True, -4.0, -5.0, 0.25),
+        (False, True, -4.0, -5.0, -0.25),
+        (True, True, 0.8, 0.9, -0.125),
+    ],
+)
+def test_loss_against_hand_computed_cases(higher, relative, baseline, value, loss):
+    assert Criterion(higher, relative).loss(baseline, value) == pytest.approx(loss)
+
+
+@given(values, values, st.booleans(), st.booleans())
+def test_swapping_the_direction_negates_the_loss(baseline, value, higher, relative):
+    one, other = Criterion(higher, relative), Criterion(not higher, relative)
+    assert one.loss(baseline, value) == -other.loss(baseline, value)
+
+
+@given(values, st.floats(0, 2), st.booleans(), st.booleans())
+def test_limit_is_where_the_promise_stops_holding(baseline, tolerable, higher, relative):
+    criterion = Criterion(higher, relative, tolerable)
+    limit = criterion.limit(baseline)
+    worse = -1 if higher else 1
+    step = 1e-4 * abs(baseline)
+    assert criterion.holds(baseline, limit - worse * step)
+    assert not criterion.holds(baseline, limit + worse * step)
+
+
+def test_exactly_the_tolerable_loss_holds_in_spite_of_rounding():
+    assert 0.9 - 0.9 * 0.01 != 0.891 or (0.9 - 0.891) / 0.9 > 0.01  # what makes the slack necessary
+    assert Criterion(tolerable_loss=0.01).holds(0.9, 0.891)
+
+
+def test_zero_baseline_is_measured_absolutely_and_says_so():
+    criterion = Criterion(higher_is_better=False, tolerable_loss=0.05)
+    assert criterion.loss(0.0, 0.04) == 0.04
+    assert criterion.holds(0.0, 0.04)
+    assert not criterion.holds(0.0, 0.06)
+    assert "baseline is 0" in criterion.describe(0.0)
+    assert "baseline" not in criterion.describe(1.0)
+
+
+def test_reads_a_config_by_its_fields():
+    config = SimpleNamespace(higher_is_better=False, criterion="absolute", tolerable_loss=0.5)
+    assert Criterion.from_config(config) == Criterion(False, False, 0.5)
+
+
+@pytest.mark.parametrize("loss", [-0.1, float("nan"), float("inf")])
+def test_refuses_a_tolerable_loss_that_means_nothing(loss):
+    with pytest.raises(ConfigError, match="tolerable_loss"):
+        Criterion(tolerable_loss=loss)
+
+
+def test_refuses_an_unknown_kind():
+    with pytest.raises(ConfigError, match=r"'relativ'.*relative, absolute"):
+        Criterion.from_config(SimpleNamespace(higher_is_better=True, criterion="relativ", tolerable_loss=0.01))

@@ -1,0 +1,277 @@
+import json
+import math
+
+import pytest
+from toy_tuning import COSTS, Accuracy, Narrowing, Scripted, ToyAdaptor, ToyModel, plan_of, toy_conf, toy_space
+
+from neural_compressor.errors import CalibrationError, ConfigError, EvaluationError, QuantizationError
+from neural_compressor.tuning.loop import tune
+
+SPACE = toy_space()
+
+
+def scripted(*sets):
+    return Scripted(SPACE, options={"sets": list(sets)})
+
+
+@pytest.fixture
+def run(tmp_path):
+    """``tune`` on the toy with everything filled in; ``run.adaptor`` and ``run.accuracy`` tell what it did."""
+
+    def run(strategy, conf=None, model=None, **kwargs):
+        kwargs.setdefault("evaluator", run.accuracy)
+        kwargs.setdefault("workspace", tmp_path / "work")
+        return tune(run.adaptor, model or ToyModel(COSTS), conf or toy_conf(), SPACE, strategy, **kwargs)
+
+    run.adaptor, run.accuracy = ToyAdaptor(), Accuracy()
+    return run
+
+
+def test_stops_at_the_first_model_that_keeps_the_promise(run):
+    model, result = run(scripted("abcd", "ab", "a"))
+    assert model.quantized == {"a", "b"}
+    assert result.met
+    assert [trial.passed for trial in result.trials] == [False, True]
+    assert result.best is result.trials[1]
+    assert result.verdict == "promise met: trial 2 loses 0.67% where 1.0% is allowed; 1.60x smaller"
+    assert {op.name for op in result.ops if op.precision == "int8"} == {"a", "b"}
+    assert run.accuracy.calls == 3
+
+
+def test_with_a_timeout_it_goes_on_for_the_best_objective(run):
+    model, result = run(scripted("a", "ab", "abcd", "b"), toy_conf(timeout=60))
+    assert [trial.number for trial in result.trials] == [1, 2, 3, 4]
+    assert model.quantized == {"a", "b"}
+    assert result.metadata["stopped"] == "the strategy has nothing more to try"
+
+
+def test_the_timeout_ends_the_search_after_the_trial_that_passes_it(run, monkeypatch):
+    clock = iter(range(10**6))
+    monkeypatch.setattr("time.perf_counter", lambda: float(next(clock)))
+    _, result = run(scripted("abcd", "bcd", "cd", "d", "a"), toy_conf(timeout=10))
+    assert 1 <= len(result.trials) < 5
+    assert result.metadata["stopped"] == "timeout=10 s reached"
+
+
+def test_max_trials_ends_the_search_and_the_best_is_returned_with_the_distance(run):
+    model, result = run(scripted("abcd", "bcd", "acd", "a"), toy_conf(max_trials=3))
+    assert not result.met
+    assert model.quantized == {"a", "c", "d"}
+    assert result.verdict == "promise not met: best loses 3.33% where 1.0% is allowed (trial 3)"
+    assert result.metadata["stopped"] == "max_trials=3 reached"
+
+
+def test_lower_is_better_prefers_the_lowest(run):
+    run.accuracy = Accuracy(baseline=10.0, sign=+100)
+    model, result = run(scripted("d", "a", "abcd"), toy_conf(higher_is_better=False))
+    assert model.quantized == {"a"}
+    assert not result.met
+    assert result.best.loss == pytest.approx(0.02)
+
+
+def test_a_zero_baseline_is_said_in_the_verdict(run):
+    run.accuracy = Accuracy(baseline=0.0, sign=+1)
+    _, result = run(scripted("d", "a"), toy_conf(higher_is_better=False))
+    assert result.met
+    assert result.best.loss == pytest.approx(0.002)
+    assert "baseline is 0" in result.verdict
+    assert "baseline is 0" in result.criterion
+
+
+def test_a_plan_proposed_twice_is_evaluated_once(run):
+    _, result = run(scripted("abcd", "abcd", "cd", "abcd"), toy_conf(max_trials=3))
+    assert len(result.trials) == 2
+    assert run.accuracy.calls == 1 + 2
+
+
+def test_a_strategy_that_only_repeats_itself_is_stopped(run):
+    _, result = run(scripted(*["abcd"] * 2000))
+    assert len(result.trials) == 1
+    assert "repeats" in result.metadata["stopped"]
+
+
+def test_no_evaluation_quantizes_once_and_promises_nothing(run, tmp_path):
+    model, result = run(scripted("a"), evaluator=None, example_batch=1)
+    assert model.quantized == set("abcd")
+    assert result.verdict.startswith("not checked")
+    assert not result.met
+    assert math.isnan(result.best.loss)
+    assert result.baseline.size_bytes == 1600
+    assert result.best.measurement.latency_ms > 0
+    assert not (tmp_path / "work").exists()
+
+
+def test_the_best_model_so_far_is_on_disk_with_its_plan(run, tmp_path):
+    _, result = run(scripted("abcd", "bcd", "abd", "ab"))
+    folder = tmp_path / "work" / result.metadata["study"]
+    assert result.metadata["best_model"] == str(folder / "best_model")
+    assert run.adaptor.load(folder / "best_model", ToyModel(COSTS)).quantized == {"a", "b"}
+    plan = json.loads((folder / "best_plan.json").read_text())
+    assert plan["digest"] == plan_of("ab").digest
+    assert plan["number"] == 4
+    assert run.adaptor.saved == [set("abcd"), set("bcd"), set("abd"), set("ab")]
+    assert sorted(p.name for p in folder.iterdir()) == ["best_model", "best_plan.json"]
+
+
+def test_a_worse_trial_does_not_replace_the_best_on_disk(run):
+    run(scripted("a", "abcd"), toy_conf(timeout=60))
+    assert run.adaptor.saved == [{"a"}]
+
+
+def test_objective_weights_decide_between_passing_models(run):
+    wide = toy_conf(
+        tolerable_loss=0.5, timeout=60, objective={"objective": ["modelsize", "accuracy"], "weight": [0, 1]}
+    )
+    model, _ = run(scripted("abcd", "a"), wide)
+    assert model.quantized == {"a"}
+    wide = toy_conf(tolerable_loss=0.5, timeout=60, objective=["modelsize", "accuracy"])
+    model, _ = run(scripted("abcd", "a"), wide)
+    assert model.quantized == set("abcd")
+
+
+def test_an_objective_that_cannot_be_measured_is_noted(run):
+    _, result = run(scripted("a"), toy_conf(objective="performance"))
+    assert result.metadata["notes"] == ["objective 'performance' could not be measured and had no say in the choice"]
+
+
+def test_a_broken_baseline_evaluation_fails_at_once(run):
+    run.accuracy.at[1] = lambda: float("nan")
+    with pytest.raises(EvaluationError, match="returned nan"):
+        run(scripted("a"))
+    assert run.adaptor.quantized == []
+
+
+def test_a_failing_trial_is_recorded_and_the_run_goes_on(run):
+    run.accuracy.at[2] = lambda: "high"
+    _, result = run(scripted("ab", "a"))
+    assert result.met
+    failed = result.trials[0]
+    assert failed.error.startswith("EvaluationError: ")
+    assert "returned a str" in failed.error
+    assert failed.loss == math.inf
+    assert failed.score == 0.0
+    assert failed.measurement is None
+
+
+def test_if_every_trial_fails_the_reasons_are_raised_and_the_next_run_starts_afresh(run):
+    def fail(model):
+        raise RuntimeError("no kernel for int8")
+
+    run.adaptor.fail = fail
+    with pytest.raises(
+        QuantizationError, match=r"each of the 2 trials failed(.|\n)*trial 1, 2: RuntimeError: no kernel"
+    ):
+        run(scripted("ab", "a"))
+    run.adaptor.fail = lambda model: None
+    assert run(scripted("ab", "a"))[1].met
+
+
+def test_if_every_evaluation_fails_it_is_an_evaluation_error(run):
+    run.accuracy.at = {n: lambda: None for n in (2, 3)}
+    run.accuracy.at = {n: lambda: float("inf") for n in (2, 3)}
+    with pytest.raises(EvaluationError, match="each of the 2 trials failed"):
+        run(scripted("ab", "a"))
+
+
+def test_calibration_that_fails_in_the_first_trial_is_raised_at_once(run):
+    def fail(model):
+        raise CalibrationError("the dataloader is empty")
+
+    run.adaptor.fail = fail
+    with pytest.raises(CalibrationError, match="empty"):
+        run(scripted("ab", "a"))
+    assert run.accuracy.calls == 1
+    run.adaptor.fail = lambda model: None
+    _, result = run(scripted("ab", "a"))
+    assert [trial.error for trial in result.trials] == [""]
+    assert run.accuracy.calls == 2  # the baseline was not lost
+
+
+def test_calibration_that_fails_later_belongs_to_its_trial(run):
+    def fail(model):
+        if model.quantized == {"c"}:
+            raise CalibrationError("NaN in c")
+
+    run.adaptor.fail = fail
+    _, result = run(scripted("abcd", "c", "a"))
+    assert result.trials[1].error == "CalibrationError: NaN in c"
+    assert result.met
+
+
+def test_a_strategy_with_nothing_to_say_is_an_error(run):
+    with pytest.raises(QuantizationError, match="proposed no plan"):
+        run(scripted())
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"), [({"max_trials": 0}, "max_trials must be at least 1"), ({"timeout": -1}, "timeout must be")]
+)
+def test_a_budget_that_allows_nothing_is_refused(run, fields, message):
+    with pytest.raises(ConfigError, match=message):
+        run(scripted("a"), toy_conf(**fields))
+
+
+def test_a_calibration_iterator_that_runs_dry_is_refused(run):
+    with pytest.raises(ConfigError, match="calib_dataloader is a generator"):
+        run(scripted("a"), calib_dataloader=(x for x in [1]))
+
+
+def test_at_most_one_quantized_model_is_kept(run):
+    import gc
+    import weakref
+
+    alive = weakref.WeakSet()
+    run.adaptor.fail = alive.add
+    seen = []
+
+    class Watch(Accuracy):
+        def __call__(self, model):
+            gc.collect()
+            seen.append(len(alive))
+            return super().__call__(model)
+
+    run.accuracy = Watch()
+    run(Narrowing(SPACE))
+    assert max(seen) == 2  # the best so far and the one being measured
+
+
+class Recorder:
+    """A progress object that keeps what it is told."""
+
+    def __init__(self):
+        self.events = []
+
+    def baseline_start(self):
+        self.events.append("baseline")
+
+    def baseline_done(self, measurement):
+        self.events.append(measurement.accuracy)
+
+    def trial_start(self, number, stage):
+        self.events.append((number, stage))
+
+    def trial_done(self, trial):
+        self.events.append(trial.passed)
+
+    def interrupted(self, message):
+        self.events.append(message)
+
+
+def test_progress_is_told_everything_in_order(run):
+    recorder = Recorder()
+    run(scripted("abcd", "a"), progress=recorder)
+    assert recorder.events == ["baseline", 0.9, (1, "step 0"), False, (2, "step 1"), True]
+
+
+def test_an_interrupt_keeps_what_was_done_and_says_how_to_go_on(run, tmp_path):
+    def interrupt():
+        raise KeyboardInterrupt
+
+    recorder = Recorder()
+    run.accuracy.at[3] = interrupt
+    with pytest.raises(KeyboardInterrupt, match="Run the same command again"):
+        run(scripted("abcd", "bcd", "a"), progress=recorder)
+    assert "interrupted after 1 trials" in recorder.events[-1]
+    assert str(tmp_path / "work") in recorder.events[-1]
+    _, result = run(scripted("abcd", "bcd", "a"))
+    assert [trial.resumed for trial in result.trials] == [True, False, False]

@@ -1,0 +1,94 @@
+import math
+
+import pytest
+from toy_tuning import plan_of
+
+from neural_compressor.errors import ConfigError
+from neural_compressor.tuning.criterion import Criterion
+from neural_compressor.tuning.objective import Objective, best_trial
+from neural_compressor.tuning.result import Measurement, Trial
+
+BASELINE = Measurement(accuracy=0.8, latency_ms=12.0, size_bytes=1000, footprint_bytes=500)
+SMALL = Measurement(accuracy=0.6, latency_ms=4.0, size_bytes=250, footprint_bytes=1000)
+
+
+@pytest.mark.parametrize(
+    ("spec", "score"),
+    [
+        ("performance", 3.0),
+        ("modelsize", 4.0),
+        ("footprint", 0.5),
+        ("accuracy", 0.75),
+        (["performance", "modelsize"], 3.5),
+        ({"objective": ["performance", "modelsize"], "weight": [0.25, 0.75]}, 3.75),
+        ({"objective": ["accuracy", "performance"], "weight": [3, 1], "higher_is_better": [True, False]}, 1.3125),
+        ({"objective": "modelsize", "weight": 0.2}, 4.0),
+    ],
+)
+def test_score_against_hand_computed_cases(spec, score):
+    assert Objective.from_config(spec).score(BASELINE, SMALL, Criterion()) == pytest.approx(score)
+
+
+@pytest.mark.parametrize("spec", ["performance", "accuracy", "modelsize", "footprint", ["accuracy", "footprint"]])
+def test_the_baseline_scores_one(spec):
+    assert Objective.from_config(spec).score(BASELINE, BASELINE, Criterion()) == pytest.approx(1.0)
+
+
+def test_accuracy_follows_the_direction_of_the_criterion():
+    objective = Objective.from_config("accuracy")
+    better = Measurement(accuracy=0.4)
+    assert objective.score(BASELINE, better, Criterion(higher_is_better=False)) == pytest.approx(1.5)
+    assert objective.score(BASELINE, better, Criterion(higher_is_better=True)) == pytest.approx(0.5)
+
+
+def test_what_was_not_measured_counts_as_no_change_and_is_told():
+    objective = Objective.from_config(["performance", "modelsize"])
+    untimed = Measurement(0.8, None, 250)
+    assert objective.score(BASELINE, untimed, Criterion()) == pytest.approx((1 + 4) / 2)
+    assert objective.unmeasured(untimed) == ["performance"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("speed", "unknown tuning objective 'speed'"),
+        ([], "no tuning objective"),
+        (["accuracy", "accuracy"], "'accuracy' is given twice"),
+        ({"objective": ["accuracy"], "weights": [1]}, "unknown fields"),
+        ({"objective": ["accuracy", "modelsize"], "weight": [1]}, "1 values for 2 objectives"),
+        ({"objective": ["accuracy"], "weight": [-1]}, "at least 0"),
+        ({"objective": ["accuracy"], "weight": [0]}, "all 0"),
+        ({"objective": ["performance"], "higher_is_better": [True]}, "lower is better"),
+    ],
+)
+def test_bad_objectives_are_refused(spec, message):
+    with pytest.raises(ConfigError, match=message):
+        Objective.from_config(spec)
+
+
+def trial(number, loss, passed, score, error=""):
+    return Trial(number, "s", plan_of("a"), None, loss, passed, score, 0.0, error=error)
+
+
+@pytest.mark.parametrize(
+    ("trials", "best"),
+    [
+        ([trial(1, 0.0, True, 1.0), trial(2, 0.009, True, 2.0), trial(3, 0.5, False, 9.0)], 2),
+        ([trial(1, 0.005, True, 2.0), trial(2, 0.004, True, 2.0)], 2),
+        ([trial(1, 0.005, True, 2.0), trial(2, 0.005, True, 2.0)], 1),
+        ([trial(1, 0.5, False, 9.0), trial(2, 0.3, False, 1.0), trial(3, math.inf, False, 0.0, "boom")], 2),
+        ([trial(1, math.inf, False, 0.0, "boom")], None),
+        ([], None),
+    ],
+    ids=[
+        "highest score among passing",
+        "tie: lower loss",
+        "tie: earlier",
+        "none passes: lowest loss",
+        "failed",
+        "empty",
+    ],
+)
+def test_best_trial(trials, best):
+    chosen = best_trial(trials)
+    assert (chosen.number if chosen else None) == best

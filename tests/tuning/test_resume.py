@@ -1,0 +1,244 @@
+"""A run that is stopped and started again ends as if it had never been stopped."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toy_tuning import COSTS, Accuracy, Narrowing, Scripted, ToyAdaptor, ToyModel, toy_conf, toy_space
+
+from neural_compressor.tuning.loop import tune
+
+SPACE = toy_space()
+
+
+class PulledPlugError(BaseException):
+    """Ends a run as no handler of errors can stop."""
+
+
+def attempt(workspace, accuracy, conf=None, strategy=None, **kwargs):
+    strategy = strategy or Narrowing(SPACE)
+    return tune(
+        ToyAdaptor(),
+        ToyModel(COSTS),
+        conf or toy_conf(),
+        SPACE,
+        strategy,
+        evaluator=accuracy,
+        workspace=workspace,
+        **kwargs,
+    )
+
+
+def facts(result):
+    """Everything that must not depend on interruptions."""
+    rows = [
+        (t.number, t.stage, t.plan.digest, t.measurement, t.loss, t.passed, t.score, t.error) for t in result.trials
+    ]
+    return rows, result.best.number, result.met, result.verdict, result.baseline
+
+
+def uninterrupted(conf=None):
+    with tempfile.TemporaryDirectory() as folder:
+        accuracy = Accuracy()
+        model, result = attempt(folder, accuracy, conf)
+        return model.quantized, facts(result), accuracy.calls, (Path(folder) / "journal.log").read_bytes()
+
+
+@given(st.lists(st.integers(2, 10), min_size=1, max_size=4), st.sampled_from([0, 60]))
+@settings(max_examples=15, deadline=None)
+def test_resume_equals_uninterrupted(kills, timeout):
+    conf = toy_conf(timeout=timeout)
+    quantized, expected, calls, _ = uninterrupted(conf)
+    with tempfile.TemporaryDirectory() as folder:
+        useful = 0
+        for kill in kills:
+            accuracy = Accuracy()
+
+            def pull():
+                raise PulledPlugError
+
+            accuracy.at[kill] = pull
+            try:
+                model, result = attempt(folder, accuracy, conf)
+            except PulledPlugError:
+                useful += accuracy.calls - 1
+            else:
+                useful += accuracy.calls
+                break
+        else:
+            accuracy = Accuracy()
+            model, result = attempt(folder, accuracy, conf)
+            useful += accuracy.calls
+    assert model.quantized == quantized
+    assert facts(result) == expected
+    assert useful == calls
+
+
+@given(st.floats(0, 1))
+@settings(max_examples=60, deadline=None)
+def test_any_prefix_of_the_journal_is_gone_on_with(share):
+    """kill -9 can stop the writer after any byte."""
+    quantized, expected, calls, journal = uninterrupted()
+    journal = journal[: journal.rindex(b'"verdict"')]  # a finished study is not gone on with
+    cut = round(share * len(journal))
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "journal.log").write_bytes(journal[:cut])
+        accuracy = Accuracy()
+        model, result = attempt(folder, accuracy)
+        torn = list(Path(folder).glob("journal.log.torn-*"))
+        kept = (Path(folder) / "journal.log").read_bytes()
+    assert model.quantized == quantized
+    assert facts(result) == expected
+    tail = journal[:cut].rpartition(b"\n")[2]
+    done = sum(journal[: cut - len(tail)].count(word) for word in (b'"outcome"', b'"baseline"'))
+    assert calls - done - 1 <= accuracy.calls <= calls - done  # one less if the cut took but the end of the line
+    assert kept.startswith(journal[: cut - len(tail)])
+    assert len(torn) <= bool(tail)
+
+
+def test_a_finished_run_is_not_resumed_but_begun_again(tmp_path):
+    first, second = Accuracy(), Accuracy()
+    _, before = attempt(tmp_path, first)
+    _, after = attempt(tmp_path, second)
+    assert first.calls == second.calls
+    assert after.metadata["study"] == before.metadata["study"] + "-2"
+    assert not any(trial.resumed for trial in after.trials)
+
+
+def pull_at(call):
+    accuracy = Accuracy()
+
+    def pull():
+        raise PulledPlugError
+
+    accuracy.at[call] = pull
+    return accuracy
+
+
+def test_resume_false_begins_again(tmp_path):
+    with pytest.raises(PulledPlugError):
+        attempt(tmp_path, pull_at(4))
+    _, result = attempt(tmp_path, Accuracy(), resume=False)
+    assert not any(trial.resumed for trial in result.trials)
+    assert result.metadata["study"].endswith("-2")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"conf": toy_conf(tolerable_loss=0.011)},
+        {"conf": toy_conf(objective="accuracy")},
+        {"strategy": Narrowing(SPACE, seed=7)},
+        {"title": "another"},
+        {"calib_dataloader": [1, 2, 3]},
+        {"example_batch": 1},
+    ],
+    ids=["promise", "objective", "seed", "title", "calibration", "measured"],
+)
+def test_another_job_does_not_take_over_the_trials(tmp_path, other):
+    with pytest.raises(PulledPlugError):
+        attempt(tmp_path, pull_at(4))
+    _, result = attempt(tmp_path, Accuracy(), **other)
+    assert not any(trial.resumed for trial in result.trials)
+
+
+def test_a_larger_budget_goes_on_with_the_same_job(tmp_path):
+    with pytest.raises(PulledPlugError):
+        attempt(tmp_path, pull_at(4), toy_conf(max_trials=3))
+    _, result = attempt(tmp_path, Accuracy(), toy_conf(max_trials=50))
+    assert [trial.resumed for trial in result.trials[:3]] == [True, True, False]
+
+
+def test_failed_trials_are_not_tried_again(tmp_path):
+    def run(accuracy):
+        return attempt(tmp_path, accuracy, strategy=Scripted(SPACE, options={"sets": ["abcd", "bcd", "a"]}))
+
+    accuracy = pull_at(4)
+    accuracy.at[2] = lambda: "no number"
+    with pytest.raises(PulledPlugError):
+        run(accuracy)
+    _, result = run(Accuracy())
+    assert [(bool(trial.error), trial.resumed) for trial in result.trials] == [
+        (True, True),
+        (False, True),
+        (False, False),
+    ]
+
+
+def test_time_spent_before_counts_against_the_timeout(tmp_path):
+    accuracy = pull_at(3)
+    accuracy.at[2] = lambda: time.sleep(0.3)
+    with pytest.raises(PulledPlugError):
+        attempt(tmp_path, accuracy, toy_conf(timeout=60))
+    _, result = attempt(tmp_path, Accuracy(), toy_conf(timeout=0.29))
+    assert len(result.trials) == 1
+
+
+def test_a_journaled_best_is_made_again_and_saved_if_it_is_missing(tmp_path):
+    accuracy = pull_at(3)
+    conf = toy_conf(max_trials=1)
+    with pytest.raises(PulledPlugError):
+        attempt(tmp_path, accuracy)
+    (study,) = (p for p in tmp_path.iterdir() if p.is_dir())
+    shutil.rmtree(study / "best_model")
+    model, result = attempt(tmp_path, Accuracy(), conf)
+    assert result.trials[0].resumed
+    assert model.quantized == set(COSTS)
+    assert ToyAdaptor().load(study / "best_model", ToyModel(COSTS)).quantized == set(COSTS)
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "path"])
+def test_storage_elsewhere_is_resumed_too(tmp_path, kind):
+    storage = f"sqlite:///{tmp_path}/study.db" if kind == "sqlite" else tmp_path / "elsewhere.log"
+    with pytest.raises(PulledPlugError):
+        attempt(tmp_path / "work", pull_at(4), storage=storage)
+    _, result = attempt(tmp_path / "work", Accuracy(), storage=storage)
+    assert [trial.resumed for trial in result.trials[:3]] == [True, True, False]
+    assert facts(result) == uninterrupted()[1]
+    assert not (tmp_path / "work" / "journal.log").exists()
+
+
+CHILD = """
+import sys, time
+sys.path.insert(0, {here!r})
+from toy_tuning import *
+from neural_compressor.tuning.loop import tune
+
+class Slow(Accuracy):
+    def __call__(self, model):
+        with open("evaluations", "a") as log:
+            log.write("".join(sorted(model.quantized)) + "\\n")
+        time.sleep(float(sys.argv[1]))
+        return super().__call__(model)
+
+space = toy_space()
+model, result = tune(ToyAdaptor(), ToyModel(COSTS), toy_conf(), space, Narrowing(space), evaluator=Slow())
+print("".join(sorted(model.quantized)), result.verdict, sum(t.resumed for t in result.trials), sep="|")
+"""
+
+
+def test_kill_9_in_the_middle_of_tuning(tmp_path):
+    command = [sys.executable, "-c", CHILD.format(here=str(Path(__file__).parent))]
+    log = tmp_path / "evaluations"
+    child = subprocess.Popen([*command, "0.2"], cwd=tmp_path)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and (not log.exists() or log.read_text().count("\n") < 4):
+        time.sleep(0.01)
+    os.kill(child.pid, signal.SIGKILL)
+    assert child.wait() == -signal.SIGKILL
+    again = subprocess.run([*command, "0"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
+    quantized, expected, calls, _ = uninterrupted()
+    names, verdict, resumed = again.stdout.strip().split("|")
+    assert set(names) == quantized
+    assert verdict == expected[3]
+    evaluated = log.read_text().splitlines()
+    assert int(resumed) == 2  # the baseline and two trials were done, the third was cut off
+    assert len(evaluated) == calls + 1

@@ -82,7 +82,9 @@ def accuracy(model: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, y: 
 
 
 @torch.no_grad()
-def latencies(models: dict[str, Callable[[torch.Tensor], torch.Tensor]], x: torch.Tensor, seconds: float) -> dict[str, float]:
+def latencies(
+    models: dict[str, Callable[[torch.Tensor], torch.Tensor]], x: torch.Tensor, seconds: float
+) -> dict[str, float]:
     """Median milliseconds of each model on ``x``, measured in turns so that noise hits all alike."""
     times: dict[str, list[float]] = {name: [] for name in models}
     for model in models.values():

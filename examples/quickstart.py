@@ -8,16 +8,16 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+import torch
 from rich.console import Console
 from rich.progress import track
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import torch
 from neural_compressor import quantization
 from neural_compressor.config import AccuracyCriterion, PostTrainingQuantConfig, TuningCriterion
-from torch import nn
 
 
 def digits_cnn() -> nn.Sequential:

@@ -6,7 +6,18 @@ import importlib
 from typing import Any
 
 __version__ = "0.1.0"
-_LAZY = ("config", "quantization", "training", "adaptor", "strategy", "tuning", "dtypes", "schemes", "observers", "report")
+_LAZY = (
+    "config",
+    "quantization",
+    "training",
+    "adaptor",
+    "strategy",
+    "tuning",
+    "dtypes",
+    "schemes",
+    "observers",
+    "report",
+)
 
 
 def __getattr__(name: str) -> Any:

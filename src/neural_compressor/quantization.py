@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from neural_compressor.adaptor.contract import Adaptor, adaptor_for
+from neural_compressor.adaptor.records import OpRecord
 from neural_compressor.config import PostTrainingQuantConfig
 from neural_compressor.errors import CalibrationError, ConfigError
 from neural_compressor.report.html import write_report
 from neural_compressor.report.terminal import TuningProgress, print_result
-from neural_compressor.strategy.build import build_space
+from neural_compressor.strategy.build import build_space, unapplied_recipes
 from neural_compressor.strategy.choice import strategy_for
+from neural_compressor.strategy.space import TuningSpace
 from neural_compressor.tuning.evaluator import Evaluator
 from neural_compressor.tuning.loop import tune
 from neural_compressor.tuning.result import TuningResult
 
 
 class QuantizedModel:
-    """A quantized model with the evidence of how it was found. Calls and attributes go to the framework's model, ``.model``."""
+    """A quantized model with the evidence of how it was found.
+
+    Calls and attributes go to the framework's model, ``.model``.
+    """
 
     def __init__(self, model: Any, adaptor: Adaptor, result: TuningResult) -> None:
         self.model = model
@@ -79,6 +85,8 @@ def fit(
     adaptor = adaptor_for(model)(info)
     capability = adaptor.query_fw_capability(model)
     space = build_space(capability, conf)
+    if unapplied := unapplied_recipes(capability, conf):
+        raise ConfigError(f"{type(adaptor).__name__} does not apply the recipes {', '.join(unapplied)}; leave them out")
     evaluator = None
     if eval_func is not None or eval_dataloader is not None:
         evaluator = Evaluator(adaptor, eval_func=eval_func, eval_dataloader=eval_dataloader, eval_metric=eval_metric)
@@ -99,6 +107,7 @@ def fit(
             progress=progress,
             resume=resume,
         )
+    result.ops = [_explained(record, space) for record in result.ops]
     result.report = write_report(result, Path(workspace) / "report.html")
     if not quiet:
         print_result(result)
@@ -109,6 +118,12 @@ def load(path: str | Path, model: Any) -> Any:
     """The quantized model that was saved to ``path``; ``model`` is the float model it was made from."""
     adaptor = adaptor_for(model)
     return adaptor().load(path, model)
+
+
+def _explained(record: OpRecord, space: TuningSpace) -> OpRecord:
+    """Say which rule keeps an op in float, where one does."""
+    op = space.ops.get((record.name, record.op_type))
+    return replace(record, reason=op.reason) if record.mode == "float" and op and op.reason else record
 
 
 def _check_arguments(

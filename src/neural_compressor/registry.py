@@ -44,7 +44,7 @@ class Registry(Generic[T]):
             if not replace and (key in self._items or key in self._aliases):
                 raise ConfigError(f"{self.kind} {key!r} is already registered; pass replace=True to override it")
         self._items[name] = item
-        self._aliases.update({alias: name for alias in aliases})
+        self._aliases.update(dict.fromkeys(aliases, name))
         return item
 
     def register(self, name: str, *aliases: str) -> Callable[[T], T]:

@@ -41,7 +41,9 @@ class CompressionManager:
     def begin(self) -> None:
         """Start rounding."""
         if self._session is not None:
-            raise ConfigError("on_train_begin() was called twice; call prepare_compression() again for a second training")
+            raise ConfigError(
+                "on_train_begin() was called twice; call prepare_compression() again for a second training"
+            )
         plan = build_space(self._adaptor.query_fw_capability(self._float), self._conf).default_plan()
         self._session = self._adaptor.prepare_training(plan.to_tune_cfg(), self._float)
         self.model = self._session.model
@@ -68,5 +70,7 @@ def prepare_compression(
     With ``example_inputs`` batch normalisation is folded first, so that the trained weights are those the kernel will see.
     """
     if not isinstance(confs, QuantizationAwareTrainingConfig):
-        raise ConfigError(f"confs is a {type(confs).__name__}; prepare_compression takes a QuantizationAwareTrainingConfig")
+        raise ConfigError(
+            f"confs is a {type(confs).__name__}; prepare_compression takes a QuantizationAwareTrainingConfig"
+        )
     return CompressionManager(model, confs, example_inputs)

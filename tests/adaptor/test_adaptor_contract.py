@@ -11,6 +11,7 @@ from neural_compressor.adaptor import ADAPTORS, Adaptor, OpRecord, adaptor_for
 from neural_compressor.errors import ConfigError
 from neural_compressor.testing import AdaptorContract
 
+
 class Minimal(Adaptor):
     """Implements what an adaptor must, and nothing else."""
 
@@ -69,8 +70,8 @@ def test_optional_abilities_say_that_they_are_not_offered(ability, arguments):
         getattr(Minimal(), ability)(Model(), *arguments)
 
 
-def test_adaptor_is_chosen_by_the_model():
-    ADAPTORS.add("minimal", Minimal)
+def test_adaptor_is_chosen_by_the_model(monkeypatch):
+    monkeypatch.setitem(ADAPTORS._items, "minimal", Minimal)
     assert adaptor_for(Model()) is Minimal
     with pytest.raises(ConfigError, match=r"builtins\.dict.*minimal"):
         adaptor_for({})

@@ -1,12 +1,13 @@
 """The worked example: passes the contract suite, and is found through its entry point by an untouched package."""
 
 import os
+import re
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
+import tomllib
 from test_tinynet import *  # noqa: F403  the example's own tests, the contract suite among them
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "custom_adaptor"
@@ -48,3 +49,9 @@ def test_adaptor_works_where_torch_is_missing(installed):
         "print(adaptor_for(tinynet.Network()).__name__)"
     )
     assert run(code, installed) == ["TinyNetAdaptor"]
+
+
+def test_readme_tunes_a_network_with_the_public_api(installed, tmp_path):
+    code = re.search(r"^```python\n(.*?)^```", (EXAMPLE / "README.md").read_text(), re.DOTALL | re.MULTILINE)[1]
+    code += "print('PRECISIONS', *sorted({record.precision for record in quantized.result.ops}))"
+    assert run(f"import os; os.chdir({str(tmp_path)!r})\n{code}", installed)[-2:] == ["PRECISIONS", "int8"]

@@ -5,7 +5,9 @@ import pytest
 from neural_compressor.adaptor.framework_yaml import read_entries
 from neural_compressor.errors import ConfigError
 
-OP = "- version: {{name: default}}\n  int8: {{static: {{Conv2d: {{weight: {weight}, activation: {{dtype: uint8}}}}}}}}\n"
+OP = (
+    "- version: {{name: default}}\n  int8: {{static: {{Conv2d: {{weight: {weight}, activation: {{dtype: uint8}}}}}}}}\n"
+)
 HERE = "entry 1 (version default): int8.static.Conv2d"
 
 
@@ -38,7 +40,9 @@ def op(weight):
             op("{dtype: int8, granularity: per_group}"), [f"{HERE}.weight.group_size", "missing"], id="no-group-size"
         ),
         pytest.param(
-            op("{dtype: int8, granularity: per_group, group_size: [0]}"), [f"{HERE}.weight.group_size", "-1"], id="group-0"
+            op("{dtype: int8, granularity: per_group, group_size: [0]}"),
+            [f"{HERE}.weight.group_size", "-1"],
+            id="group-0",
         ),
         pytest.param(op("{dtype: int8, bits: 4}"), [f"{HERE}.weight.bits", "'int' or 'uint'"], id="bits"),
         pytest.param(op("{dtype: int, bits: 99}"), [f"{HERE}.weight.dtype", "'int99'"], id="99-bits"),
@@ -54,9 +58,16 @@ def op(weight):
         pytest.param("- version: {name: default}\n  bf16: [1]\n", ["bf16", "[1]", "list of names"], id="op-types"),
         pytest.param("- version: {name: default}\n  precisions: {nam: a}\n", ["precisions.nam", "names"], id="section"),
         pytest.param("- version: {name: default}\n  precisions: {names: a}\n", ["precisions.names", "'a'"], id="names"),
-        pytest.param("- version: {name: 2.10}\n  fp32: ['*']\n", ["version.name", "2.1", "quoted"], id="number-version"),
+        pytest.param(
+            "- version: {name: 2.10}\n  fp32: ['*']\n", ["version.name", "2.1", "quoted"], id="number-version"
+        ),
         pytest.param("- fp32: ['*']\n", ["entry 1", "version"], id="no-version"),
         pytest.param("- version: {name: default}\n- [1]\n", ["entry 2", "list", "mapping"], id="entry"),
+        pytest.param(
+            "- version: {name: default}\n  bf16: [A]\n  ops: {bf16: [B]}\n",
+            ["bf16", "'ops'", "once"],
+            id="both-spellings",
+        ),
         pytest.param("just a word", ["str", "list of entries"], id="text"),
         pytest.param("", ["nothing", "list of entries"], id="empty"),
         pytest.param("- {version: [", ["not valid YAML", "line 1"], id="syntax"),
@@ -95,7 +106,9 @@ def test_missing_fields_have_the_defaults_of_a_scheme(write_yaml):
 
 
 def test_aliases_of_data_types_become_their_names(write_yaml):
-    (entry,) = read_entries(write_yaml("- version: {name: default}\n  mxfp8: {weight_only: {L: {weight: {dtype: mxfp8}}}}\n"))
+    (entry,) = read_entries(
+        write_yaml("- version: {name: default}\n  mxfp8: {weight_only: {L: {weight: {dtype: mxfp8}}}}\n")
+    )
     assert entry.capabilities["mxfp8_e4m3"]["weight_only"]["L"]["weight"]["dtype"] == ["mxfp8_e4m3"]
 
 

@@ -29,11 +29,9 @@ def query(write_yaml):
 
 def kinds(configs):
     """Weight type, activation type and mode of each config."""
-    first = [
-        tuple(c.get(t, {"dtype": None})["dtype"] for t in ("weight", "activation")) + (c["activation"].get("quant_mode"),)
-        for c in configs
-    ]
-    return [tuple(v[0] if isinstance(v, list) else v for v in kind) for kind in first]
+    fields = (("weight", "dtype"), ("activation", "dtype"), ("activation", "quant_mode"))
+    values = [[config.get(tensor, {}).get(field) for tensor, field in fields] for config in configs]
+    return [tuple(v[0] if isinstance(v, list) else v for v in row) for row in values]
 
 
 def test_int8_comes_first_then_the_order_of_the_yaml_then_floats(query):

@@ -70,8 +70,11 @@ def test_linear_has_weight_only_options(query, precision):
 
 
 def test_every_op_type_can_stay_in_fp32_and_the_listed_ones_in_bf16(query):
-    floats = {t: [c["activation"]["dtype"] for c in op_configs(query, t) if is_float_config(c)] for t in ("Conv2d", "LSTM")}
-    assert floats == {"Conv2d": ["bf16", "fp16", "fp32"], "LSTM": ["fp32"]}
+    def floats(op_type):
+        return [c["activation"]["dtype"] for c in op_configs(query, op_type) if is_float_config(c)]
+
+    assert floats("Conv2d") == ["bf16", "fp16", "fp32"]
+    assert floats("LSTM") == floats("Softmax") == ["fp32"]
 
 
 def test_old_releases_have_no_fp16():
@@ -91,8 +94,8 @@ def test_every_choice_is_a_scheme_and_every_weight_scheme_quantizes(query):
     x = np.random.default_rng(0).normal(size=(16, 64)).astype(np.float32)
     for scheme in filter(None, weights):
         error = sqnr_db(x, quantize(x, scheme).dequantize())
-        # Six decibels a bit is the best a uniform grid can do; half of that shows that the scheme works.
-        assert error > 3 * (scheme.dtype.bits - 1), f"{weights[scheme]}: {scheme}: {error:.1f} dB"
+        # A uniform grid gains six decibels a bit; half of that, less what one scale for all costs at the lowest bits.
+        assert error > 3 * (scheme.dtype.bits - 2), f"{weights[scheme]}: {scheme}: {error:.1f} dB"
 
 
 def test_printed_block_can_be_pasted_into_the_file(tmp_path, int4_block):

@@ -28,7 +28,8 @@ DIRECT = """
   int8: &int8
     'static': {
       'Conv2d': &conv {
-        'weight': &weight {'dtype': ['int8'], 'scheme': ['sym'], 'granularity': ['per_channel'], 'algorithm': ['minmax']},
+        'weight': &weight {
+          'dtype': ['int8'], 'scheme': ['sym'], 'granularity': ['per_channel'], 'algorithm': ['minmax']},
         'activation': {'dtype': ['uint8'], 'scheme': ['asym'], 'granularity': ['per_tensor'], 'algorithm': ['kl']}},
       'Conv1d': *conv}
     'dynamic':
@@ -61,6 +62,7 @@ SECTIONS = """
   patterns:
     int8: ['Conv2d + ReLU', 'Linear + ReLU']
 """
+
 
 @pytest.mark.parametrize(
     ("installed", "used", "op_type"),
@@ -101,7 +103,9 @@ def test_both_spellings_mean_the_same(write_yaml):
     sections = QueryBackendCapability(write_yaml(SECTIONS, "sections.yaml"), "1.0")
     assert direct.get_quantization_capability() == sections.get_quantization_capability()
     assert direct.get_op_types() == sections.get_op_types()
-    assert direct.get_fuse_patterns() == sections.get_fuse_patterns() == {"int8": [("Conv2d", "ReLU"), ("Linear", "ReLU")]}
+    assert (
+        direct.get_fuse_patterns() == sections.get_fuse_patterns() == {"int8": [("Conv2d", "ReLU"), ("Linear", "ReLU")]}
+    )
     assert set(direct.get_precisions()) == set(sections.get_precisions()) == {"int8", "bf16", "fp32"}
     assert (direct.get_valid_mixed_precisions(), sections.get_valid_mixed_precisions()) == ([], ["int8+bf16"])
 
@@ -192,7 +196,9 @@ def test_overlay_extends_the_listed_op_types_of_a_precision(write_yaml):
 
 
 def test_overlay_is_chosen_by_version_too(write_yaml):
-    overlay = write_yaml("- version: {name: '1.5'}\n  bf16: [Old]\n- version: {name: '2.0'}\n  bf16: [New]\n", "mine.yaml")
+    overlay = write_yaml(
+        "- version: {name: '1.5'}\n  bf16: [Old]\n- version: {name: '2.0'}\n  bf16: [New]\n", "mine.yaml"
+    )
     query = QueryBackendCapability(write_yaml(DIRECT), "2.1", overlay=overlay)
     assert query.get_op_types_by_precision("bf16") == ["New"]
 

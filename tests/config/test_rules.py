@@ -205,6 +205,13 @@ def test_an_unsigned_weight_is_used_where_there_is_no_signed_one() -> None:
     assert (option.weight.dtype.name, option.activation) == ("uint8", None)
 
 
+def test_modes_make_no_difference_where_the_input_stays_in_float() -> None:
+    weight = {"dtype": ["uint8"], "scheme": ["asym"]}
+    both = [static(weight, {"dtype": ["fp32"]}, mode) for mode in ("static", "dynamic")]
+    assert [option.mode for option in admit(configs=both, approach="auto").quantized] == ["static"]
+    assert [option.mode for option in admit(configs=both, approach="dynamic").quantized] == ["dynamic"]
+
+
 def test_an_op_without_a_weight() -> None:
     configs = [static(None, INPUT8), *floats("bf16", "fp32", weight=False)]
     assert len(admit({"Conv2d": {"weight": {"dtype": "int4"}}}, configs=configs).quantized) == 8

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from neural_compressor.observers import OBSERVERS
+from neural_compressor.observers import OBSERVERS, MinMaxObserver, Observer
 from neural_compressor.testing import ObserverContract
 
 
@@ -34,11 +36,32 @@ def test_every_registered_observer_is_tested_here() -> None:
 
 
 def test_the_suite_notices_an_observer_that_forgets() -> None:
-    class Forgetful(ObserverContract):
+    class Forgetful(MinMaxObserver):
+        def merge(self, other: MinMaxObserver) -> MinMaxObserver:
+            return self
+
+    class Suite(ObserverContract):
         algorithm = "minmax"
 
-        def seen(self, batches: list, axis: int | None = None):  # type: ignore[no-untyped-def, type-arg]
-            return super().seen(batches[-1:], axis)
+        def make_observer(self, axis: int | None = None) -> Observer:
+            return Forgetful(axis)
 
     with pytest.raises(AssertionError):
-        Forgetful().test_merged_parts_equal_the_whole(axis=None, cut=3)
+        Suite().test_merged_parts_equal_the_whole(axis=None, cut=1)
+
+
+class Hoarder(MinMaxObserver):
+    def update(self, x: Any) -> None:
+        super().update(x)
+        self.kept = [*getattr(self, "kept", []), x]
+
+
+def test_the_suite_notices_an_observer_that_hoards() -> None:
+    class Suite(ObserverContract):
+        algorithm = "minmax"
+
+        def make_observer(self, axis: int | None = None) -> Observer:
+            return Hoarder(axis)
+
+    with pytest.raises(AssertionError):
+        Suite().test_memory_does_not_grow_with_the_number_of_batches()

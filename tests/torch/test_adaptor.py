@@ -61,7 +61,8 @@ def test_int8_is_close_smaller_and_real(convnet, images):
 def test_a_seed_style_int4_config_is_simulated(convnet, images):
     adaptor, new = quantized(convnet, images, conv1=INT4, conv2=INT4)
     records = {r.name: r for r in adaptor.summary(new)}
-    assert (records["conv1"].precision, records["conv1"].activation, records["conv1"].simulated) == ("int4", "uint4", True)
+    conv1 = records["conv1"]
+    assert (conv1.precision, conv1.activation, conv1.simulated) == ("int4", "uint4", True)
     assert not records["fc"].simulated
     x = next(iter(images))[0]
     assert relative_error(new(x), convnet(x)) < 0.6
@@ -258,7 +259,7 @@ def test_bad_input(convnet, images):
         adaptor.quantize({"op": {("conv9", "Conv2d"): INT8}}, convnet, images)
     with pytest.raises(ConfigError, match="Conv2d"):
         adaptor.quantize({"op": {("conv1", "Linear"): INT8}}, convnet, images)
-    with pytest.raises(CalibrationError, match="'conv1'.*"):
+    with pytest.raises(CalibrationError, match="'conv1'"):
         adaptor.quantize({"op": {("conv1", "Conv2d"): INT8}}, convnet, [torch.full((1, 1, 8, 8), float("nan"))])
     with pytest.raises(CalibrationError, match="calib_dataloader or calib_func"):
         PyTorchAdaptor().quantize({"op": {("conv1", "Conv2d"): INT8}}, convnet)

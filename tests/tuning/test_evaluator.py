@@ -15,7 +15,7 @@ def returning(value):
     def eval_func(model):
         return value
 
-    return Evaluator.of_function(eval_func)
+    return Evaluator(eval_func=eval_func)
 
 
 @pytest.mark.parametrize(
@@ -69,13 +69,19 @@ def test_an_error_inside_is_named_and_chained():
         raise KeyError("labels")
 
     with pytest.raises(EvaluationError, match=r"broken raised KeyError: 'labels'") as caught:
-        Evaluator.of_function(broken)("model")
+        Evaluator(eval_func=broken)("model")
     assert isinstance(caught.value.__cause__, KeyError)
 
 
 def test_a_value_that_is_not_callable_is_refused():
     with pytest.raises(ConfigError, match="eval_func must be a function"):
-        Evaluator.of_function(0.9)
+        Evaluator(eval_func=0.9)
+
+
+def test_half_an_evaluation_is_refused():
+    for half in ({}, {"eval_dataloader": [1]}, {"eval_metric": "mse"}):
+        with pytest.raises(ConfigError, match="eval_dataloader together with an eval_metric"):
+            Evaluator(Doubling(), **half)
 
 
 def test_identity_follows_the_code_and_not_the_object():
@@ -88,17 +94,15 @@ def test_identity_follows_the_code_and_not_the_object():
     def changed(model):
         return 2.0
 
-    same = [Evaluator.of_function(make(1)).identity, Evaluator.of_function(make(1)).identity]
+    same = [Evaluator(eval_func=make(1)).identity, Evaluator(eval_func=make(1)).identity]
     assert same[0] == same[1]
     changed.__qualname__ = make(1).__qualname__
-    assert Evaluator.of_function(changed).identity != same[0]
-    assert Evaluator.of_function(partial(make(1))).identity
+    assert Evaluator(eval_func=changed).identity != same[0]
+    assert Evaluator(eval_func=partial(make(1))).identity
 
 
 class Doubling:
     """The part of an adaptor that evaluation needs."""
-
-    info: dict = {}
 
     def predict(self, model, inputs):
         return model * np.asarray(inputs)
@@ -109,22 +113,22 @@ class Doubling:
 
 def test_metric_over_a_dataloader_starts_anew_for_each_model():
     loader = [([1.0, 2.0], [2.0, 4.0]), ([3.0], [6.0])]
-    evaluator = Evaluator.of_metric(Doubling(), loader, "mae")
+    evaluator = Evaluator(Doubling(), eval_dataloader=loader, eval_metric="mae")
     assert evaluator(2.0) == 0.0
     assert evaluator(3.0) == pytest.approx((1 + 2 + 3) / 3)
     assert evaluator(2.0) == 0.0
 
 
 def test_a_lower_is_better_metric_under_a_higher_is_better_promise_is_refused():
-    evaluator = Evaluator.of_metric(Doubling(), [([1.0], [2.0])], "mse")
+    evaluator = Evaluator(Doubling(), eval_dataloader=[([1.0], [2.0])], eval_metric="mse")
     with pytest.raises(ConfigError, match=r"better when lower.*AccuracyCriterion\(higher_is_better=False\)"):
         evaluator.check(Criterion(higher_is_better=True))
     evaluator.check(Criterion(higher_is_better=False))
 
 
 def test_a_dataloader_that_runs_dry_is_refused_up_front():
-    with pytest.raises(ConfigError, match="eval_dataloader is a generator.*only once"):
-        Evaluator.of_metric(Doubling(), (batch for batch in []), "mse")
+    with pytest.raises(ConfigError, match=r"eval_dataloader is a generator.*only once"):
+        Evaluator(Doubling(), eval_dataloader=(batch for batch in []), eval_metric="mse")
 
 
 def test_data_identity_is_type_and_length():

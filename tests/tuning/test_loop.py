@@ -120,7 +120,7 @@ def test_a_worse_trial_does_not_replace_the_best_on_disk(run):
 
 def test_objective_weights_decide_between_passing_models(run):
     wide = toy_conf(
-        tolerable_loss=0.5, timeout=60, objective={"objective": ["modelsize", "accuracy"], "weight": [0, 1]}
+        tolerable_loss=0.5, timeout=60, objective={"objective": ["modelsize", "accuracy"], "weight": [0.01, 1]}
     )
     model, _ = run(scripted("abcd", "a"), wide)
     assert model.quantized == {"a"}
@@ -167,7 +167,6 @@ def test_if_every_trial_fails_the_reasons_are_raised_and_the_next_run_starts_afr
 
 
 def test_if_every_evaluation_fails_it_is_an_evaluation_error(run):
-    run.accuracy.at = {n: lambda: None for n in (2, 3)}
     run.accuracy.at = {n: lambda: float("inf") for n in (2, 3)}
     with pytest.raises(EvaluationError, match="each of the 2 trials failed"):
         run(scripted("ab", "a"))

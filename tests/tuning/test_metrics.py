@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -13,7 +15,7 @@ def feed(metric, preds, labels, cuts):
     """Feed in batches cut at the given places."""
     metric.reset()
     edges = [0, *sorted({min(c, len(labels)) for c in cuts} - {0}), len(labels)]
-    for start, stop in zip(edges, edges[1:], strict=False):
+    for start, stop in pairwise(edges):
         if stop > start:
             metric.update(preds[start:stop], labels[start:stop])
     return metric.result()

@@ -3,9 +3,10 @@ import math
 import pytest
 from toy_tuning import plan_of
 
+from neural_compressor.config import TuningCriterion
 from neural_compressor.errors import ConfigError
 from neural_compressor.tuning.criterion import Criterion
-from neural_compressor.tuning.objective import Objective, best_trial
+from neural_compressor.tuning.objective import Scoring, best_trial
 from neural_compressor.tuning.result import Measurement, Trial
 
 BASELINE = Measurement(accuracy=0.8, latency_ms=12.0, size_bytes=1000, footprint_bytes=500)
@@ -26,44 +27,50 @@ SMALL = Measurement(accuracy=0.6, latency_ms=4.0, size_bytes=250, footprint_byte
     ],
 )
 def test_score_against_hand_computed_cases(spec, score):
-    assert Objective.from_config(spec).score(BASELINE, SMALL, Criterion()) == pytest.approx(score)
+    assert Scoring.from_config(spec, Criterion()).score(BASELINE, SMALL, Criterion()) == pytest.approx(score)
 
 
 @pytest.mark.parametrize("spec", ["performance", "accuracy", "modelsize", "footprint", ["accuracy", "footprint"]])
 def test_the_baseline_scores_one(spec):
-    assert Objective.from_config(spec).score(BASELINE, BASELINE, Criterion()) == pytest.approx(1.0)
+    assert Scoring.from_config(spec, Criterion()).score(BASELINE, BASELINE, Criterion()) == pytest.approx(1.0)
 
 
 def test_accuracy_follows_the_direction_of_the_criterion():
-    objective = Objective.from_config("accuracy")
+    scoring = Scoring.from_config("accuracy", Criterion())
     better = Measurement(accuracy=0.4)
-    assert objective.score(BASELINE, better, Criterion(higher_is_better=False)) == pytest.approx(1.5)
-    assert objective.score(BASELINE, better, Criterion(higher_is_better=True)) == pytest.approx(0.5)
+    assert scoring.score(BASELINE, better, Criterion(higher_is_better=False)) == pytest.approx(1.5)
+    assert scoring.score(BASELINE, better, Criterion(higher_is_better=True)) == pytest.approx(0.5)
 
 
 def test_what_was_not_measured_counts_as_no_change_and_is_told():
-    objective = Objective.from_config(["performance", "modelsize"])
+    scoring = Scoring.from_config(["performance", "modelsize"], Criterion())
     untimed = Measurement(0.8, None, 250)
-    assert objective.score(BASELINE, untimed, Criterion()) == pytest.approx((1 + 4) / 2)
-    assert objective.unmeasured(untimed) == ["performance"]
+    assert scoring.score(BASELINE, untimed, Criterion()) == pytest.approx((1 + 4) / 2)
+    assert scoring.unmeasured(untimed) == ["performance"]
+
+
+def test_it_reads_what_a_config_holds():
+    conf = TuningCriterion(objective={"objective": ["modelsize", "accuracy"], "weight": [3, 1]})
+    assert Scoring.from_config(conf.objective, Criterion()).weights == {"modelsize": 3.0, "accuracy": 1.0}
 
 
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("speed", "unknown tuning objective 'speed'"),
-        ([], "no tuning objective"),
-        (["accuracy", "accuracy"], "'accuracy' is given twice"),
-        ({"objective": ["accuracy"], "weights": [1]}, "unknown fields"),
+        ("speed", "unknown objective 'speed'"),
+        ([], "no objective"),
+        (["accuracy", "accuracy"], "more than once"),
         ({"objective": ["accuracy", "modelsize"], "weight": [1]}, "1 values for 2 objectives"),
-        ({"objective": ["accuracy"], "weight": [-1]}, "at least 0"),
-        ({"objective": ["accuracy"], "weight": [0]}, "all 0"),
-        ({"objective": ["performance"], "higher_is_better": [True]}, "lower is better"),
+        ({"objective": ["performance"], "higher_is_better": [True]}, "higher_is_better to False"),
+        (
+            {"objective": ["accuracy"], "higher_is_better": [False]},
+            "lower is better, and the accuracy criterion the opp",
+        ),
     ],
 )
 def test_bad_objectives_are_refused(spec, message):
     with pytest.raises(ConfigError, match=message):
-        Objective.from_config(spec)
+        Scoring.from_config(spec, Criterion())
 
 
 def trial(number, loss, passed, score, error=""):

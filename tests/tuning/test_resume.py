@@ -1,5 +1,6 @@
 """A run that is stopped and started again ends as if it had never been stopped."""
 
+import functools
 import os
 import shutil
 import signal
@@ -17,6 +18,8 @@ from toy_tuning import COSTS, Accuracy, Narrowing, Scripted, ToyAdaptor, ToyMode
 from neural_compressor.tuning.loop import tune
 
 SPACE = toy_space()
+#: Each record is flushed to the disk, which a property test does thousands of times.
+MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
 class PulledPlugError(BaseException):
@@ -45,10 +48,11 @@ def facts(result):
     return rows, result.best.number, result.met, result.verdict, result.baseline
 
 
-def uninterrupted(conf=None):
-    with tempfile.TemporaryDirectory() as folder:
+@functools.cache
+def uninterrupted(timeout=0):
+    with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
         accuracy = Accuracy()
-        model, result = attempt(folder, accuracy, conf)
+        model, result = attempt(folder, accuracy, toy_conf(timeout=timeout))
         return model.quantized, facts(result), accuracy.calls, (Path(folder) / "journal.log").read_bytes()
 
 
@@ -56,8 +60,8 @@ def uninterrupted(conf=None):
 @settings(max_examples=15, deadline=None)
 def test_resume_equals_uninterrupted(kills, timeout):
     conf = toy_conf(timeout=timeout)
-    quantized, expected, calls, _ = uninterrupted(conf)
-    with tempfile.TemporaryDirectory() as folder:
+    quantized, expected, calls, _ = uninterrupted(timeout)
+    with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
         useful = 0
         for kill in kills:
             accuracy = Accuracy()
@@ -83,13 +87,13 @@ def test_resume_equals_uninterrupted(kills, timeout):
 
 
 @given(st.floats(0, 1))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_any_prefix_of_the_journal_is_gone_on_with(share):
     """kill -9 can stop the writer after any byte."""
     quantized, expected, calls, journal = uninterrupted()
     journal = journal[: journal.rindex(b'"verdict"')]  # a finished study is not gone on with
     cut = round(share * len(journal))
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
         (Path(folder) / "journal.log").write_bytes(journal[:cut])
         accuracy = Accuracy()
         model, result = attempt(folder, accuracy)
@@ -234,11 +238,13 @@ def test_kill_9_in_the_middle_of_tuning(tmp_path):
         time.sleep(0.01)
     os.kill(child.pid, signal.SIGKILL)
     assert child.wait() == -signal.SIGKILL
+    before = len(log.read_text().splitlines())
     again = subprocess.run([*command, "0"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
     quantized, expected, calls, _ = uninterrupted()
     names, verdict, resumed = again.stdout.strip().split("|")
     assert set(names) == quantized
     assert verdict == expected[3]
-    evaluated = log.read_text().splitlines()
-    assert int(resumed) == 2  # the baseline and two trials were done, the third was cut off
-    assert len(evaluated) == calls + 1
+    # of what was begun, the baseline is no trial; the last was cut off, or the kill came just after it
+    cut_off = before - 1 - int(resumed)
+    assert cut_off in (0, 1)
+    assert len(log.read_text().splitlines()) == calls + cut_off

@@ -68,7 +68,7 @@ def test_a_full_disk_while_saving_is_a_workspace_error(tmp_path):
     def full(path):
         raise OSError(28, "No space left on device")
 
-    with pytest.raises(WorkspaceError, match="No space left on device.*Free some space"):
+    with pytest.raises(WorkspaceError, match=r"No space left on device.*Free some space"):
         best.replace(trial("a"), full)
 
 

@@ -13,12 +13,12 @@ import tinynet
 from neural_compressor.adaptor import Adaptor, OpRecord, QueryBackendCapability, op_configs
 from neural_compressor.errors import CalibrationError, ConfigError
 from neural_compressor.registry import close_matches
-from neural_compressor.schemes import OpKey, OpScheme, Plan, float_op, sqnr_db
+from neural_compressor.schemes import OpKey, Plan, float_op, sqnr_db
 from tinynet.calibration import calibrated, insert_fake_quants, run_samples
 from tinynet.folding import fold_scales
 from tinynet.inspection import inspect_network, with_tensors, write_tensors
-from tinynet.network import Array, Layer, Network
-from tinynet.quantized import QuantizedNetwork, QuantizedWeight, quantize_layers
+from tinynet.network import Array, Network
+from tinynet.quantized import QuantizedNetwork, quantize_layers
 from tinynet.storage import layer_arrays, load_network, save_network, stored_arrays
 
 QUANTIZABLE = ("Dense", "Conv1D")
@@ -49,6 +49,7 @@ class TinyNetAdaptor(Adaptor):
 
     def query_fw_capability(self, model: Network) -> dict[str, Any]:
         self._optimize(model)
+        self.example = next((inputs for inputs, _ in self.info.get("dataloader") or ()), None)
         details = {key: op_configs(self.query_handler, key[1]) for key in self._ops()}
         return {"opwise": details, "optypewise": self.get_optype_wise_ability(details)}
 
@@ -95,31 +96,24 @@ class TinyNetAdaptor(Adaptor):
         return sum(array.nbytes for array in stored_arrays(model).values())
 
     def summary(self, model: QuantizedNetwork) -> list[OpRecord]:
-        return [self._record(model[name], model.plan.get((name, op_type))) for name, op_type in self._ops()]
+        return [self._record(key, model) for key in self._ops()]
 
-    def _record(self, layer: Layer, scheme: OpScheme | None) -> OpRecord:
+    def _record(self, key: OpKey, model: QuantizedNetwork) -> OpRecord:
+        layer, original = model[key[0]], self.pre_optimized_model[key[0]]
         size = sum(array.nbytes for array in layer_arrays(layer).values())
-        if scheme is None or scheme.is_float:
-            reason = (
-                "not in the tuning configuration" if scheme is None else "kept in float by the tuning configuration"
-            )
-            precision = "fp32" if scheme is None else scheme.precision
-            return OpRecord(layer.name, layer.op_type, precision, precision, reason=reason, size_bytes=size)
-        weight = np.asarray(layer.weight) if isinstance(layer.weight, QuantizedWeight) else None
-        return OpRecord(
-            layer.name,
-            layer.op_type,
-            scheme.precision,
-            activation=scheme.activation.dtype.name if scheme.activation else "fp32",
-            mode=scheme.mode,
-            kernel="float on quantized values",
-            simulated=True,
-            weight_sqnr=None if weight is None else sqnr_db(self.pre_optimized_model[layer.name].weight, weight),
-            size_bytes=size,
-        )
+        scheme = model.plan.get(key)
+        if scheme is None:
+            return OpRecord(*key, "fp32", reason="not in the tuning configuration", size_bytes=size)
+        activation = scheme.activation.dtype.name if scheme.activation else "fp32"
+        if scheme.is_float:
+            reason = f"the tuning configuration keeps it in {scheme.precision}"
+            return OpRecord(*key, scheme.precision, activation, reason=reason, size_bytes=size)
+        error = sqnr_db(original.weight, np.asarray(layer.weight)) if scheme.weight else None
+        kernel = "float on quantized values"
+        return OpRecord(*key, scheme.precision, activation, scheme.mode, kernel, True, "", error, size_bytes=size)
 
     def fingerprint(self, model: Network) -> str:
-        digest = hashlib.sha256()
+        digest = hashlib.sha256(repr([(layer.name, layer.op_type) for layer in model]).encode())
         for name, array in stored_arrays(model).items():
             digest.update(f"{name} {array.shape} {array.dtype}".encode() + array.tobytes())
         return digest.hexdigest()[:16]

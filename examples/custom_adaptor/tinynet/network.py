@@ -26,27 +26,29 @@ class Layer:
 
 
 @dataclass(kw_only=True)
-class Dense(Layer):
-    """``x @ weight.T + bias`` with a weight of shape (outputs, inputs)."""
+class Weighted(Layer):
+    """A layer with a weight: an array, or something NumPy can make an array of."""
 
-    weight: Array
+    weight: Any
     bias: Array
-
-    def __call__(self, x: Array) -> Array:
-        return x @ np.asarray(self.weight).T + self.bias
 
 
 @dataclass(kw_only=True)
-class Conv1D(Layer):
-    """A convolution of (batch, channels, length) with a weight of shape (outputs, channels, width)."""
+class Dense(Weighted):
+    """``x @ weight.T + bias`` with a weight of shape (outputs, inputs)."""
 
-    weight: Array
-    bias: Array
+    def __call__(self, x: Array) -> Array:
+        return np.asarray(x @ np.asarray(self.weight).T + self.bias)
+
+
+@dataclass(kw_only=True)
+class Conv1D(Weighted):
+    """A convolution of (batch, channels, length) with a weight of shape (outputs, channels, width)."""
 
     def __call__(self, x: Array) -> Array:
         weight = np.asarray(self.weight)
         windows = np.lib.stride_tricks.sliding_window_view(x, weight.shape[-1], axis=-1)
-        return np.einsum("bclw,ocw->bol", windows, weight) + self.bias[:, None]
+        return np.asarray(np.einsum("bclw,ocw->bol", windows, weight) + self.bias[:, None])
 
 
 @dataclass(kw_only=True)

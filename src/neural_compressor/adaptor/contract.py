@@ -32,6 +32,9 @@ class Adaptor(ABC):
     #: What ``query_fw_capability`` reads its framework YAML with; set by subclasses that have one.
     query_handler: Any = None
 
+    #: Inputs of one batch, with which latency is measured; set by ``query_fw_capability`` where it knows of data.
+    example: Any = None
+
     def __init__(self, framework_specific_info: Mapping[str, Any] | None = None) -> None:
         self.info: dict[str, Any] = dict(framework_specific_info or {})
         self.quantize_config: dict[str, Any] = {}
@@ -124,7 +127,20 @@ class Adaptor(ABC):
 
     # -- optional abilities -----------------------------------------------------------------------------------------
 
-    def train(self, model: Model, dataloader: Iterable[Any], **kwargs: Any) -> Model:
+    def prepare_training(self, tune_cfg: Mapping[str, Any], model: Model) -> Any:
+        """Start quantization-aware training: an object whose ``model`` is trained and whose ``finish()`` is the result."""
+        raise self._unsupported("prepare_training")
+
+    def train(
+        self,
+        model: Model,
+        dataloader: Iterable[Any],
+        *,
+        tune_cfg: Mapping[str, Any],
+        criterion: Callable[[Any, Any], Any],
+        optimizer: Callable[[Any], Any] | None = None,
+        epochs: int = 1,
+    ) -> Model:
         """Quantization-aware training."""
         raise self._unsupported("train")
 

@@ -111,14 +111,13 @@ def _read_entry(data: Any, where: str) -> Entry:
         if key not in ("names", "valid_mixed_precisions"):
             _fail(f"{where}: precisions.{key}", "is unknown; known: names, valid_mixed_precisions")
     blocks = {str(key): value for key, value in data.items() if key not in _SECTIONS}
-    sections = {
-        **_require(data.get("ops") or {}, Mapping, f"{where}: ops"),
-        **{key: value for key, value in blocks.items() if not isinstance(value, Mapping)},
-    }
-    capabilities = {
-        **_require(data.get("capabilities") or {}, Mapping, f"{where}: capabilities"),
-        **{key: value for key, value in blocks.items() if isinstance(value, Mapping)},
-    }
+    op_types = {key: value for key, value in blocks.items() if not isinstance(value, Mapping)}
+    capabilities = {key: value for key, value in blocks.items() if isinstance(value, Mapping)}
+    for section, direct in (("ops", op_types), ("capabilities", capabilities)):
+        listed = _require(data.get(section) or {}, Mapping, f"{where}: {section}")
+        for key in listed.keys() & direct.keys():
+            _fail(f"{where}: {key}", f"stands both in '{section}' and directly in the entry; write it once")
+        direct.update(listed)
     patterns = _require(data.get("patterns") or {}, Mapping, f"{where}: patterns")
     return Entry(
         versions=versions,
@@ -126,7 +125,7 @@ def _read_entry(data: Any, where: str) -> Entry:
         valid_mixed_precisions=_names(
             precisions.get("valid_mixed_precisions", []), f"{where}: precisions.valid_mixed_precisions"
         ),
-        op_types={_precision(p, where): _names(types, f"{where}: {p}") for p, types in sections.items()},
+        op_types={_precision(p, where): _names(types, f"{where}: {p}") for p, types in op_types.items()},
         capabilities={
             _precision(p, where): _read_modes(p, modes, f"{where}: {p}") for p, modes in capabilities.items()
         },

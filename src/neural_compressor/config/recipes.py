@@ -7,26 +7,27 @@ from typing import Any
 from neural_compressor.errors import ConfigError
 from neural_compressor.registry import close_matches
 
-RECIPES = (
-    "smooth_quant",
-    "smooth_quant_args",
-    "fast_bias_correction",
-    "weight_correction",
-    "gemm_to_matmul",
-    "graph_optimization_level",
-    "first_conv_or_matmul_quantization",
-    "last_conv_or_matmul_quantization",
-    "pre_post_process_quantization",
-    "add_qdq_pair_to_weight",
-    "optypes_to_exclude_output_quant",
-    "dedicated_qdq_pair",
-    "layer_wise_quant",
-    "rtn_args",
-    "awq_args",
-    "gptq_args",
-    "teq_args",
-    "autoround_args",
-)
+RECIPES: dict[str, Any] = {
+    "smooth_quant": False,
+    "smooth_quant_args": {},
+    "fast_bias_correction": False,
+    "weight_correction": False,
+    "gemm_to_matmul": True,
+    "graph_optimization_level": None,
+    "first_conv_or_matmul_quantization": True,
+    "last_conv_or_matmul_quantization": True,
+    "pre_post_process_quantization": True,
+    "add_qdq_pair_to_weight": False,
+    "optypes_to_exclude_output_quant": [],
+    "dedicated_qdq_pair": False,
+    "layer_wise_quant": False,
+    "rtn_args": {},
+    "awq_args": {},
+    "gptq_args": {},
+    "teq_args": {},
+    "autoround_args": {},
+}
+"""Recipes by name, with the value that asks for nothing."""
 
 
 def known_recipes(value: Any) -> dict[str, Any]:

@@ -66,7 +66,7 @@ def admitted_options(
     has_weight = any(option.weight is not None for option in options)
     known.setdefault("fp32", float_op("fp32", has_weight))
     floats = tuple(known[name] for name in FLOAT_PRECISIONS if name in known)
-    offered = tuple(o for mode in MODES_OF[approach] for o in options if o.mode == mode)
+    offered = _offered(options, MODES_OF[approach])
 
     demands = merge(rules, has_weight)
     where = f"op {key[0]!r} of type {key[1]!r} (approach {approach!r})"
@@ -76,6 +76,14 @@ def admitted_options(
     if reduce_range:
         quantized = tuple(_reduce(option) for option in quantized)
     return AdmittedOptions(quantized, floats, reason)
+
+
+def _offered(options: Sequence[OpScheme], modes: Sequence[str]) -> tuple[OpScheme, ...]:
+    """The quantized options of ``modes``, in that order; with the input in float the mode makes no difference."""
+    found: dict[OpScheme, OpScheme] = {}
+    for option in (o for mode in modes for o in options if o.mode == mode):
+        found.setdefault(option if option.activation else replace(option, mode=modes[0]), option)
+    return tuple(found.values())
 
 
 def _narrow(

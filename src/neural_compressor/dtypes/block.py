@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from neural_compressor.dtypes.integer import IntType
 from neural_compressor.dtypes.minifloat import FloatType
+from neural_compressor.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,15 @@ class BlockType:
     block: int
     scale: FloatType
     tensor_scale: bool = False
+
+    def __post_init__(self) -> None:
+        if self.block < 1:
+            raise ConfigError(f"block format {self.name!r} needs blocks of at least one value, not {self.block}")
+        if self.scale.bits > 8:
+            raise ConfigError(
+                f"block format {self.name!r} stores a scale a block in one byte; {self.scale.name} has "
+                f"{self.scale.bits} bits"
+            )
 
     @property
     def bits(self) -> int:

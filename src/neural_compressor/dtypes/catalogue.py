@@ -64,7 +64,8 @@ e8m0 = FloatType("e8m0", 8, 0, bias=127, specials="nan", signed=False, subnormal
 nf4 = CodebookType("nf4", _normal_float(4))
 # bitsandbytes' FP4: sign bit and eight magnitudes k/12 (the sub-normal 0.0625/12 is its own).
 fp4_e2m1_bnb = CodebookType(
-    "fp4_e2m1_bnb", tuple(sorted({s * m / 12 + 0.0 for s in (-1, 1) for m in (0.0, 0.0625, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0)}))
+    "fp4_e2m1_bnb",
+    tuple(sorted({s * m / 12 + 0.0 for s in (-1, 1) for m in (0.0, 0.0625, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0)})),
 )
 
 register_dtype(fp32, "float32", "float")
@@ -88,4 +89,3 @@ for _element, _aliases in (
 register_dtype(BlockType("mxfp4", fp4_e2m1, 32, e8m0), "mxfp4_e2m1")
 register_dtype(BlockType("mxint8", IntType(8), 32, e8m0))
 register_dtype(BlockType("nvfp4", fp4_e2m1, 16, fp8_e4m3, tensor_scale=True))
-

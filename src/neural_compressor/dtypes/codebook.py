@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import struct
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,8 +22,19 @@ class CodebookType:
     values: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        if len(self.values) < 2 or len(set(self.values)) != len(self.values):
-            raise ConfigError(f"codebook {self.name!r} needs at least two different values, got {self.values}")
+        if len(self.values) > 1 << 16:
+            raise ConfigError(f"codebook {self.name!r} has {len(self.values)} values; codes of 16 bits reach 65536")
+        try:
+            stored = {struct.pack("<f", value + 0.0) for value in self.values}
+        except OverflowError:
+            raise ConfigError(f"codebook {self.name!r} has a value beyond what a float32 can be") from None
+        if not all(math.isfinite(value) for value in self.values):
+            raise ConfigError(f"codebook {self.name!r} may hold finite numbers only, got {self.values}")
+        if len(stored) < 2 or len(stored) != len(self.values):
+            raise ConfigError(
+                f"codebook {self.name!r} needs at least two different values, all different in float32, "
+                f"got {self.values}"
+            )
 
     @property
     def bits(self) -> int:

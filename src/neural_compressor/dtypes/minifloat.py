@@ -8,6 +8,8 @@ from functools import cached_property
 
 from neural_compressor.errors import ConfigError
 
+_FLOAT32_MAX = (2 - 2.0**-23) * 2.0**127
+
 
 @dataclass(frozen=True)
 class FloatType:
@@ -27,6 +29,18 @@ class FloatType:
     specials: str = "ieee"
     signed: bool = True
     subnormals: bool = True
+
+    def __post_init__(self) -> None:
+        if self.specials not in ("ieee", "nan", "none"):
+            raise ConfigError(f"{self.name}: unknown specials {self.specials!r}; known: ieee, nan, none")
+        fewest = 2 if self.specials == "ieee" else 1
+        if not fewest <= self.exponent <= 8 or not 0 <= self.mantissa <= 23:
+            raise ConfigError(
+                f"{self.name}: a float has {fewest} to 8 exponent bits and 0 to 23 mantissa bits, "
+                f"not {self.exponent} and {self.mantissa}"
+            )
+        if self.max > _FLOAT32_MAX:
+            raise ConfigError(f"{self.name} reaches {self.max:g}, beyond what a float32 can be; raise its bias")
 
     @property
     def bits(self) -> int:

@@ -9,7 +9,7 @@ from neural_compressor.dtypes import IntType
 from neural_compressor.observers.base import OBSERVERS, Floats
 from neural_compressor.observers.histogram import Histogram
 from neural_compressor.observers.histogram_observer import HistogramObserver
-from neural_compressor.observers.threshold_search import best_symmetric, quantized_centres
+from neural_compressor.observers.threshold_search import best_symmetric, quantized_rows
 from neural_compressor.schemes import TensorScheme
 from neural_compressor.schemes.mapping import element_type
 
@@ -29,34 +29,33 @@ class KLObserver(HistogramObserver):
 
     def range(self, scheme: TensorScheme) -> tuple[Floats, Floats]:
         seen = self.seen()
-        levels = _levels(scheme)
+        centres = seen.centres
 
         def loss(low: Floats, high: Floats) -> Floats:
-            return divergence(seen, low, high, scheme, levels)
+            return divergence(seen, centres, low, high, scheme)
 
         low, high = best_symmetric(seen, loss)
         return self.shaped(low), self.shaped(high)
 
 
-def divergence(histogram: Histogram, low: Floats, high: Floats, scheme: TensorScheme, levels: int) -> Floats:
+def divergence(histogram: Histogram, centres: Floats, low: Floats, high: Floats, scheme: TensorScheme) -> Floats:
     """KL divergence, by channel, of the quantized from the clipped distribution over ``[low, high]``.
 
     Infinite where clipping leaves fewer bins than the data type has levels (each bin would keep a level of its own) or
     less than half of the values: such a comparison says nothing. The whole range is always admitted.
     """
-    centres = histogram.centres
-    # Every scheme keeps zero exact, so the heap that a ReLU leaves there is no loss and must not weigh as one.
+    # Zero is a level of its own, so the heap that a ReLU leaves there is no loss and must not weigh as one.
     counts = np.where(histogram.zero_bin, 0, histogram.counts)
     below, above = centres < low[:, None], centres > high[:, None]
     inside = ~(below | above)
     kept = np.where(inside, counts, 0)
     clipped = kept + _at_edge(inside, counts * below) + _at_edge(inside[:, ::-1], counts * above)[:, ::-1]
-    spread = _spread(kept, _runs(quantized_centres(histogram, low, high, scheme)))
+    spread = _spread(kept, _runs(quantized_rows(centres, low, high, scheme)))
     p = clipped / np.maximum(clipped.sum(axis=1, keepdims=True), 1)
     q = np.maximum(spread / np.maximum(kept.sum(axis=1, keepdims=True), 1), _SMALLEST_SHARE)
     value = np.sum(np.where(p > 0, p * np.log(np.where(p > 0, p, 1.0) / q), 0.0), axis=1)
     whole = (low <= histogram.low) & (high >= histogram.high)
-    enough = (inside.sum(axis=1) >= levels) & (2 * kept.sum(axis=1) >= counts.sum(axis=1))
+    enough = (inside.sum(axis=1) >= _levels(scheme)) & (2 * kept.sum(axis=1) >= counts.sum(axis=1))
     return np.where(whole | enough, value, np.inf)
 
 

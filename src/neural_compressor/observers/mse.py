@@ -6,7 +6,7 @@ import numpy as np
 
 from neural_compressor.observers.base import OBSERVERS, Floats
 from neural_compressor.observers.histogram_observer import HistogramObserver
-from neural_compressor.observers.threshold_search import best_ends, best_symmetric, quantized_centres
+from neural_compressor.observers.threshold_search import best_ends, best_symmetric, quantized_rows
 from neural_compressor.schemes import TensorScheme
 
 
@@ -26,7 +26,7 @@ class MSEObserver(HistogramObserver):
         centres, counts = seen.centres, seen.counts
 
         def loss(low: Floats, high: Floats) -> Floats:
-            error = quantized_centres(seen, low, high, scheme) - centres
+            error = quantized_rows(centres, low, high, scheme) - centres
             total: Floats = np.sum(counts * error**2, axis=1)
             return total
 

@@ -17,11 +17,11 @@ Loss = Callable[[Floats, Floats], Floats]
 _COARSE, _FINE = 64, 24
 
 
-def quantized_centres(histogram: Histogram, low: Floats, high: Floats, scheme: TensorScheme) -> Floats:
-    """What each bin becomes when its channel is quantized over ``[low, high]``: (channels, bins)."""
+def quantized_rows(rows: Floats, low: Floats, high: Floats, scheme: TensorScheme) -> Floats:
+    """What the values of each row become when it is quantized over its ``[low, high]``."""
     by_channel = replace(scheme, granularity=PER_CHANNEL)
     qparams = choose_qparams(low.astype(np.float32), high.astype(np.float32), by_channel)
-    values: Floats = fake_quantize(histogram.centres.astype(np.float32), by_channel, qparams)
+    values: Floats = fake_quantize(rows, by_channel, qparams)
     return values
 
 

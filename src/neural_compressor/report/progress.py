@@ -33,7 +33,7 @@ def make_console(stderr: bool = False) -> Console:
 
 
 class TuningProgress:
-    """Shows a run while it goes on: a bar on a terminal, a line for each step elsewhere, nothing when ``silent``.
+    """Shows a run while it goes on: a bar on a terminal, a line for each step elsewhere, nothing when ``quiet``.
 
     Pass it to ``tune(progress=...)`` and use it as a context manager.
     """
@@ -43,18 +43,18 @@ class TuningProgress:
         max_trials: int | None = None,
         console: Console | None = None,
         *,
-        silent: bool = False,
+        quiet: bool = False,
         title: str = "model",
     ) -> None:
         self._console = console or make_console(stderr=True)
-        self._silent = silent
+        self._quiet = quiet
         self._title = printable(title)
         self._total = max_trials
         self._baseline: Measurement | None = None
         self._bar: Bar | None = None
 
     def __enter__(self) -> TuningProgress:
-        if not self._silent and self._console.is_terminal:
+        if not self._quiet and self._console.is_terminal:
             self._bar = Bar(
                 SpinnerColumn(),
                 TextColumn("{task.description}", markup=False),
@@ -102,7 +102,7 @@ class TuningProgress:
 
     def interrupted(self, message: str) -> None:
         """The user stopped the run; ``message`` says what is kept and how to go on."""
-        if not self._silent:
+        if not self._quiet:
             self._console.print(Text(printable(message), style="yellow"), soft_wrap=True)
 
     def _show(self, activity: str) -> None:
@@ -111,7 +111,7 @@ class TuningProgress:
 
     def _line(self, text: str) -> None:
         """One line, where there is no bar to show the same."""
-        if not self._silent and self._bar is None:
+        if not self._quiet and self._bar is None:
             self._console.print(Text(text), soft_wrap=True)
 
     def _measured(self, measurement: Measurement | None) -> str:

@@ -55,7 +55,12 @@ def shown_loss(trial: Trial, result: TuningResult) -> str:
     """The loss of a trial, as a percentage where the criterion is relative."""
     if not math.isfinite(trial.loss):
         return MISSING
-    return f"{100 * trial.loss:.2f}%" if result.metadata.get("relative", True) else f"{trial.loss:.4g}"
+    if not result.metadata.get("relative", True):
+        return f"{trial.loss:.4g}"
+    allowed = result.metadata.get("tolerable_loss")
+    # 1.002% that misses a promise of 1% must not read as 1.00%
+    close = allowed is not None and not trial.passed and round(trial.loss, 4) == round(allowed, 4)
+    return f"{100 * trial.loss:.{4 if close else 2}f}%"
 
 
 def size_ratio(baseline: Measurement | None, measured: Measurement | None) -> float | None:

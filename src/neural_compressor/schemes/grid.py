@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fractions import Fraction
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -101,7 +103,7 @@ def _look_up(table: _Table, index: Array) -> Array:
 
 @lru_cache(maxsize=64)
 def _float_bounds(kind: FloatType) -> _Table:
-    return _bounds(np.asarray(kind.positive), range(len(kind.positive)))
+    return _bounds(kind.positive, range(len(kind.positive)))
 
 
 @lru_cache(maxsize=64)
@@ -109,7 +111,7 @@ def _codebook_bounds(kind: CodebookType) -> tuple[_Table, _Table]:
     """Bounds between the sorted values, and the code of each sorted value."""
     values = np.asarray(kind.values, dtype=np.float32)
     order = np.argsort(values).astype(np.int32)
-    return _bounds(values[order].astype(np.float64), order.tolist()), order
+    return _bounds(values[order].tolist(), order.tolist()), order
 
 
 @lru_cache(maxsize=64)
@@ -123,12 +125,15 @@ def _values_by_code(kind: FloatType | CodebookType) -> _Table:
     return table
 
 
-def _bounds(values: _Table, codes: Sequence[int]) -> _Table:
+def _bounds(values: Sequence[float], codes: Sequence[int]) -> _Table:
     """Float32 numbers b such that ``x > b[i]`` says that x belongs to value i + 1 or a later one."""
-    middle = (values[:-1] + values[1:]) / 2
-    down = np.float32(-np.inf)
-    below = middle.astype(np.float32)
-    below = np.where(below.astype(np.float64) > middle, np.nextafter(below, down), below)
-    # On a tie the even code wins: where that is the upper one, the bound moves below the middle.
-    upper_wins = (below == middle) & (np.asarray(codes[:-1]) % 2 == 1) & (np.asarray(codes[1:]) % 2 == 0)
-    return np.where(upper_wins, np.nextafter(below, down), below)
+    bounds = []
+    for place, (low, high) in enumerate(pairwise(values)):
+        middle = (Fraction(low) + Fraction(high)) / 2  # exact: float64 would lose a tiny value beside a large one
+        below = np.float32(float(middle))
+        # On a tie the even code wins: where that is the upper one, the bound moves below the middle.
+        upper_wins = codes[place] % 2 == 1 and codes[place + 1] % 2 == 0
+        if Fraction(float(below)) > middle or (Fraction(float(below)) == middle and upper_wins):
+            below = np.nextafter(below, np.float32(-np.inf))
+        bounds.append(below)
+    return np.asarray(bounds, dtype=np.float32)

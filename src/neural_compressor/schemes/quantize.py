@@ -24,7 +24,8 @@ def quantize(x: Array, scheme: TensorScheme, low: Array | None = None, high: Arr
     >>> quantize(np.float32([-1.0, 0.0, 2.0]), TensorScheme(dtype("uint8"), symmetric=False)).codes.tolist()
     [0, 85, 255]
     """
-    return quantize_with(x, scheme, qparams_of(x, scheme, low, high))
+    own = low is None and high is None
+    return quantize_with(x, scheme, None if own else qparams_of(x, scheme, low, high))
 
 
 def qparams_of(x: Array, scheme: TensorScheme, low: Array | None = None, high: Array | None = None) -> QParams:
@@ -92,13 +93,14 @@ def _integers(steps: Array, scheme: TensorScheme, zero_point: Array | None) -> A
 def _checked(x: Array, scheme: TensorScheme, qparams: QParams | None) -> tuple[Array, QParams]:
     """``x`` as finite float32, and its parameters as arrays of the same library on the same device."""
     x = as_float32(x)
-    if qparams is None:
-        qparams = qparams_of(x, scheme)
-    require_finite(*value_range(x, PER_TENSOR))
-    if qparams.scale is None:
+    if qparams is None and not scheme.is_float:
+        qparams = qparams_of(x, scheme)  # which looks at every value, so that no second look is needed
+    else:
+        require_finite(*value_range(x, PER_TENSOR))
+    if qparams is None or qparams.scale is None:
         if not scheme.is_float:
             raise QuantizationError(f"{scheme.dtype.name} needs a scale, and the parameters given have none")
-        return x, qparams
+        return x, QParams(None)
     xp = array_namespace(x)
     return x, QParams(
         like(qparams.scale, x),

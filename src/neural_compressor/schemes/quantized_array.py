@@ -6,13 +6,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 from array_api_compat import array_namespace
 
 from neural_compressor.dtypes import BlockType, IntType
 from neural_compressor.errors import FormatError
 from neural_compressor.schemes.affine import QParams
 from neural_compressor.schemes.arrays import Array
-from neural_compressor.schemes.grid import ElementType, code_dtype, decode, encode
+from neural_compressor.schemes.grid import code_dtype, decode, encode
 from neural_compressor.schemes.mapping import element_type, from_steps, is_plain_float32, zero_points
 from neural_compressor.schemes.packing import pack_bits, packed_bytes, unpack_bits
 from neural_compressor.schemes.ranges import scale_granularity, scale_shape, to_parts
@@ -58,12 +59,8 @@ class QuantizedArray:
     @property
     def nbytes_packed(self) -> int:
         """Bytes of the packed form, scales included."""
-        kind, rows = element_type(self.scheme), _rows(self.shape)
-        data = 4 * math.prod(self.shape) if kind.bits > 16 else rows[0] * packed_bytes(rows[1], kind.bits)
-        scales = math.prod(scale_shape(self.shape, scale_granularity(self.scheme)))
-        scale_bytes = 0 if self.scale is None else scales * (1 if isinstance(self.scheme.dtype, BlockType) else 4)
-        zero_bytes = 0 if self.zero_point is None else scales * _code_bytes(kind)
-        return data + scale_bytes + zero_bytes + (0 if self.tensor_scale is None else 4)
+        stored = _stored(self.scheme, self.shape).values()
+        return sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in stored)
 
     def pack(self) -> PackedArray:
         """The form to store: ``bits / 8`` bytes a value, rows of the first axis packed one by one."""
@@ -128,16 +125,12 @@ class PackedArray:
     def from_arrays(cls, arrays: Mapping[str, Array], scheme: TensorScheme, shape: tuple[int, ...]) -> PackedArray:
         """Read what :meth:`arrays` gave, and refuse arrays that cannot be a tensor of this scheme and shape."""
         shape = tuple(shape)
-        wanted = _stored_shapes(scheme, shape)
-        found = {name: tuple(array.shape) for name, array in arrays.items()}
+        wanted = _stored(scheme, shape)
+        found = {name: (tuple(array.shape), _dtype_name(array)) for name, array in arrays.items()}
         if found != wanted:
             raise FormatError(
-                f"a {scheme.dtype.name} tensor of shape {shape} is stored as arrays of shapes {wanted}, found {found}"
+                f"a {scheme.dtype.name} tensor of shape {shape} is stored as arrays {wanted}, found {found}"
             )
-        xp = array_namespace(arrays["data"])
-        stored = xp.float32 if is_plain_float32(scheme) else xp.uint8
-        if arrays["data"].dtype != stored:
-            raise FormatError(f"packed {scheme.dtype.name} data is stored as {stored}, found {arrays['data'].dtype}")
         return cls(
             arrays["data"], arrays.get("scale"), arrays.get("zero_point"), arrays.get("tensor_scale"), scheme, shape
         )
@@ -148,20 +141,23 @@ def _rows(shape: tuple[int, ...]) -> tuple[int, int]:
     return (shape[0], math.prod(shape[1:])) if len(shape) > 1 else (1, math.prod(shape))
 
 
-def _stored_shapes(scheme: TensorScheme, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    """The shape of each array that stores a tensor of ``shape``."""
+def _stored(scheme: TensorScheme, shape: tuple[int, ...]) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Shape and dtype of each array that stores a tensor of ``shape``."""
     if is_plain_float32(scheme):
-        return {"data": shape}
+        return {"data": (shape, "float32")}
     kind, (rows, count) = scheme.dtype, _rows(shape)
-    shapes: dict[str, tuple[int, ...]] = {"data": (rows, packed_bytes(count, kind.bits))}
-    if not scheme.is_float:
-        shapes["scale"] = scale_shape(shape, scale_granularity(scheme))
+    arrays: dict[str, tuple[tuple[int, ...], str]] = {"data": ((rows, packed_bytes(count, kind.bits)), "uint8")}
+    if scheme.is_float:
+        return arrays
+    scales = scale_shape(shape, scale_granularity(scheme))
+    arrays["scale"] = (scales, "uint8" if isinstance(kind, BlockType) else "float32")
     if isinstance(kind, IntType) and not (scheme.symmetric and kind.signed):
-        shapes["zero_point"] = shapes["scale"]
+        arrays["zero_point"] = (scales, np.dtype(code_dtype(np, kind)).name)
     if isinstance(kind, BlockType) and kind.tensor_scale:
-        shapes["tensor_scale"] = ()
-    return shapes
+        arrays["tensor_scale"] = ((), "float32")
+    return arrays
 
 
-def _code_bytes(kind: ElementType) -> int:
-    return 1 if kind.bits <= 8 else 2 if isinstance(kind, IntType) and kind.signed else 4
+def _dtype_name(array: Array) -> str:
+    """The dtype's name without that of its library: ``float32`` for ``torch.float32`` too."""
+    return str(array.dtype).removeprefix("torch.")

@@ -84,7 +84,7 @@ class TensorScheme:
 
 def _granularity(data: Mapping[str, Any]) -> Granularity:
     size = data.get("group_size")
-    name = data.get("granularity", "per_tensor" if size in (None, -1) else "per_group")
+    name = data.get("granularity", "per_tensor" if size is None else "per_group")
     if name == "per_tensor":
         return PER_TENSOR
     if name == "per_channel" or (name == "per_group" and size == -1):

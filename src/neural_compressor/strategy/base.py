@@ -40,8 +40,8 @@ class Strategy(ABC):
     #: The options (``strategy_kwargs``) the strategy takes.
     known_options: ClassVar[tuple[str, ...]] = ()
 
-    #: Whether tuning that stops once a plan has passed may do so now, that is after :meth:`tell`. A strategy that
-    #: builds a plan up step by step sets it to False while more steps are to come.
+    #: Whether tuning that stops once a plan has passed may do so now, that is after :meth:`tell`. It is False while
+    #: what has passed is only a part of a plan that the strategy is still building up, step by step.
     may_stop: bool = True
 
     def __init__(self, space: TuningSpace, seed: int = 42, options: Mapping[str, Any] | None = None) -> None:

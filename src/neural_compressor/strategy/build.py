@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import Any
 
 from neural_compressor.config import PostTrainingQuantConfig, QuantizationAwareTrainingConfig
 from neural_compressor.config.op_rule import OpRule, read_rules
+from neural_compressor.config.recipes import RECIPES
 from neural_compressor.config.rules import admitted_options, matching_rules
 from neural_compressor.config.words import FLOAT_PRECISIONS, as_list, listed
 from neural_compressor.errors import CapabilityError, ConfigError
@@ -18,6 +20,7 @@ from neural_compressor.schemes import OpKey
 from neural_compressor.strategy.space import OpSpace, TuningSpace
 
 _LISTED = 20
+_EDGES = {"first_conv_or_matmul_quantization": 0, "last_conv_or_matmul_quantization": -1}
 Conf = PostTrainingQuantConfig | QuantizationAwareTrainingConfig
 
 
@@ -50,6 +53,8 @@ def build_space(capability: Mapping[str, Any], conf: Conf) -> TuningSpace:
             )
             shared[alike] = OpSpace(admitted.quantized, admitted.floats, admitted.reason)
         ops[key] = shared[alike]
+    if isinstance(conf, PostTrainingQuantConfig):
+        ops |= _kept_by_recipe(ops, conf.recipes)
     if not any(op.default.precision != "fp32" for op in ops.values()):
         raise _nothing_to_quantize(capability, ops, _approach(conf))
     blocks = (tuple(tuple(key) for key in block if tuple(key) in ops) for block in capability.get("blocks", ()))
@@ -67,9 +72,16 @@ def _approach(conf: Conf) -> str:
 
 
 def unapplied_recipes(capability: Mapping[str, Any], conf: PostTrainingQuantConfig) -> tuple[str, ...]:
-    """The recipes the user switched on and the framework does not have, for a report to list."""
-    applied = set(capability.get("recipes", ()))
-    return tuple(name for name, value in conf.recipes.items() if value and name not in applied)
+    """The recipes the user asks for and neither the framework nor :func:`build_space` applies."""
+    applied = {*capability.get("recipes", ()), *_EDGES}
+    return tuple(name for name, value in conf.recipes.items() if value != RECIPES[name] and name not in applied)
+
+
+def _kept_by_recipe(ops: Mapping[OpKey, OpSpace], recipes: Mapping[str, Any]) -> dict[OpKey, OpSpace]:
+    """The first or last convolution or matrix product, where a recipe keeps it in float; ops are in the order they run."""
+    products = [key for key in ops if re.search("conv|linear|matmul|gemm|dense", key[1], re.IGNORECASE)]
+    ends = {name: products[position] for name, position in _EDGES.items() if products and recipes.get(name) is False}
+    return {key: replace(ops[key], quantized=(), reason=f"recipe {name}=False") for name, key in ends.items()}
 
 
 def _check_every_rule_matches(

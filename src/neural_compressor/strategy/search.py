@@ -68,6 +68,7 @@ class SearchStrategy(Strategy):
         candidates, trials = self.search.candidates, self.search.trials
         stream = self.steps()
         step = next(stream, None)
+        settled = False
         while step is not None:
             candidate = candidates.canonical(step.candidate)
             if candidates.is_baseline(candidate):
@@ -75,9 +76,10 @@ class SearchStrategy(Strategy):
             elif candidate in trials:
                 outcome = trials[candidate]
             else:
-                self.may_stop = step.last
+                self.may_stop = settled or step.last
                 outcome = yield Proposal(candidates.plan(candidate), step.stage)
                 trials[candidate] = outcome
+                settled = step.last and outcome.passed
             try:
                 step = stream.send(outcome)
             except StopIteration:

@@ -102,10 +102,12 @@ class DTypeContract:
 
     def test_rounding_goes_to_the_nearest(self) -> None:
         kind, grid = element_type(TensorScheme(self.make_dtype())), self.grid()
-        inside = np.random.default_rng(3).uniform(0, 1, 2000)
-        # Points between neighbours of the grid wherever it is dense, and beyond both of its ends.
-        spot = np.interp(inside * (grid.size - 1), np.arange(grid.size), grid.astype(np.float64)).astype(np.float32)
-        x = np.concatenate([spot, grid[:1] - abs(grid[0]), grid[-1:] * np.float32(1.5)]).clip(-3e38, 3e38)
+        # Points between neighbours of the grid, more where it is dense, and beyond both of its ends.
+        position = np.random.default_rng(3).uniform(0, grid.size - 1, 2000)
+        between = np.interp(position, np.arange(grid.size), grid.astype(np.float64))
+        reach = float(grid[-1]) - float(grid[0])
+        spots = np.concatenate([between, [float(grid[0]) - reach, float(grid[-1]) + reach]])
+        x = spots.clip(np.finfo(np.float32).min, np.finfo(np.float32).max).astype(np.float32)
         found = decode(encode(x, kind), kind).astype(np.float64)
         right = np.clip(np.searchsorted(grid, x), 1, grid.size - 1)
         sides = np.stack([grid[right - 1], grid[right]]).astype(np.float64)

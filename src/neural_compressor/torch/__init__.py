@@ -8,4 +8,3 @@ except ImportError as error:
     raise MissingDependencyError(
         "PyTorch is not installed; install it with: pip install 'open-neural-compressor[torch]'"
     ) from error
-

@@ -80,7 +80,9 @@ class PyTorchAdaptor(Adaptor):
         self.tuning_cfg_to_fw(tune_cfg)
         if self._calibrator is None:
             raise QuantizationError("the model was not prepared")
-        ranges = self._calibrator.collect(plan, dataloader if dataloader is not None else self.info.get("dataloader"), q_func)
+        ranges = self._calibrator.collect(
+            plan, dataloader if dataloader is not None else self.info.get("dataloader"), q_func
+        )
         return build(optimized, plan, ranges, self._structure, self._skipped, self._trace)
 
     def predict(self, model: nn.Module, inputs: Any) -> Any:
@@ -151,17 +153,16 @@ class PyTorchAdaptor(Adaptor):
         *,
         tune_cfg: Mapping[str, Any],
         criterion: Callable[[Any, Any], torch.Tensor],
-        optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] = torch.optim.AdamW,
+        optimizer: Callable[[Any], torch.optim.Optimizer] | None = None,
         epochs: int = 1,
-        **kwargs: Any,
     ) -> nn.Module:
         """Quantization-aware training over (inputs, labels) batches; returns the quantized model."""
         session = self.prepare_training(tune_cfg, model)
-        steps = optimizer(session.model.parameters())
+        steps = (optimizer or torch.optim.AdamW)(session.model.parameters())
         for _ in range(epochs):
             for inputs, labels in dataloader:
                 steps.zero_grad()
-                criterion(feed(session.model, inputs), labels).backward()
+                torch.autograd.backward(criterion(feed(session.model, inputs), labels))
                 steps.step()
         return session.finish()
 
@@ -177,7 +178,9 @@ class PyTorchAdaptor(Adaptor):
             readers = [model.get_submodule(name) if name is not None else None for name in names]
             first = readers[0] if len(readers) == 1 and isinstance(readers[0], QuantModule) else None
         if first is None or first.input_qparams is None:
-            raise QuantizationError("the model's input is not read by a single op in static int8: it cannot take int8 input")
+            raise QuantizationError(
+                "the model's input is not read by a single op in static int8: it cannot take int8 input"
+            )
         return model, first.input_qparams
 
     def convert(self, model: nn.Module, source: str = "eager", destination: str = "exported") -> Any:
@@ -225,8 +228,8 @@ class PyTorchAdaptor(Adaptor):
             return watch(model, self.example)
         except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
             raise CalibrationError(
-                f"batch 0 of the calibration data does not fit the model: {describe(self.example)}; the model said: {error}. "
-                "A batch is (inputs, label), a tensor, or a dict of keyword arguments"
+                f"batch 0 of the calibration data does not fit the model: {describe(self.example)}; "
+                f"the model said: {error}. A batch is (inputs, label), a tensor, or a dict of keyword arguments"
             ) from error
 
 
@@ -243,7 +246,9 @@ def _check_names(plan: Plan, model: nn.Module) -> None:
     modules = dict(model.named_modules())
     for name, kind in plan:
         if name not in modules:
-            raise ConfigError(f"the plan names op {name!r}, which the model does not have; {close_matches(name, modules)}")
+            raise ConfigError(
+                f"the plan names op {name!r}, which the model does not have; {close_matches(name, modules)}"
+            )
         if type(modules[name]).__name__ != kind:
             raise ConfigError(f"the plan calls op {name!r} a {kind}, but it is a {type(modules[name]).__name__}")
 
@@ -253,5 +258,3 @@ def _flat(found: Mapping[str, Any]) -> dict[str, Any]:
     for index, ops in enumerate(found.get("activation", []), start=1):
         flat |= {f"activation{index}/{op}/{n}": a for op, arrays in ops.items() for n, a in arrays.items()}
     return flat
-
-

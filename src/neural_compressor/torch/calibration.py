@@ -71,7 +71,9 @@ class Calibrator:
         for key, scheme in missing.items():
             self._known[self._slot(key, scheme, plan)] = collected[key]
         if not any(collected.values()):
-            raise CalibrationError("calibration reached none of the ops to quantize: does calib_func run the model it is given?")
+            raise CalibrationError(
+                "calibration reached none of the ops to quantize: does calib_func run the model it is given?"
+            )
 
 
 def _observe(key: OpKey, scheme: TensorScheme, observers: list[Observer], watch_output: bool) -> Any:

@@ -70,7 +70,9 @@ def save_model(model: nn.Module, path: str | Path) -> None:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
     except (OSError, SafetensorError) as error:
-        raise WorkspaceError(f"cannot write the model to {path}: {error}; nothing that was there has been changed") from error
+        raise WorkspaceError(
+            f"cannot write the model to {path}: {error}; nothing that was there has been changed"
+        ) from error
 
 
 def _swap_in(folder: Path, path: Path) -> None:
@@ -140,7 +142,9 @@ def _read_tensors(path: Path, config: Mapping[str, Any]) -> dict[str, torch.Tens
     file = path / WEIGHTS
     try:
         if _sha256(file) != config.get("sha256"):
-            raise FormatError(f"{file} is damaged: its checksum is not the one in {CONFIG}; restore it or quantize again")
+            raise FormatError(
+                f"{file} is damaged: its checksum is not the one in {CONFIG}; restore it or quantize again"
+            )
         return load_file(file)
     except (OSError, SafetensorError) as error:
         raise FormatError(f"{file} cannot be read: {error}") from error
@@ -152,5 +156,3 @@ def _sha256(file: Path) -> str:
         while chunk := stream.read(1 << 20):
             digest.update(chunk)
     return digest.hexdigest()
-
-

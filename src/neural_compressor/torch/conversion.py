@@ -60,9 +60,7 @@ def build(
     return new.eval()
 
 
-def rebuild(
-    model: nn.Module, done: Quantization, tensors: Mapping[str, torch.Tensor]
-) -> tuple[nn.Module, set[str]]:
+def rebuild(model: nn.Module, done: Quantization, tensors: Mapping[str, torch.Tensor]) -> tuple[nn.Module, set[str]]:
     """The quantized model that ``done`` describes around saved tensors, and the names of the tensors its ops took."""
     used: set[str] = set()
 

@@ -61,7 +61,9 @@ def fold(model: nn.Module, structure: Structure) -> nn.Module:
     """Fold the batch norms of ``structure`` into their layers, in place."""
     for norm_name, layer_name in structure.folded.items():
         norm, layer = model.get_submodule(norm_name), model.get_submodule(layer_name)
-        if isinstance(norm, nn.modules.batchnorm._BatchNorm) and isinstance(layer, (nn.Linear, nn.modules.conv._ConvNd)):
+        if isinstance(norm, nn.modules.batchnorm._BatchNorm) and isinstance(
+            layer, (nn.Linear, nn.modules.conv._ConvNd)
+        ):
             _fold_pair(layer, norm)
         replace_module(model, norm_name, nn.Identity())
     return model

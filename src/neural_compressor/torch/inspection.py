@@ -24,7 +24,9 @@ INSPECT_TYPES = ("activation", "weight", "all")
 
 def _plain(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     tensor = tensor.dequantize() if tensor.is_quantized else tensor
-    return tensor.detach().to("cpu", torch.float32).numpy().copy() if tensor.is_floating_point() else tensor.cpu().numpy()
+    return (
+        tensor.detach().to("cpu", torch.float32).numpy().copy() if tensor.is_floating_point() else tensor.cpu().numpy()
+    )
 
 
 def inspect_tensors(
@@ -79,7 +81,9 @@ def _activations(
     return seen
 
 
-def op_records(model: nn.Module, reference: nn.Module | None, inputs: Any, skipped: Mapping[OpKey, str]) -> list[OpRecord]:
+def op_records(
+    model: nn.Module, reference: nn.Module | None, inputs: Any, skipped: Mapping[OpKey, str]
+) -> list[OpRecord]:
     """A record for each op of a quantized model.
 
     Output errors are local: each quantized op is compared, on the input it really gets, with the float op on the same input.
@@ -103,7 +107,9 @@ def _record(
         return OpRecord(*key, precision="fp32", reason=reasons.get(key, "kept in float"), size_bytes=size)
     scheme, weight = module.scheme, module.dequantized_weight()
     before = getattr(original, "weight", None)
-    compared = isinstance(before, torch.Tensor) and weight is not None and before.shape == weight.shape
+    error = None
+    if isinstance(before, torch.Tensor) and weight is not None and before.shape == weight.shape:
+        error = sqnr_db(before.detach().float(), weight.float())
     return OpRecord(
         *key,
         precision=scheme.precision,
@@ -112,13 +118,15 @@ def _record(
         kernel=module.kernel,
         simulated=module.simulated,
         reason=reasons.get(key, f"the plan keeps it in {scheme.precision}") if scheme.is_float else "",
-        weight_sqnr=sqnr_db(before.detach().float(), weight.float()) if compared else None,
+        weight_sqnr=error,
         output_sqnr=errors.get(key[0]),
         size_bytes=size,
     )
 
 
-def _output_errors(model: nn.Module, done: Quantization, floats: Mapping[str, nn.Module], inputs: Any) -> dict[str, float]:
+def _output_errors(
+    model: nn.Module, done: Quantization, floats: Mapping[str, nn.Module], inputs: Any
+) -> dict[str, float]:
     errors: dict[str, float] = {}
 
     def compare(name: str, relu: bool) -> Any:

@@ -39,7 +39,9 @@ def find_ops(
             if kind not in op_types:
                 skipped[key] = f"the framework YAML lists no quantized {kind}"
             elif called is not None and not called[name]:
-                skipped[key] = "never called while the model ran on the first batch: its parent may use its weight directly"
+                skipped[key] = (
+                    "never called while the model ran on the first batch: its parent may use its weight directly"
+                )
             else:
                 ops[key] = module
         elif base := next((c for c in classes.values() if isinstance(module, c)), None):
@@ -47,7 +49,9 @@ def find_ops(
         elif any(p.dim() >= 2 for p in module.parameters(recurse=False)):
             skipped[key] = f"op type {kind} holds weights but is not in the framework YAML"
     if trace is not None:
-        order = {call.module: index for index, call in reversed(list(enumerate(trace.calls))) if call.module is not None}
+        order = {
+            call.module: index for index, call in reversed(list(enumerate(trace.calls))) if call.module is not None
+        }
         ops = dict(sorted(ops.items(), key=lambda item: order[item[0][0]]))
     return ops, skipped
 

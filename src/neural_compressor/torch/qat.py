@@ -49,7 +49,9 @@ class ActivationRounding:
     def inputs(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Forward pre-hook: observe and round each float tensor."""
         return tuple(
-            self._round(index, arg, module.training) if isinstance(arg, torch.Tensor) and arg.is_floating_point() else arg
+            self._round(index, arg, module.training)
+            if isinstance(arg, torch.Tensor) and arg.is_floating_point()
+            else arg
             for index, arg in enumerate(args)
         )
 
@@ -63,7 +65,8 @@ class ActivationRounding:
         observer, fixed = self.observers[index], x.detach()
         if training and x.numel():
             observer.update(fixed)
-        qparams = choose_qparams(*observer.range(self.scheme), self.scheme)
+        low, high = observer.range(self.scheme)
+        qparams = choose_qparams(low, high, self.scheme)
         return _straight_through(x, fake_quantize(fixed, self.scheme, qparams))
 
     def ranges(self) -> list[tuple[Any, Any]]:

@@ -1,7 +1,8 @@
 """Hand int8 tensors from one quantized op to the next without going through float.
 
 Where everything that reads an op's output first quantizes it with the same scale, and only ops that commute with
-quantization lie between, the op may as well return the quantized tensor. The numbers are the same; two passes over memory fall away.
+quantization lie between, the op may as well return the quantized tensor. The numbers are the same; two passes over
+memory fall away.
 """
 
 from __future__ import annotations
@@ -15,7 +16,13 @@ from neural_compressor.torch.watch import Call, Trace
 
 # They pick, move or clamp values and so give the same codes before and after quantization.
 _MODULES = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.Flatten, nn.ReLU)
-_FUNCTIONS = ("torch.flatten", "torch.Tensor.flatten", "torch.Tensor.reshape", "torch.reshape", "torch.nn.functional.relu")
+_FUNCTIONS = (
+    "torch.flatten",
+    "torch.Tensor.flatten",
+    "torch.Tensor.reshape",
+    "torch.reshape",
+    "torch.nn.functional.relu",
+)
 
 _OTHER = "<not a module>"
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
@@ -17,39 +16,45 @@ if TYPE_CHECKING:
     from neural_compressor.adaptor.contract import Adaptor
 
 
-@dataclass(frozen=True)
 class Evaluator:
-    """``function(model)`` with checks on what it returns. ``identity`` tells evaluations apart in a journal;
-    ``higher_is_better`` is known where a metric says so.
+    """The user's ``eval_func(model) -> float``, or a metric over a dataloader (see :func:`resolve_metric`), with checks
+    on what comes of it. Where both are given ``eval_func`` is taken.
 
-    >>> Evaluator.of_function(lambda model: 0.5)("any model")
+    ``identity`` tells evaluations apart in a journal; ``higher_is_better`` is known where a metric says so.
+
+    >>> Evaluator(eval_func=lambda model: 0.5)("any model")
     0.5
     """
 
-    function: Callable[[Any], Any]
-    name: str
-    identity: str
-    higher_is_better: bool | None = None
-
-    @classmethod
-    def of_function(cls, eval_func: Callable[[Any], Any]) -> Evaluator:
-        """Evaluate with the user's ``eval_func(model) -> float``."""
-        if not callable(eval_func):
-            raise ConfigError(f"eval_func must be a function of the model, got {type(eval_func).__name__}")
-        return cls(eval_func, _name(eval_func), f"{_name(eval_func)}#{_code_digest(eval_func)}")
-
-    @classmethod
-    def of_metric(cls, adaptor: Adaptor, dataloader: Iterable[Any], metric: Any) -> Evaluator:
-        """Evaluate by running the model over ``dataloader`` and feeding ``metric`` (see :func:`resolve_metric`)."""
-        require_repeatable(dataloader, "eval_dataloader")
-        resolved: Metric = resolve_metric(metric)
+    def __init__(
+        self,
+        adaptor: Adaptor | None = None,
+        *,
+        eval_func: Callable[[Any], Any] | None = None,
+        eval_dataloader: Iterable[Any] | None = None,
+        eval_metric: Any = None,
+    ) -> None:
+        self.higher_is_better: bool | None = None
+        if eval_func is not None:
+            if not callable(eval_func):
+                raise ConfigError(f"eval_func must be a function of the model, got {type(eval_func).__name__}")
+            self._function = eval_func
+            self.name = _name(eval_func)
+            self.identity = f"{self.name}#{_code_digest(eval_func)}"
+            return
+        if adaptor is None or eval_dataloader is None or eval_metric is None:
+            raise ConfigError("an evaluation needs an eval_func, or an eval_dataloader together with an eval_metric")
+        require_repeatable(eval_dataloader, "eval_dataloader")
+        metric: Metric = resolve_metric(eval_metric)
+        self.higher_is_better = metric.higher_is_better
 
         def evaluate(model: Any) -> Any:
-            resolved.reset()
-            return adaptor.evaluate(model, dataloader, metrics=[resolved])
+            metric.reset()
+            return adaptor.evaluate(model, eval_dataloader, metrics=[metric])
 
-        name = getattr(resolved, "name", type(resolved).__name__)
-        return cls(evaluate, f"metric {name}", f"metric {name} {data_identity(dataloader)}", resolved.higher_is_better)
+        self._function = evaluate
+        self.name = f"metric {metric.name}"
+        self.identity = f"{self.name} {data_identity(eval_dataloader)}"
 
     def check(self, criterion: Criterion) -> None:
         """Refuse a criterion that takes the metric the wrong way round: it would accept the worst model."""
@@ -62,7 +67,7 @@ class Evaluator:
 
     def __call__(self, model: Any) -> float:
         try:
-            value = self.function(model)
+            value = self._function(model)
         except EvaluationError:
             raise
         except Exception as error:

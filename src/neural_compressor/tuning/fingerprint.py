@@ -12,7 +12,7 @@ from neural_compressor.strategy.space import TuningSpace
 from neural_compressor.tuning.bench import Bench
 from neural_compressor.tuning.criterion import Criterion
 from neural_compressor.tuning.evaluator import data_identity
-from neural_compressor.tuning.objective import Objective
+from neural_compressor.tuning.objective import Scoring
 
 
 def space_digest(space: TuningSpace) -> str:
@@ -32,7 +32,7 @@ def job_inputs(
     space: TuningSpace,
     strategy: Strategy,
     criterion: Criterion,
-    objective: Objective,
+    scoring: Scoring,
     calib_data: Any,
 ) -> dict[str, str]:
     """What decides the course of a run. The budget (time, trials) is left out: more of it continues the same job.
@@ -43,7 +43,7 @@ def job_inputs(
         "space": space_digest(space),
         "strategy": f"{type(strategy).__qualname__} seed={strategy.seed} options={_canonical(strategy.options)}",
         "criterion": repr(criterion),
-        "objective": _canonical(dict(objective.weights)),
+        "objective": _canonical(dict(scoring.weights)),
         "evaluation": bench.evaluator.identity if bench.evaluator else "none",
         "measured": bench.identity,
         "calibration": data_identity(calib_data),

@@ -118,7 +118,8 @@ class Journal:
         """Announce that ``plan`` is being tried."""
         with self._writing():
             trial = self._study.ask()
-            trial.set_user_attr("worker", self._worker)
+            if self._shared:
+                trial.set_user_attr("worker", self._worker)
             trial.set_user_attr("plan", plan.to_json())
         return trial
 

@@ -16,7 +16,7 @@ from neural_compressor.tuning.criterion import Criterion
 from neural_compressor.tuning.evaluator import Evaluator, require_repeatable
 from neural_compressor.tuning.fingerprint import job_inputs
 from neural_compressor.tuning.journal import Journal
-from neural_compressor.tuning.objective import Objective
+from neural_compressor.tuning.objective import Scoring
 from neural_compressor.tuning.progress import Progress, Silent
 from neural_compressor.tuning.result import Trial, TuningResult
 from neural_compressor.tuning.run import TuningRun
@@ -55,11 +55,11 @@ def tune(
     """
     started = time.perf_counter()
     criterion = Criterion.from_config(conf.accuracy_criterion)
-    objective = Objective.from_config(conf.tuning_criterion.objective)
+    scoring = Scoring.from_config(conf.tuning_criterion.objective, criterion)
     budget = Budget.from_config(conf.tuning_criterion)
     if evaluator is not None and not isinstance(evaluator, Evaluator):
-        evaluator = Evaluator.of_function(evaluator)
-    bench = Bench(adaptor, evaluator, example_batch, "footprint" in objective.weights)
+        evaluator = Evaluator(eval_func=evaluator)
+    bench = Bench(adaptor, evaluator, example_batch, "footprint" in scoring.weights)
     watcher = progress or Silent()
 
     def quantize(plan: Plan) -> Any:
@@ -78,12 +78,12 @@ def tune(
             space=space,
             strategy=strategy,
             criterion=criterion,
-            objective=objective,
+            scoring=scoring,
             calib_data=data,
         )
         with Journal(folder, title, inputs, storage, resume) as journal:
             store = BestModelFolder(folder / journal.name)
-            run = TuningRun(quantize, bench, criterion, objective, budget, strategy, journal, store, watcher, started)
+            run = TuningRun(quantize, bench, criterion, scoring, budget, strategy, journal, store, watcher, started)
             quantized, result = run.to_the_end(model)
     result.title = title
     result.ops = adaptor.summary(quantized)

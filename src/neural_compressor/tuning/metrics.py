@@ -10,12 +10,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from neural_compressor.errors import ConfigError, EvaluationError
 from neural_compressor.registry import Registry
-
-Array = npt.NDArray[Any]
+from neural_compressor.tuning.predictions import as_array, class_numbers, difference_of
 
 
 class Metric(ABC):
@@ -73,7 +71,7 @@ class Accuracy(_Mean):
     name = "accuracy"
 
     def update(self, preds: Any, labels: Any) -> None:
-        predicted, expected = _classes(preds, labels, self.name)
+        predicted, expected = class_numbers(preds, labels, self.name)
         self._add(float((predicted == expected).sum()), expected.size)
 
 
@@ -89,7 +87,7 @@ class TopK(_Mean):
         super().__init__()
 
     def update(self, preds: Any, labels: Any) -> None:
-        scores, expected = _array(preds), _array(labels)
+        scores, expected = as_array(preds), as_array(labels)
         if scores.ndim != 2 or expected.shape != scores.shape[:1]:
             raise EvaluationError(
                 f"metric topk needs scores of shape (batch, classes) and labels of shape (batch,), "
@@ -114,7 +112,7 @@ class F1(Metric):
         self._expected: Counter[int] = Counter()
 
     def update(self, preds: Any, labels: Any) -> None:
-        predicted, expected = _classes(preds, labels, self.name)
+        predicted, expected = class_numbers(preds, labels, self.name)
         self._right.update(expected[predicted == expected].tolist())
         self._predicted.update(predicted.tolist())
         self._expected.update(expected.tolist())
@@ -137,7 +135,7 @@ class MeanSquaredError(_Mean):
     higher_is_better = False
 
     def update(self, preds: Any, labels: Any) -> None:
-        difference = _difference(preds, labels, self.name)
+        difference = difference_of(preds, labels, self.name)
         self._add(float((difference**2).sum()), difference.size)
 
 
@@ -159,7 +157,7 @@ class MeanAbsoluteError(_Mean):
     higher_is_better = False
 
     def update(self, preds: Any, labels: Any) -> None:
-        difference = _difference(preds, labels, self.name)
+        difference = difference_of(preds, labels, self.name)
         self._add(float(np.abs(difference).sum()), difference.size)
 
 
@@ -235,41 +233,3 @@ def resolve_metric(metric: Any) -> Metric:
         f"eval_metric of type {type(metric).__name__} is not understood; give a name ({', '.join(METRICS.names())}), "
         "a dict such as {'topk': {'k': 5}}, an object with update(preds, labels) and result(), or a function"
     )
-
-
-def _array(values: Any) -> Array:
-    """``values`` as NumPy, from any device; NumPy has no bfloat16, so torch floats become float64."""
-    if hasattr(values, "detach"):
-        values = values.detach().cpu()
-        values = (values.double() if values.is_floating_point() else values).numpy()
-    return np.asarray(values)
-
-
-def _classes(preds: Any, labels: Any, name: str) -> tuple[Array, Array]:
-    """Predicted and expected class numbers, flat."""
-    predicted, expected = _array(preds), _array(labels)
-    if predicted.ndim >= 2 and predicted.shape[1] > 1 and predicted.dtype.kind == "f":
-        if expected.shape == predicted.shape:
-            expected = expected.argmax(axis=1)
-        predicted = predicted.argmax(axis=1)
-    elif predicted.dtype.kind == "f" and not (predicted == np.rint(predicted)).all():
-        if predicted.min() < 0 or predicted.max() > 1:
-            raise EvaluationError(
-                f"metric {name}: one score for each sample, and not all between 0 and 1; "
-                "give probabilities, class numbers, or scores of shape (batch, classes)"
-            )
-        predicted = predicted > 0.5
-    predicted, expected = predicted.reshape(-1).astype(np.int64), expected.reshape(-1).astype(np.int64)
-    if predicted.shape != expected.shape:
-        raise EvaluationError(f"metric {name}: {predicted.size} predictions for {expected.size} labels in a batch")
-    return predicted, expected
-
-
-def _difference(preds: Any, labels: Any, name: str) -> Array:
-    predicted, expected = _array(preds).astype(np.float64), _array(labels).astype(np.float64)
-    if predicted.size != expected.size:
-        raise EvaluationError(
-            f"metric {name}: predictions of shape {predicted.shape} for labels of shape {expected.shape}"
-        )
-    # equal sizes only: (n, 1) against (n,) must not broadcast to (n, n)
-    return predicted.reshape(-1) - expected.reshape(-1)

@@ -2,67 +2,44 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from neural_compressor.config.objective import objectives
 from neural_compressor.errors import ConfigError
-from neural_compressor.registry import close_matches
 from neural_compressor.tuning.criterion import Criterion
 from neural_compressor.tuning.result import Measurement, Trial
 
-OBJECTIVES = ("performance", "accuracy", "modelsize", "footprint")
 _COST_FIELD = {"performance": "latency_ms", "modelsize": "size_bytes", "footprint": "footprint_bytes"}
 
 
 @dataclass(frozen=True)
-class Objective:
+class Scoring:
     """Weights of what a model is scored by. A score is relative to the baseline: 1.0 is the baseline, higher is better.
 
     >>> halved = Measurement(accuracy=0.9, latency_ms=5.0, size_bytes=250)
-    >>> Objective({"performance": 1.0}).score(Measurement(0.9, 10.0, 1000), halved, Criterion())
+    >>> Scoring({"performance": 1.0}).score(Measurement(0.9, 10.0, 1000), halved, Criterion())
     2.0
     """
 
     weights: Mapping[str, float]
 
-    def __post_init__(self) -> None:
-        if not self.weights:
-            raise ConfigError(f"no tuning objective given; known: {', '.join(OBJECTIVES)}")
-        for name, weight in self.weights.items():
-            if name not in OBJECTIVES:
-                raise ConfigError(f"unknown tuning objective {name!r}; {close_matches(str(name), OBJECTIVES)}")
-            if not math.isfinite(weight) or weight < 0:
-                raise ConfigError(f"the weight of objective {name!r} must be at least 0, got {weight!r}")
-        if sum(self.weights.values()) <= 0:
-            raise ConfigError("the weights of the tuning objectives are all 0; give at least one a positive weight")
-
     @classmethod
-    def from_config(cls, spec: Any) -> Objective:
-        """Read a name, a list of names, or ``{'objective': [...], 'weight': [...], 'higher_is_better': [...]}``.
+    def from_config(cls, spec: Any, criterion: Criterion) -> Scoring:
+        """The scoring that the ``objective`` of a ``TuningCriterion`` describes, in any of its forms.
 
-        >>> Objective.from_config(["performance", "accuracy"]).weights
-        {'performance': 0.5, 'accuracy': 0.5}
+        >>> Scoring.from_config(["performance", "accuracy"], Criterion()).weights
+        {'performance': 1.0, 'accuracy': 1.0}
         """
-        if not isinstance(spec, Mapping):
-            names = _listed(spec)
-            return cls({name: 1 / len(names) for name in names})
-        unknown = set(spec) - {"objective", "weight", "higher_is_better"}
-        if unknown:
-            raise ConfigError(
-                f"unknown fields {sorted(unknown)} of an objective; known: objective, weight, higher_is_better"
-            )
-        names = _listed(spec.get("objective", ()))
-        weights = _parallel(spec, "weight", names, default=1 / max(len(names), 1))
-        for name, higher in zip(names, _parallel(spec, "higher_is_better", names, default=None), strict=True):
-            # latency, size and footprint are costs: a wish for more of them is a misunderstanding, not a preference
-            if name in _COST_FIELD and higher:
+        found = objectives(spec)
+        for objective in found:
+            if objective.name == "accuracy" and criterion.higher_is_better and not objective.higher_is_better:
                 raise ConfigError(
-                    f"objective {name!r} is measured as {_COST_FIELD[name]}, where lower is better; "
-                    "set its higher_is_better to False or leave it out"
+                    "objective 'accuracy' says that lower is better, and the accuracy criterion the opposite; "
+                    "set AccuracyCriterion(higher_is_better=False)"
                 )
-        return cls({name: float(weight) for name, weight in zip(names, weights, strict=True)})
+        return cls({objective.name: objective.weight for objective in found})
 
     def component(self, name: str, baseline: Measurement, measured: Measurement, criterion: Criterion) -> float | None:
         """One part of the score, or None where it was not measured."""
@@ -99,21 +76,3 @@ def _rank(trial: Trial) -> tuple[bool, float, float, int]:
     if trial.passed:
         return (False, -trial.score, trial.loss, trial.number)
     return (True, trial.loss, -trial.score, trial.number)
-
-
-def _listed(spec: Any) -> list[str]:
-    names = [spec] if isinstance(spec, str) else list(spec)
-    duplicates = {name for name in names if names.count(name) > 1}
-    if duplicates:
-        raise ConfigError(f"objective {sorted(duplicates)[0]!r} is given twice; name each once and use weights")
-    return names
-
-
-def _parallel(spec: Mapping[str, Any], field: str, names: list[str], default: Any) -> list[Any]:
-    values = spec.get(field)
-    if values is None:
-        return [default] * len(names)
-    values = list(values) if isinstance(values, (list, tuple)) else [values]
-    if len(values) != len(names):
-        raise ConfigError(f"{field} has {len(values)} values for {len(names)} objectives; give one for each of {names}")
-    return values

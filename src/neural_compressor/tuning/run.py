@@ -14,7 +14,7 @@ from neural_compressor.tuning.bench import Bench
 from neural_compressor.tuning.budget import Budget
 from neural_compressor.tuning.criterion import Criterion
 from neural_compressor.tuning.journal import Entry, Journal
-from neural_compressor.tuning.objective import Objective, best_trial
+from neural_compressor.tuning.objective import Scoring, best_trial
 from neural_compressor.tuning.progress import Progress
 from neural_compressor.tuning.result import Measurement, Trial, TuningResult
 from neural_compressor.tuning.verdict import all_failed, verdict
@@ -34,7 +34,7 @@ class TuningRun:
     quantize: Callable[[Plan], Any]
     bench: Bench
     criterion: Criterion
-    objective: Objective
+    scoring: Scoring
     budget: Budget
     strategy: Strategy
     journal: Journal
@@ -140,7 +140,7 @@ class TuningRun:
 
     def _entry(self, stage: str, baseline: Measurement, measured: Measurement, seconds: float) -> Entry:
         loss = self.criterion.loss(_accuracy(baseline), _accuracy(measured))
-        score = self.objective.score(baseline, measured, self.criterion)
+        score = self.scoring.score(baseline, measured, self.criterion)
         return Entry(stage, measured, loss, self.criterion.allows(loss), score, seconds)
 
     def _model_of(self, best: Trial) -> Any:
@@ -166,13 +166,13 @@ class TuningRun:
 
     def _metadata(self, baseline: Measurement, stopped: str) -> dict[str, Any]:
         reference = _accuracy(baseline)
-        missing = self.objective.unmeasured(baseline)
+        missing = self.scoring.unmeasured(baseline)
         return {
             "study": self.journal.name,
             "storage": self.journal.address,
             "best_model": str(self.store.model),
             "strategy": type(self.strategy).__name__,
-            "objective": dict(self.objective.weights),
+            "objective": dict(self.scoring.weights),
             "tolerable_loss": self.criterion.tolerable_loss,
             "higher_is_better": self.criterion.higher_is_better,
             "relative": self.criterion.relates_to(reference),

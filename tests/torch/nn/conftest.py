@@ -22,7 +22,9 @@ def _one_seeded_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def make_scheme(weight: str | dict[str, Any] | None, activation: str | dict[str, Any] | None = None, mode: str = "") -> OpScheme:
+def make_scheme(
+    weight: str | dict[str, Any] | None, activation: str | dict[str, Any] | None = None, mode: str = ""
+) -> OpScheme:
     def fields(value: str | dict[str, Any]) -> dict[str, Any]:
         if isinstance(value, dict):
             return value
@@ -57,14 +59,13 @@ def qparams(low: Tensor, high: Tensor, bits: int, signed: bool, symmetric: bool)
     return scale, (qmin - low / scale).round()
 
 
-def rounded(x: Tensor, low: Any, high: Any, bits: int = 8, signed: bool = False, symmetric: bool = False) -> Tensor:
+def rounded(x: Tensor, low: Any, high: Any, *, bits: int = 8, signed: bool = False, symmetric: bool = False) -> Tensor:
     """``x`` quantized over ``[low, high]`` and back, in float64; scales are float32 numbers as everywhere."""
     qmin, qmax = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
     low, high = (torch.as_tensor(v, dtype=torch.float32) for v in (low, high))
     scale, zero = qparams(low, high, bits, signed, symmetric)
-    scale = scale.double()
-    codes = torch.clamp(torch.round(x.double() / scale) + zero, qmin, qmax)
-    return (codes - zero) * scale
+    codes = torch.clamp(torch.round(x.float() / scale) + zero, qmin, qmax)  # float32: which side a tie falls on
+    return (codes - zero).double() * scale.double()
 
 
 def rounded_weight(w: Tensor, per_channel: bool = True, **how: Any) -> Tensor:

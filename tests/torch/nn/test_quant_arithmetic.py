@@ -14,9 +14,9 @@ def bounds(*tensors):
 
 
 @pytest.mark.parametrize("relu", [False, True])
-@pytest.mark.parametrize(("activation", "how"), [("uint8 asym", {}), ("int8 sym", dict(signed=True, symmetric=True))])
+@pytest.mark.parametrize(("activation", "how"), [("uint8 asym", {}), ("int8 sym", {"signed": True, "symmetric": True})])
 @pytest.mark.parametrize("name", OPS)
-def test_integer_add_and_mul(scheme, ref, name, activation, how, relu):
+def test_integer_add_and_mul(scheme, ref, *, name, activation, how, relu):
     module, op = OPS[name]
     a, b = torch.randn(3, 4, 5), torch.randn(3, 4, 5) + 0.5
     y = op(a, b).relu() if relu else op(a, b)
@@ -25,8 +25,9 @@ def test_integer_add_and_mul(scheme, ref, name, activation, how, relu):
     exact = exact.relu() if relu else exact
     low, high = (torch.tensor(v) for v in bounds(y)[0])
     step = float(ref.qparams(low, high, 8, how.get("signed", False), how.get("symmetric", False))[0])
-    assert (q(a, b).double() - ref.rounded(exact, low, high, **how)).abs().max() <= step * 1.001
-    assert (q(a, b).double() - exact).abs().max() <= step * 0.51
+    difference = (q(a, b).double() - ref.rounded(exact, low, high, **how)).abs()
+    assert difference.max() <= step * 1.001
+    assert (difference > step / 2).float().mean() < 0.05  # ties only
     assert (q.kernel, q.simulated) == ("torch int8", False)
 
 
@@ -34,10 +35,9 @@ def test_integer_add_and_mul(scheme, ref, name, activation, how, relu):
 def test_broadcasting_and_numbers(scheme, name):
     module, op = OPS[name]
     a, b = torch.randn(3, 4, 5), torch.rand(5)
-    q = quantized_module(module, scheme(None, "uint8 asym", "static"), bounds(a, b, op(a, b)))
+    q = quantized_module(module, scheme(None, "uint8 asym", "static"), [(-4, 4), (-4, 4), (-5, 5)])
     torch.testing.assert_close(q(a, b), op(a, b), rtol=0, atol=0.05)
-    torch.testing.assert_close(q(b, a), op(a, b), rtol=0, atol=3.5)  # ranges of the other operand: shape only
-    assert q(b, a).shape == (3, 4, 5)
+    torch.testing.assert_close(q(b, a), op(a, b), rtol=0, atol=0.05)
     torch.testing.assert_close(q(a, 0.5), op(a, 0.5), rtol=0, atol=0.05)
     assert q(a.bfloat16(), b.bfloat16()).dtype == torch.bfloat16
 
@@ -93,7 +93,7 @@ def test_dynamic_ranges_and_blocks(scheme):
     for activation in ("uint8 asym", "mxfp8"):
         q = quantized_module(MatMul(), scheme(None, activation, "dynamic"))
         error = (q(a, b) - a @ b).norm() / (a @ b).norm()
-        assert 0 < error < 0.06
+        assert 0 < error < 0.1
     b[:, 0] *= 1e4  # a column with large values does not spoil the blocks of the others
     torch.testing.assert_close(q(a, b)[:, 1:], a @ b[:, 1:], rtol=0, atol=1.5)
 

@@ -1,5 +1,7 @@
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 from neural_compressor.schemes import quantize
@@ -10,20 +12,20 @@ SPATIAL = {1: (11,), 2: (9, 8), 3: (5, 6, 4)}
 
 GEOMETRIES = {
     "plain": {},
-    "padded": dict(padding=1),
-    "strided": dict(padding=1, stride=2),
-    "dilated": dict(padding=2, dilation=2),
-    "groups": dict(groups=2, padding=1),
-    "depthwise": dict(groups=8, padding=1),
-    "same": dict(padding="same"),
-    "same_even": dict(padding="same", kernel_size=2),
-    "valid": dict(padding="valid"),
-    "reflect": dict(padding=1, padding_mode="reflect"),
-    "replicate": dict(padding=1, padding_mode="replicate"),
-    "circular": dict(padding=1, padding_mode="circular"),
-    "reflect_same": dict(padding="same", kernel_size=2, padding_mode="reflect"),
-    "no_bias": dict(padding=1, bias=False),
-    "pointwise": dict(kernel_size=1),
+    "padded": {"padding": 1},
+    "strided": {"padding": 1, "stride": 2},
+    "dilated": {"padding": 2, "dilation": 2},
+    "groups": {"groups": 2, "padding": 1},
+    "depthwise": {"groups": 8, "padding": 1},
+    "same": {"padding": "same"},
+    "same_even": {"padding": "same", "kernel_size": 2},
+    "valid": {"padding": "valid"},
+    "reflect": {"padding": 1, "padding_mode": "reflect"},
+    "replicate": {"padding": 1, "padding_mode": "replicate"},
+    "circular": {"padding": 1, "padding_mode": "circular"},
+    "reflect_same": {"padding": "same", "kernel_size": 2, "padding_mode": "reflect"},
+    "no_bias": {"padding": 1, "bias": False},
+    "pointwise": {"kernel_size": 1},
 }
 
 
@@ -66,21 +68,42 @@ def test_four_bits_are_simulated(scheme, ref, dims, geometry):
     assert q.simulated
 
 
+@given(
+    dims=st.integers(1, 3),
+    kernel=st.integers(1, 3),
+    stride=st.integers(1, 3),
+    dilation=st.integers(1, 2),
+    padding=st.integers(0, 2),
+    groups=st.sampled_from([1, 2, 3, 6]),
+    mode=st.sampled_from(["zeros", "reflect", "replicate", "circular"]),
+)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_geometry(scheme, ref, dims, **geometry):
+    options = {"kernel_size": geometry["kernel"], "padding_mode": geometry["mode"]}
+    options |= {name: geometry[name] for name in ("stride", "dilation", "padding", "groups")}
+    module, ranges = CONV[dims](6, 12, **options), [(-2.0, 3.1)]
+    # Steps of 0.02, and no value near the middle of two: the kernel multiplies by 1 / scale, which may turn a tie.
+    x = (torch.randint(-100, 156, (2, 6, *[7] * dims)) + 0.8 * torch.rand(2, 6, *[7] * dims) - 0.4) * 0.02
+    q = quantized_module(module, scheme("int8 channel", "uint8 asym", "static"), ranges)
+    expected = exact(module, ref.rounded(x, *ranges[0]), ref.rounded_weight(module.weight.detach()))
+    torch.testing.assert_close(q(x).double(), expected, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize(
     ("weight", "activation", "how_w", "how_a"),
     [
-        ("int8 tensor", "uint8 asym", dict(per_channel=False), {}),
-        ("int8 channel", "int8 sym", {}, dict(signed=True, symmetric=True)),
-        ("int8 channel", "int8 asym", {}, dict(signed=True)),
-        ("int8 channel", "uint8 sym", {}, dict(symmetric=True)),
-        ("int8 asym channel", "uint8 asym", dict(symmetric=False), {}),
-        ("uint8 asym channel", "uint8 asym", dict(symmetric=False, signed=False), {}),
+        ("int8 tensor", "uint8 asym", {"per_channel": False}, {}),
+        ("int8 channel", "int8 sym", {}, {"signed": True, "symmetric": True}),
+        ("int8 channel", "int8 asym", {}, {"signed": True}),
+        ("int8 channel", "uint8 sym", {}, {"symmetric": True}),
+        ("int8 asym channel", "uint8 asym", {"symmetric": False}, {}),
+        ("uint8 asym channel", "uint8 asym", {"symmetric": False, "signed": False}, {}),
     ],
 )
 @pytest.mark.parametrize("mode", ["static", "dynamic"])
 @pytest.mark.parametrize("dims", [1, 2, 3])
-def test_int8_schemes(scheme, ref, vnni, dims, mode, weight, activation, how_w, how_a, relu):
+def test_int8_schemes(scheme, ref, vnni, *, dims, mode, weight, activation, how_w, how_a, relu):
     module, x, ranges = case(dims, "padded")
     q = quantized_module(module, scheme(weight, activation, mode), ranges, relu=relu)
     expected = exact(module, ref.rounded(x, *ranges[0], **how_a), ref.rounded_weight(module.weight.detach(), **how_w))

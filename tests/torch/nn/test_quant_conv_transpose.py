@@ -9,11 +9,11 @@ CONV = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
 SPATIAL = {1: (7,), 2: (5, 6), 3: (3, 4, 5)}
 GEOMETRIES = {
     "plain": {},
-    "strided": dict(stride=2, padding=1),
-    "output_padding": dict(stride=2, padding=1, output_padding=1),
-    "dilated": dict(dilation=2),
-    "groups": dict(groups=4),
-    "no_bias": dict(bias=False),
+    "strided": {"stride": 2, "padding": 1},
+    "output_padding": {"stride": 2, "padding": 1, "output_padding": 1},
+    "dilated": {"dilation": 2},
+    "groups": {"groups": 4},
+    "no_bias": {"bias": False},
 }
 
 

@@ -5,7 +5,18 @@ from torch import nn
 from neural_compressor.errors import QuantizationError
 from neural_compressor.torch.nn import quantized_module
 
-WEIGHTS = ["int8 channel", "int8 tensor", "uint4 asym channel", "int3 channel", "int4 8", "uint2 asym 8", "nf4 16", "mxfp4", "nvfp4", "fp8_e4m3 channel"]
+WEIGHTS = [
+    "int8 channel",
+    "int8 tensor",
+    "uint4 asym channel",
+    "int3 channel",
+    "int4 8",
+    "uint2 asym 8",
+    "nf4 16",
+    "mxfp4",
+    "nvfp4",
+    "fp8_e4m3 channel",
+]
 
 
 @pytest.mark.parametrize("weight", WEIGHTS)
@@ -21,12 +32,16 @@ def test_rows_are_those_of_the_dequantized_table(scheme, weight):
 
 def test_int8_rows_against_the_formula(scheme, ref):
     module = nn.Embedding(10, 16)
-    q = quantized_module(module, scheme("int8 channel", "uint8 asym", "static"))  # its input is indices: no range needed
+    q = quantized_module(
+        module, scheme("int8 channel", "uint8 asym", "static")
+    )  # its input is indices: no range needed
     expected = ref.rounded_weight(module.weight.detach())
     torch.testing.assert_close(q(torch.arange(10)).double(), expected, rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize(("weight", "bits"), [("int8 channel", 8), ("int4 channel", 4), ("int3 channel", 3), ("int2 channel", 2)])
+@pytest.mark.parametrize(
+    ("weight", "bits"), [("int8 channel", 8), ("int4 channel", 4), ("int3 channel", 3), ("int2 channel", 2)]
+)
 def test_table_takes_its_bits(scheme, weight, bits):
     q = quantized_module(nn.Embedding(100, 64), scheme(weight))
     assert q.weight_packed.numel() == 100 * 64 * bits // 8

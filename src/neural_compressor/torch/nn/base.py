@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from neural_compressor.errors import FormatError, QuantizationError
 from neural_compressor.registry import Registry
-from neural_compressor.schemes import OpScheme, QParams, QuantizedArray
+from neural_compressor.schemes import PER_TENSOR, OpScheme, QParams, QuantizedArray
 from neural_compressor.torch.nn.activation import U8, Range, as_u8, calibrated_qparams, has_fixed_range, simulate
 from neural_compressor.torch.nn.kernels import SIMULATED, kernel_for
 
@@ -54,7 +54,8 @@ class QuantModule(nn.Module):
         new._keep_qparams(act_ranges)
         new._quantize(module)
         new._settle()
-        return new
+        device = next((p.device for p in module.parameters()), torch.device("cpu"))
+        return new if device.type == "cpu" else new.to(device)
 
     @classmethod
     def from_state(cls, module: nn.Module, scheme: OpScheme, state: Mapping[str, Tensor], relu: bool = False) -> Self:
@@ -87,6 +88,15 @@ class QuantModule(nn.Module):
             )
         for name in sorted(names):
             self.register_buffer(name, state.get(name))
+        if self._is_calibrated and self.scheme.activation and self.scheme.activation.granularity == PER_TENSOR:
+            for name in self.inputs:
+                self._check_shape(f"{name}_scale", ())
+                self._check_shape(f"{name}_zero_point", ())
+
+    def _check_shape(self, name: str, shape: tuple[int, ...]) -> None:
+        found = self._buffers.get(name)
+        if found is not None and tuple(found.shape) != shape:
+            raise FormatError(f"the stored tensor {name!r} has shape {tuple(found.shape)}, and {shape} is needed")
 
     def _keep_qparams(self, act_ranges: Sequence[Range]) -> None:
         scheme = self.scheme.activation if self._is_calibrated else None

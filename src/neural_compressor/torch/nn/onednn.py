@@ -48,7 +48,7 @@ def conv(
 ) -> Tensor:
     """Convolve u8 ``codes``; the result is float32, or u8 in the qparams ``output``. It is laid out channels last."""
     dims = len(packed.geometry.stride)
-    op = getattr(torch.ops.onednn, f"qconv{dims}d_pointwise")
+    op = getattr(torch.ops.onednn, f"qconv{dims}d_pointwise").default
     fused = relu and dims < 3  # the 3-D kernel takes no post-op
     out_scale, out_zero = output or (1.0, 0)
     y: Tensor = op(

@@ -80,6 +80,7 @@ class QuantRecurrent(QuantModule):
         super()._restore(module, state)
         for name, shape in self.weight_shapes().items():
             packed_array(self, name, self.weight_scheme, shape)
+            self._check_shape(name.replace("weight", "bias"), shape[:1])
 
     def dequantized_weights(self) -> dict[str, Tensor]:
         """The weight matrices the op computes with, float32, by the names of the float module."""

@@ -67,6 +67,7 @@ class WeightedModule(QuantModule):
     def _restore(self, module: nn.Module, state: Mapping[str, Tensor]) -> None:
         super()._restore(module, state)
         self._packed()
+        self._check_shape("bias", self.matrix_shape[:1])
 
     def _packed(self) -> PackedArray:
         return packed_array(self, "weight", self.weight_scheme, self.matrix_shape)

@@ -1,0 +1,53 @@
+"""Sums of outer products, added up strip by strip."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from array_api_compat import array_namespace, device, is_torch_array
+
+from neural_compressor.schemes.arrays import Array, as_float32
+
+_NARROWEST_STRIP = 256
+
+
+def zero_square(x: Array) -> Array:
+    """An (inputs, inputs) float32 zero for vectors ``x`` of shape (count, inputs)."""
+    xp = array_namespace(x)
+    return xp.zeros((x.shape[1], x.shape[1]), dtype=xp.float32, device=device(x))
+
+
+def add_upper_gram(upper: Array, x: Array) -> None:
+    """Add ``xᵀ x`` to ``upper`` on and above the diagonal; what is below is not to be read.
+
+    Strips do little more than half the work of the whole product, with small temporaries.
+    """
+    x = x if _multiplies_halves(x) else as_float32(x)
+    for strip in _strips(x.shape[1]):
+        upper[strip, strip.start :] += _product(x[:, strip], x[:, strip.start :])
+
+
+def add_cross_gram(cross: Array, x: Array, reference: Array) -> None:
+    """Add ``xᵀ (reference - x)`` to ``cross``."""
+    difference = as_float32(reference) - as_float32(x)
+    if _multiplies_halves(x):
+        difference = array_namespace(x).astype(difference, x.dtype)
+    else:
+        x = as_float32(x)
+    for strip in _strips(x.shape[1]):
+        cross[strip, :] += _product(x[:, strip], difference)
+
+
+def _strips(width: int) -> list[slice]:
+    step = max(_NARROWEST_STRIP, -(-width // 8))
+    return [slice(start, min(start + step, width)) for start in range(0, width, step)]
+
+
+def _multiplies_halves(x: Array) -> bool:
+    """Whether the device multiplies these 16-bit numbers exactly and adds in float32, many times faster than float32."""
+    return is_torch_array(x) and x.is_cuda and x.element_size() == 2
+
+
+def _product(a: Array, b: Array) -> Array:
+    xp: Any = array_namespace(a)
+    return xp.mm(a.T, b, out_dtype=xp.float32) if _multiplies_halves(a) else xp.matmul(a.T, b)

@@ -1,0 +1,91 @@
+"""What an error in a weight costs, for each part of it that has its own scale."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from array_api_compat import array_namespace, device
+
+from neural_compressor.algorithms.checks import group_size
+from neural_compressor.schemes import PerGroup, TensorScheme
+from neural_compressor.schemes.arrays import Array, like
+from neural_compressor.schemes.ranges import scale_granularity, to_parts
+
+GroupLoss = Callable[[Array], Array]
+"""From the error of a weight (rows, inputs) to its cost in the shape of the scales."""
+
+
+def weighted_square(scheme: TensorScheme, importance: Array) -> GroupLoss:
+    """The squared error of each weight times the ``importance`` of its input, summed over what shares a scale.
+
+    >>> from neural_compressor.dtypes import dtype
+    >>> loss = weighted_square(TensorScheme(dtype("int4"), granularity=PerGroup(2)), np.float32([1.0, 2.0, 3.0]))
+    >>> loss(np.float32([[1.0, 1.0, 2.0]])).tolist()
+    [[3.0, 12.0]]
+    """
+    xp = array_namespace(importance)
+    granularity = scale_granularity(scheme)
+    if not isinstance(granularity, PerGroup):
+        per_tensor = granularity.name == "per_tensor"
+
+        def whole(error: Array) -> Array:
+            rows = xp.matmul(error * error, importance)
+            return xp.sum(rows) if per_tensor else rows
+
+        return whole
+    weights = _filled_up(importance, group_size(scheme, importance.shape[0]))
+
+    def grouped(error: Array) -> Array:
+        parts = to_parts(error, granularity)
+        return xp.sum(parts * parts * weights, axis=-1)
+
+    return grouped
+
+
+def block_quadratic(scheme: TensorScheme, hessian: Array) -> GroupLoss:
+    """The quadratic output error of each group on its own: with its diagonal block of the Hessian.
+
+    >>> from neural_compressor.dtypes import dtype
+    >>> hessian = np.float32([[1.0, 0.5, 9.0], [0.5, 1.0, 9.0], [9.0, 9.0, 2.0]])
+    >>> loss = block_quadratic(TensorScheme(dtype("int4"), granularity=PerGroup(2)), hessian)
+    >>> loss(np.float32([[1.0, 1.0, 2.0]])).tolist()
+    [[3.0, 8.0]]
+    """
+    xp = array_namespace(hessian)
+    granularity = scale_granularity(scheme)
+    if not isinstance(granularity, PerGroup):
+        per_tensor = granularity.name == "per_tensor"
+
+        def whole(error: Array) -> Array:
+            rows = xp.sum(xp.matmul(error, hessian) * error, axis=-1)
+            return xp.sum(rows) if per_tensor else rows
+
+        return whole
+    blocks = _diagonal_blocks(hessian, group_size(scheme, hessian.shape[0]))
+
+    def grouped(error: Array) -> Array:
+        parts = xp.permute_dims(to_parts(error, granularity), (1, 0, 2))
+        return xp.sum(xp.matmul(parts, blocks) * parts, axis=-1).T
+
+    return grouped
+
+
+def _filled_up(importance: Array, size: int) -> Array:
+    """(groups, size), with nothing where a last short group has no weights."""
+    xp = array_namespace(importance)
+    inputs = importance.shape[0]
+    groups = -(-inputs // size)
+    missing = xp.zeros(groups * size - inputs, dtype=importance.dtype, device=device(importance))
+    return xp.reshape(xp.concat([importance, missing]), (groups, size))
+
+
+def _diagonal_blocks(hessian: Array, size: int) -> Array:
+    """(groups, size, size), with nothing where a last short group has no weights."""
+    xp = array_namespace(hessian)
+    inputs = hessian.shape[0]
+    places = np.arange(-(-inputs // size) * size).reshape(-1, size)
+    within = np.minimum(places, inputs - 1)
+    there = like((places < inputs).astype(np.float32), hessian)
+    index = xp.asarray(within, device=device(hessian))
+    return hessian[index[:, :, None], index[:, None, :]] * there[:, :, None] * there[:, None, :]

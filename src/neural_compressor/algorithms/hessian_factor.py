@@ -1,0 +1,87 @@
+"""The triangular factor of the inverse Hessian, from which error compensation reads its coefficients."""
+
+from __future__ import annotations
+
+import logging
+
+from array_api_compat import array_namespace, device
+
+from neural_compressor.errors import ConfigError, QuantizationError
+from neural_compressor.schemes.arrays import Array
+
+_LOG = logging.getLogger(__name__)
+_SMALLEST_DAMPING = 1e-4
+_MOST_STEPS = 12
+_LEAF = 64
+
+
+def inverse_factor(hessian: Array, damping: float = 0.01) -> Array:
+    """Upper triangular ``U`` with ``(H + d I)⁻¹ = Uᵀ U / mean(diag H)``, where ``d`` is ``damping`` of the mean diagonal.
+
+    The Hessian is taken relative to its mean diagonal, so that neither the number of tokens nor the size of the inputs
+    matters. An input that was always zero gets the mean diagonal: it has nothing to do with the others. Where too few
+    samples leave the matrix without a factor the damping grows ten-fold, with a warning, until it has one.
+
+    >>> import numpy as np
+    >>> u = inverse_factor(np.float32([[4.0, 2.0], [2.0, 4.0]]), damping=0.0)
+    >>> np.allclose(u.T @ u, np.linalg.inv([[1.0, 0.5], [0.5, 1.0]]))
+    True
+    """
+    if not 0 <= damping < float("inf"):
+        raise ConfigError(f"damping is a fraction of the mean diagonal, such as 0.01, not {damping}")
+    xp = array_namespace(hessian)
+    diagonal = xp.linalg.diagonal(hessian)
+    mean = float(xp.mean(diagonal))
+    if bool(xp.any(diagonal < 0)):
+        raise QuantizationError("the diagonal of a Hessian is a sum of squares, and this one has negative entries")
+    if mean == 0:
+        return xp.eye(hessian.shape[0], dtype=hessian.dtype, device=device(hessian))
+    dead = xp.astype(diagonal == 0, hessian.dtype)
+    grown = damping
+    for _ in range(_MOST_STEPS):
+        factor = _factor(hessian, mean, dead + grown)
+        if factor is not None:
+            if grown > damping:
+                _LOG.warning(
+                    "the Hessian of %d inputs has no Cholesky factor at damping %g; it was grown to %g. More "
+                    "calibration samples would help",
+                    hessian.shape[0],
+                    damping,
+                    grown,
+                )
+            return factor
+        grown = max(grown * 10, _SMALLEST_DAMPING)
+    raise QuantizationError(
+        f"the Hessian has no Cholesky factor even at damping {grown:g}: it is not a sum of x xᵀ; was it transformed?"
+    )
+
+
+def _factor(hessian: Array, mean: float, added: Array) -> Array | None:
+    """``U`` of ``H / mean + diag(added)``, or None where that is not positive definite.
+
+    With the rows and columns reversed, the Cholesky factor L of H turns into the upper factor of H itself, and its
+    inverse is U: one Cholesky and one triangular inverse do what Cholesky, inverse and a second Cholesky would.
+    """
+    xp = array_namespace(hessian)
+    damped = xp.flip(hessian / mean)
+    ends = xp.arange(hessian.shape[0], device=device(hessian))
+    damped[ends, ends] += xp.flip(added)
+    try:
+        inverse = _lower_inverse(xp.linalg.cholesky(damped))
+    except xp.linalg.LinAlgError:
+        return None
+    return xp.flip(inverse) if bool(xp.all(xp.isfinite(inverse))) else None
+
+
+def _lower_inverse(lower: Array) -> Array:
+    """The inverse of a lower triangular matrix by halves: matrix products, which every library does at full speed."""
+    xp = array_namespace(lower)
+    size = lower.shape[0]
+    if size <= _LEAF:
+        return xp.tril(xp.linalg.inv(lower))
+    half = size // 2
+    first, second = _lower_inverse(lower[:half, :half]), _lower_inverse(lower[half:, half:])
+    inverse = xp.zeros_like(lower)
+    inverse[:half, :half], inverse[half:, half:] = first, second
+    inverse[half:, :half] = -xp.matmul(second, xp.matmul(lower[half:, :half], first))
+    return inverse

@@ -1,0 +1,159 @@
+"""What the inputs of a layer look like, kept in memory that does not grow with their number."""
+
+from __future__ import annotations
+
+from array_api_compat import array_namespace, is_torch_array
+
+from neural_compressor.algorithms.gram import add_cross_gram, add_upper_gram, zero_square
+from neural_compressor.algorithms.moments import Moments
+from neural_compressor.errors import CalibrationError
+from neural_compressor.schemes.arrays import Array, like
+
+
+class InputStatistics:
+    """Second moments of the vectors that reach a layer, and what the algorithms derive from them.
+
+    ``update(x)`` takes any number of vectors along the last axis of ``x``. With ``hessian=False`` only sums for each
+    input are kept. ``update(x, reference)`` also takes what the float model feeds the layer at the same places: ``x`` is
+    then what the layer sees behind layers already quantized, and :attr:`cross` says how the two differ.
+
+    >>> import numpy as np
+    >>> seen = InputStatistics()
+    >>> seen.update(np.float32([[1.0, -2.0], [3.0, 0.0]]))
+    >>> seen.hessian.tolist(), seen.mean_abs.tolist(), seen.count
+    ([[10.0, -2.0], [-2.0, 4.0]], [2.0, 1.0], 2)
+    """
+
+    def __init__(self, *, hessian: bool = True) -> None:
+        self.keeps_hessian = hessian
+        self._moments: Moments | None = None
+        self._upper: Array | None = None
+        self._cross: Array | None = None
+
+    def update(self, x: Array, reference: Array | None = None) -> None:
+        """Take the vectors along the last axis of ``x`` into account."""
+        x = _vectors(x)
+        if reference is not None:
+            reference = self._checked_reference(_vectors(reference), x)
+        if x.shape[0] == 0:
+            return
+        if self._moments is not None:
+            _same_width(self._moments, x.shape[1])
+            if self.keeps_hessian and (self._cross is None) != (reference is None):
+                raise CalibrationError("every update must have a reference, or none has: the sums would not match")
+        moments = Moments.of(x)
+        self._moments = moments if self._moments is None else self._moments + moments
+        if self.keeps_hessian:
+            self._upper = zero_square(x) if self._upper is None else self._upper
+            add_upper_gram(self._upper, x)
+        if reference is not None:
+            self._cross = zero_square(x) if self._cross is None else self._cross
+            add_cross_gram(self._cross, x, reference)
+
+    def merge(self, other: InputStatistics) -> InputStatistics:
+        """New statistics of what both have seen, in the array library and on the device of this one."""
+        if self.keeps_hessian != other.keeps_hessian:
+            raise CalibrationError("statistics with a Hessian cannot be merged with statistics without one")
+        merged = InputStatistics(hessian=self.keeps_hessian)
+        mine, theirs = self._moments, other._moments
+        if mine is not None and theirs is not None:
+            _same_width(mine, theirs.total.shape[0])
+            if (self._cross is None) != (other._cross is None):
+                raise CalibrationError("statistics with a reference cannot be merged with statistics without one")
+            merged._moments = mine + theirs
+        else:
+            merged._moments = mine or theirs
+        merged._upper = _added(self._upper, other._upper)
+        merged._cross = _added(self._cross, other._cross)
+        return merged
+
+    @property
+    def count(self) -> int:
+        """How many vectors were seen."""
+        return 0 if self._moments is None else self._moments.count
+
+    @property
+    def hessian(self) -> Array:
+        """The sum of ``x xᵀ`` over all vectors, (inputs, inputs) float32."""
+        self._seen()
+        if self._upper is None:
+            raise CalibrationError("these statistics keep no Hessian; make them with InputStatistics(hessian=True)")
+        xp = array_namespace(self._upper)
+        return xp.triu(self._upper) + xp.triu(self._upper, k=1).T
+
+    @property
+    def cross(self) -> Array | None:
+        """The sum of ``x (reference - x)ᵀ``, (inputs, inputs) float32; None where no reference was given.
+
+        Differences are summed, not ``x referenceᵀ``: taking the Hessian from that would cancel most digits.
+        """
+        self._seen()
+        return self._cross
+
+    @property
+    def mean(self) -> Array:
+        """The mean of each input."""
+        return self._seen().total / self.count
+
+    @property
+    def mean_abs(self) -> Array:
+        """The mean magnitude of each input."""
+        return self._seen().total_abs / self.count
+
+    @property
+    def mean_square(self) -> Array:
+        """The mean square of each input: how much an error in its weights matters."""
+        return self._seen().total_square / self.count
+
+    @property
+    def absmax(self) -> Array:
+        """The largest magnitude of each input."""
+        return self._seen().absmax
+
+    def _seen(self) -> Moments:
+        if self._moments is None:
+            raise CalibrationError(
+                "no data reached this layer; calibrate with at least one batch that runs through it, or quantize it "
+                "with an algorithm that needs none (rtn, hqq)"
+            )
+        return self._moments
+
+    def _checked_reference(self, reference: Array, x: Array) -> Array:
+        if not self.keeps_hessian:
+            raise CalibrationError(
+                "a reference needs a Hessian beside it; make these with InputStatistics(hessian=True)"
+            )
+        if tuple(reference.shape) != tuple(x.shape):
+            raise CalibrationError(
+                f"input and reference must be of the same places: (vectors, inputs) of {tuple(x.shape)} is not "
+                f"{tuple(reference.shape)}"
+            )
+        xp = array_namespace(reference)
+        if not bool(xp.all(xp.isfinite(reference))):
+            raise CalibrationError("the reference holds NaN or Inf; look for an overflow in the float model")
+        return reference
+
+
+def _vectors(x: Array) -> Array:
+    if is_torch_array(x):
+        x = x.detach()
+    if x.ndim == 0:
+        raise CalibrationError("the input of a layer has at least one axis, and a single number was given")
+    if x.shape[-1] == 0:
+        raise CalibrationError(f"the input of a layer has at least one feature, not shape {tuple(x.shape)}")
+    return array_namespace(x).reshape(x, (-1, x.shape[-1]))
+
+
+def _same_width(moments: Moments, width: int) -> None:
+    if moments.total.shape[0] != width:
+        raise CalibrationError(
+            f"statistics of {moments.total.shape[0]} inputs were shown {width}; a layer keeps its width"
+        )
+
+
+def _added(a: Array | None, b: Array | None) -> Array | None:
+    """The sum as a new array, because an update adds to it in place."""
+    if a is None or b is None:
+        only = a if b is None else b
+        return None if only is None else array_namespace(only).asarray(only, copy=True)
+    return a + like(b, a)

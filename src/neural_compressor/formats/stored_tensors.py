@@ -1,0 +1,95 @@
+"""Checks of what a checkpoint holds before it is believed, and of what is about to be written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from array_api_compat import array_namespace
+
+from neural_compressor.errors import FormatError
+from neural_compressor.formats.base import layer_called
+from neural_compressor.schemes.arrays import Array, as_float32
+
+
+def required(tensors: Mapping[str, Array], part: str, name: str, dtype: str | None = None) -> Array:
+    """The tensor ``part`` of a layer; refused where it is missing or not of ``dtype``."""
+    if part not in tensors:
+        raise FormatError(f"{layer_called(name)} has no tensor {part!r}; found {', '.join(sorted(tensors)) or 'none'}")
+    array = tensors[part]
+    if dtype is not None and array.dtype != getattr(array_namespace(array), dtype):
+        raise FormatError(f"{part!r} of {layer_called(name)} is stored as {dtype}, found {array.dtype}")
+    return array
+
+
+def matrix(tensors: Mapping[str, Array], part: str, name: str, dtype: str | None = None) -> Array:
+    """:func:`required`, with two axes and no empty one."""
+    array = required(tensors, part, name, dtype)
+    if len(array.shape) != 2 or 0 in array.shape:
+        raise FormatError(f"{part!r} of {layer_called(name)} is a matrix, found shape {tuple(array.shape)}")
+    return array
+
+
+def of_shape(array: Array, shape: tuple[int, ...], part: str, name: str) -> Array:
+    """``array``, refused where its shape is another."""
+    if tuple(array.shape) != shape:
+        raise FormatError(
+            f"{part!r} of {layer_called(name)} has the shape {tuple(array.shape)}; by the configuration and the other "
+            f"tensors it is {shape}"
+        )
+    return array
+
+
+def finite_scale(scale: Array, part: str, name: str) -> Array:
+    """``scale``, refused where it is no floating-point tensor or holds NaN or Inf."""
+    xp = array_namespace(scale)
+    if not xp.isdtype(scale.dtype, "real floating"):
+        raise FormatError(f"{part!r} of {layer_called(name)} is a floating-point tensor, found {scale.dtype}")
+    if not bool(xp.all(xp.isfinite(scale))):
+        raise FormatError(f"{part!r} of {layer_called(name)} holds NaN or Inf: the file is damaged")
+    return scale
+
+
+def checked_groups(g_idx: Array, runs: Array, groups: int, part: str, name: str) -> Array | None:
+    """``g_idx`` as int32, refused where it points beyond the groups; None where it says what ``runs`` says."""
+    xp = array_namespace(g_idx)
+    of_shape(g_idx, tuple(runs.shape), part, name)
+    if not xp.isdtype(g_idx.dtype, "integral") or int(xp.min(g_idx)) < 0 or int(xp.max(g_idx)) >= groups:
+        raise FormatError(f"{part!r} of {layer_called(name)} does not name groups from 0 to {groups - 1}")
+    return None if bool(xp.all(g_idx == runs)) else xp.astype(g_idx, xp.int32, copy=False)
+
+
+def option(config: Mapping[str, Any], *keys: str) -> int:
+    """The whole number in ``config`` under the first of ``keys`` that is there."""
+    for key in keys:
+        if key in config:
+            if isinstance(config[key], bool) or not isinstance(config[key], int):
+                raise FormatError(f"{key!r} in the quantization config is a whole number, found {config[key]!r}")
+            return int(config[key])
+    raise FormatError(f"the quantization config has no {' or '.join(repr(k) for k in keys)}")
+
+
+def group_size_of(config: Mapping[str, Any], *keys: str) -> int:
+    """The group size in ``config``; -1 for whole rows."""
+    size = option(config, *keys)
+    if size != -1 and size < 1:
+        raise FormatError(f"{keys[0]!r} in the quantization config is positive, or -1 for whole rows; found {size}")
+    return size
+
+
+def half_scale(scale: Array) -> Array:
+    """``scale`` as float16, which these formats store."""
+    xp = array_namespace(scale)
+    return xp.astype(scale, xp.float16)
+
+
+def why_no_half_scale(scale: Array) -> str | None:
+    """Why float16 cannot hold ``scale``; None where it can."""
+    xp = array_namespace(scale)
+    exact = as_float32(scale)
+    # Compared before the conversion, which would warn of what is refused here.
+    if bool(xp.any(xp.abs(exact) > 65504.0)):
+        return "it has scales above 65504, the largest float16 number, in which the format stores them"
+    if bool(xp.any((xp.abs(exact) < 2.0**-25) & (exact != 0))):
+        return "it has scales that float16, in which the format stores them, rounds to zero"
+    return None

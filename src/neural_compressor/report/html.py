@@ -1,0 +1,101 @@
+"""The report: one HTML file with everything inside, readable with no network."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from neural_compressor.report.cards import cards
+from neural_compressor.report.plots import plots
+from neural_compressor.report.quantities import printable
+from neural_compressor.report.tables import op_section, trial_table
+from neural_compressor.tuning.result import TuningResult
+from neural_compressor.tuning.workspace import workspace_errors, write_text_atomically
+
+
+def write_report(result: TuningResult, path: str | Path) -> Path:
+    """Write the report of ``result`` to ``path`` (a file name), whole or not at all, and return its absolute path."""
+    target = Path(path).expanduser().absolute()
+    with workspace_errors(target.parent):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_text_atomically(target, render(result))
+    return target
+
+
+def render(result: TuningResult) -> str:
+    """The report as HTML. Names and messages come from models and users: every one is escaped."""
+    script = _piece("report.js")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return Template(_piece("report.html")).substitute(
+        title=shown(result.title),
+        # the browser runs this script and no other, whatever a name contains
+        script_hash=f"sha256-{digest}",
+        style=_piece("report.css"),
+        script=script,
+        verdict=shown(result.verdict[:1].upper() + result.verdict[1:]),
+        verdict_kind="met" if result.met else "missed" if result.criterion != "none" else "unchecked",
+        facts=_facts(result),
+        notes="".join(f'<p class="notes">Note: {shown(note)}.</p>' for note in result.metadata.get("notes", ())),
+        cards=cards(result),
+        plots=plots(result),
+        trials=trial_table(result),
+        ops=op_section(result),
+        footer=_footer(result),
+        data=_data_block(result.to_dict()),
+    )
+
+
+def shown(text: object) -> str:
+    """``text`` as it may stand in HTML, control characters made visible.
+
+    >>> shown("<script>")
+    '&lt;script&gt;'
+    """
+    return escape(printable(str(text)))
+
+
+def _piece(name: str) -> str:
+    return (files("neural_compressor.report") / name).read_text(encoding="utf-8")
+
+
+def _facts(result: TuningResult) -> str:
+    resumed = sum(trial.resumed for trial in result.trials)
+    facts = {
+        "Promise": result.criterion if result.criterion != "none" else "",
+        "Strategy": result.metadata.get("strategy", ""),
+        "Objective": ", ".join(result.metadata.get("objective", ())),
+        "Trials": f"{len(result.trials)}{f' ({resumed} from the journal)' if resumed else ''}",
+        "Time": f"{result.seconds:.1f} s" if result.seconds else "",
+        "Stopped because": result.metadata.get("stopped", ""),
+    }
+    return "".join(f"<li>{name}: <b>{shown(value)}</b></li>" for name, value in facts.items() if value)
+
+
+def _footer(result: TuningResult) -> str:
+    places = {
+        "Best model": result.metadata.get("best_model", ""),
+        "Journal": result.metadata.get("storage", ""),
+        "Study": result.metadata.get("study", ""),
+    }
+    return "".join(f"<div>{name}: {shown(value)}</div>" for name, value in places.items() if value)
+
+
+def _data_block(data: Any) -> str:
+    """JSON that cannot close its script element; what is not finite becomes null, as JSON has no word for it."""
+    text = json.dumps(_finite(data), default=str, allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _finite(data: Any) -> Any:
+    if isinstance(data, dict):
+        return {str(key): _finite(value) for key, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [_finite(value) for value in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data

@@ -1,0 +1,141 @@
+"""The tables of the report: trials and ops, each sortable by its headings."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from html import escape
+
+from neural_compressor.adaptor.records import OpRecord
+from neural_compressor.report.quantities import (
+    MISSING,
+    is_best,
+    printable,
+    shown_accuracy,
+    shown_latency,
+    shown_loss,
+    shown_ratio,
+    shown_size,
+    size_ratio,
+    speed_up,
+    trial_verdict,
+)
+from neural_compressor.tuning.result import Measurement, Trial, TuningResult
+
+_MIX_COLOURS = 6
+
+
+def trial_table(result: TuningResult) -> str:
+    """The baseline, then one row a trial."""
+    headings = ["#n", "stage", "verdict", "#accuracy", "#loss", "#size", "#smaller", "#latency", "#speed-up", "#time"]
+    rows = [_baseline_row(result.baseline)] if result.baseline else []
+    return _table("trials", headings, rows + [_trial_row(trial, result) for trial in result.trials])
+
+
+def _baseline_row(baseline: Measurement) -> str:
+    cells = [
+        _number("", 0),
+        "<td>baseline</td><td></td>",
+        *_measured(baseline, None, MISSING, math.nan),
+        _number("", None),
+    ]
+    return f'<tr class="base">{"".join(cells)}</tr>'
+
+
+def _trial_row(trial: Trial, result: TuningResult) -> str:
+    word = trial_verdict(trial)
+    best = ' <span class="badge best">best</span>' if is_best(trial, result) else ""
+    chosen = ' class="best"' if best else ""
+    source = ' <span class="badge">journal</span>' if trial.resumed else ""
+    stage = escape(printable(trial.stage))
+    error = f'<div class="bad">{escape(printable(trial.error))}</div>' if trial.error else ""
+    cells = [
+        _number(str(trial.number), trial.number),
+        f'<td class="stage" data-value="{stage}">{stage}{source}{error}</td>',
+        f'<td class="nowrap"><span class="badge {word}">{word}</span>{best}</td>',
+        *_measured(trial.measurement, result.baseline, shown_loss(trial, result), trial.loss),
+        _number(f"{trial.seconds:.2f} s", trial.seconds),
+    ]
+    return f"<tr{chosen}>{''.join(cells)}</tr>"
+
+
+def _measured(measured: Measurement | None, baseline: Measurement | None, loss: str, loss_value: float) -> list[str]:
+    m = measured or Measurement(None)
+    smaller, faster = size_ratio(baseline, measured), speed_up(baseline, measured)
+    return [
+        _number(shown_accuracy(m.accuracy), m.accuracy),
+        _number(loss, loss_value if math.isfinite(loss_value) else None),
+        _number(shown_size(m.size_bytes), m.size_bytes),
+        _number(shown_ratio(smaller), smaller),
+        _number(shown_latency(m.latency_ms), m.latency_ms),
+        _number(shown_ratio(faster), faster),
+    ]
+
+
+def op_section(result: TuningResult) -> str:
+    """How each op of the best model runs; nothing where the adaptor does not tell."""
+    if not result.ops:
+        return ""
+    headings = [
+        "op",
+        "type",
+        "weight",
+        "activation",
+        "mode",
+        "#size",
+        "#weight SQNR",
+        "#output SQNR",
+        "kernel, or why not",
+    ]
+    table = _table("ops", headings, [_op_row(op) for op in result.ops])
+    return (
+        '<div class="tools"><h2>Ops of the best model</h2>'
+        '<input type="search" id="filter" placeholder="Filter ops" aria-label="Filter ops"></div>'
+        f'<section class="panel scroll">{_mix(result.ops)}{table}</section>'
+    )
+
+
+def _op_row(op: OpRecord) -> str:
+    runs_as = "float" if op.mode == "float" else "simulated" if op.simulated else "real"
+    detail = escape(printable(op.reason if op.mode == "float" else op.kernel))
+    cells = [
+        f'<td class="opname">{escape(printable(op.name))}</td>',
+        *(f"<td>{escape(printable(word))}</td>" for word in (op.op_type, op.precision, op.activation, op.mode)),
+        _number(shown_size(op.size_bytes or None), op.size_bytes or None),
+        _number(_decibel(op.weight_sqnr), op.weight_sqnr),
+        _number(_decibel(op.output_sqnr), op.output_sqnr),
+        f'<td class="kernel"><span class="badge {runs_as}">{runs_as}</span><span class="why">{detail}</span></td>',
+    ]
+    return f"<tr>{''.join(cells)}</tr>"
+
+
+def _mix(ops: Sequence[OpRecord]) -> str:
+    """A bar of how many ops run in which precision."""
+    counts = Counter(printable(op.precision) for op in ops).most_common()
+    parts, words = [], []
+    for index, (name, count) in enumerate(counts):
+        colour = f"mix-{min(index, _MIX_COLOURS - 1)}"
+        parts.append(f'<span class="{colour}" style="width:{100 * count / len(ops):.2f}%"></span>')
+        words.append(f'<li><span class="dot {colour}"></span>{escape(name)}: {count} op{"s" * (count > 1)}</li>')
+    return f'<div class="bar"><div class="mix">{"".join(parts)}</div><ul class="legend">{"".join(words)}</ul></div>'
+
+
+def _decibel(value: float | None) -> str:
+    return MISSING if value is None else f"{value:.1f} dB" if math.isfinite(value) else "exact" if value > 0 else "lost"
+
+
+def _number(text: str, value: float | None) -> str:
+    """A right-aligned cell that sorts by ``value``; a missing one stays at the end."""
+    key = "" if value is None or math.isnan(value) else "1e999" if value == math.inf else repr(value)
+    return f'<td class="number" data-value="{key}">{escape(text)}</td>'
+
+
+def _table(identifier: str, headings: Sequence[str], rows: Sequence[str]) -> str:
+    """A table; a heading that starts with ``#`` is one of numbers."""
+    cells = []
+    for heading in headings:
+        style = ' class="number"' if heading.startswith("#") else ""
+        name = "#" if heading == "#n" else heading.removeprefix("#")
+        cells.append(f'<th scope="col"{style}><button type="button">{escape(name)}</button></th>')
+    return f'<table id="{identifier}"><thead><tr>{"".join(cells)}</tr></thead><tbody>{"".join(rows)}</tbody></table>'

@@ -1,0 +1,117 @@
+"""The entropy search, against the divergence written out bin by bin."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from neural_compressor.dtypes import dtype
+from neural_compressor.observers import KLObserver
+from neural_compressor.observers.kl import divergence
+from neural_compressor.schemes import PerChannel, TensorScheme, choose_qparams, fake_quantize
+
+
+def by_hand(observer: KLObserver, low: float, high: float, scheme: TensorScheme) -> float:
+    """The divergence of what quantization leaves, in plain Python."""
+    seen = observer.seen()
+    bins = [
+        (float(centre), int(count))
+        for centre, count, zero in zip(seen.centres[0], seen.counts[0], seen.zero_bin[0], strict=True)
+        if not zero
+    ]
+    inside = [place for place, (centre, _) in enumerate(bins) if low <= centre <= high]
+    kept = {place: bins[place][1] for place in inside}
+    clipped = dict(kept)
+    clipped[inside[0]] += sum(count for centre, count in bins if centre < low)
+    clipped[inside[-1]] += sum(count for centre, count in bins if centre > high)
+    params = choose_qparams(np.float32(low), np.float32(high), scheme)
+    levels: dict[float, list[int]] = {}
+    for place in inside:
+        if kept[place]:
+            value = float(fake_quantize(np.float32(bins[place][0]), scheme, params))
+            levels.setdefault(value, []).append(place)
+    spread = {place: sum(kept[p] for p in level) / len(level) for level in levels.values() for place in level}
+    total_p, total_q = sum(clipped.values()), sum(kept.values())
+    return sum(
+        p / total_p * math.log((p / total_p) / max(spread.get(place, 0) / total_q, 1e-10))
+        for place, p in clipped.items()
+        if p
+    )
+
+
+@pytest.mark.parametrize("name", ["int8", "int4", "nf4", "fp4_e2m1"])
+@pytest.mark.parametrize("threshold", [0.8, 1.9, 3.3])
+def test_the_divergence_is_the_one_of_the_definition(name: str, threshold: float) -> None:
+    observer = KLObserver()
+    observer.update(np.random.default_rng(5).standard_normal(3000).astype(np.float32))
+    scheme = TensorScheme(dtype(name))
+    end = np.asarray([threshold])
+    seen = observer.seen()
+    found = divergence(seen, seen.centres, -end, end, scheme)
+    assert found[0] == pytest.approx(by_hand(observer, -threshold, threshold, scheme), rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["int8", "uint8", "int4"])
+def test_no_threshold_of_a_fine_search_is_much_better(name: str) -> None:
+    observer = KLObserver()
+    x = np.random.default_rng(6).laplace(size=20_000).astype(np.float32)
+    observer.update(x)
+    scheme = TensorScheme(dtype(name))
+    seen = observer.seen()
+    low, high = (np.atleast_1d(side).astype(np.float64) for side in observer.range(scheme))
+    found = divergence(seen, seen.centres, low, high, scheme)[0]
+    fine = [
+        divergence(seen, seen.centres, *np.clip([[-t], [t]], seen.low, seen.high), scheme)[0]
+        for t in np.linspace(0.05, 1, 60) * np.abs(x).max()
+    ]
+    assert found <= min(fine) + 0.05 * abs(min(fine)) + 1e-3
+
+
+def test_outliers_are_clipped() -> None:
+    x = np.random.default_rng(7).standard_normal(50_000).astype(np.float32)
+    x[:5] = 60.0
+    observer = KLObserver()
+    observer.update(x)
+    low, high = observer.range(TensorScheme(dtype("int8")))
+    assert low >= x.min()
+    assert 2 < high < 30
+
+
+def test_a_heap_of_zeros_does_not_narrow_the_range() -> None:
+    x = np.maximum(np.random.default_rng(8).standard_normal(20_000), 0).astype(np.float32)
+    dense, sparse = KLObserver(), KLObserver()
+    dense.update(x[x > 0])
+    sparse.update(x)
+    scheme = TensorScheme(dtype("uint8"), symmetric=False)
+    assert sparse.range(scheme)[1] == pytest.approx(float(dense.range(scheme)[1]), rel=0.1)
+
+
+def test_more_levels_than_bins_clip_nothing() -> None:
+    x = np.random.default_rng(9).standard_normal(3000).astype(np.float32)
+    observer = KLObserver()
+    observer.update(x)
+    assert observer.range(TensorScheme(dtype("int16"))) == (x.min(), x.max())
+
+
+def test_channels_are_searched_apart() -> None:
+    x = np.random.default_rng(10).laplace(size=(3000, 3)).astype(np.float32) * np.float32([1, 64, 0.25])
+    scheme = TensorScheme(dtype("int4"), True, PerChannel(1), "kl")
+    together = KLObserver(axis=1)
+    together.update(x)
+    low, high = together.range(scheme)
+    for channel in range(3):
+        alone = KLObserver(axis=1)
+        alone.update(x[:, channel : channel + 1])
+        assert alone.range(scheme) == (low[channel], high[channel])
+
+
+def test_thresholds_that_say_nothing_are_not_taken() -> None:
+    observer = KLObserver()
+    observer.update(np.random.default_rng(5).standard_normal(3000).astype(np.float32))
+    seen, scheme = observer.seen(), TensorScheme(dtype("int4"))
+    narrow, half = 4 * seen.width, np.asarray([0.5])
+    assert divergence(seen, seen.centres, -narrow, narrow, scheme) == math.inf
+    assert divergence(seen, seen.centres, -half, half, scheme) == math.inf
+    assert divergence(seen, seen.centres, seen.low, seen.high, scheme) < math.inf

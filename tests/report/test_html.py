@@ -1,0 +1,171 @@
+import base64
+import dataclasses
+import hashlib
+import json
+import math
+import re
+from html.parser import HTMLParser
+
+import pytest
+from sample_result import HOSTILE, sample_result
+
+from neural_compressor.errors import WorkspaceError
+from neural_compressor.report.html import render, write_report
+from neural_compressor.tuning.result import Measurement
+
+
+class Page(HTMLParser):
+    """What a browser would make of the file: elements, their attributes, their text."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.elements, self.texts, self.tables, self._table = [], [], {}, None
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        attrs = dict(attrs)
+        self.elements.append((tag, attrs))
+        if tag == "table":
+            self._table = self.tables.setdefault(attrs["id"], [])
+        elif tag == "tr" and self._table is not None:
+            self._table.append([])
+        elif tag in ("td", "th"):
+            self._table[-1].append("")
+
+    def handle_endtag(self, tag):
+        if tag == "table":
+            self._table = None
+
+    def handle_data(self, data):
+        self.texts.append((self.elements[-1] if self.elements else None, data))
+        if self._table and self._table[-1]:
+            self._table[-1][-1] += data
+
+    def count(self, tag):
+        return sum(name == tag for name, _ in self.elements)
+
+
+def test_the_tables_hold_every_trial_and_every_op():
+    result = sample_result()
+    page = Page(render(result))
+    trials, ops = page.tables["trials"], page.tables["ops"]
+    assert trials[0][:5] == ["#", "stage", "verdict", "accuracy", "loss"]
+    assert trials[1][1] == "baseline"
+    assert len(trials) == 2 + len(result.trials)
+    best = trials[1 + result.best.number]
+    assert best[:3] == [str(result.best.number), result.best.stage, "pass best"]
+    assert best[3:5] == [f"{result.best.measurement.accuracy:.4f}", f"{100 * result.best.loss:.2f}%"]
+    assert "eval_func returned nan" in trials[-1][1]
+    assert [row[0] for row in ops[1:]] == [op.name for op in result.ops]
+    assert ops[1][1:] == ["Conv2d", "int8", "uint8", "static", "9.41 kB", "42.3 dB", "38.1 dB", "realonednn.qconv"]
+    assert ops[2][-1] == "simulatedfloat on codes"
+    assert ops[5][-1] == "floatthe framework YAML has no quantized LayerNorm"
+    assert ops[7][6] == "exact"
+
+
+def test_the_plots_hold_every_measured_model_and_the_promise():
+    result = sample_result()
+    html = render(result)
+    for plot in re.findall(r"<svg.*?</svg>", html):
+        marks = re.findall(r'class="mark (\w+)"', plot)
+        assert marks.count("baseline") == 1
+        assert marks.count("pass") == sum(trial.passed for trial in result.trials)
+        assert marks.count("miss") == sum(not trial.passed for trial in result.trials) - 1  # one failed
+        assert plot.count("<title>") == len(marks)
+        assert plot.count('class="ring"') == 1
+        assert plot.count('class="promise"') == 1
+    assert html.count("<svg") == 2
+
+
+def test_nothing_is_fetched_from_anywhere():
+    page = Page(render(sample_result(hostile=HOSTILE)))
+    for tag, attrs in page.elements:
+        for name in ("src", "href", "action", "srcset"):
+            assert attrs.get(name, "data:,") == "data:,", (tag, attrs)
+    style = "".join(text for element, text in page.texts if element and element[0] == "style")
+    assert "url(" not in style
+    assert "@import" not in style
+
+
+def test_hostile_names_stay_text():
+    page = Page(render(sample_result(hostile=HOSTILE)))
+    assert page.count("script") == 2
+    assert page.count("img") == 0
+    assert not any(name.startswith("on") for _, attrs in page.elements for name in attrs)
+    assert page.tables["ops"][1][0] == "features.0.conv" + HOSTILE
+    assert page.tables["trials"][2][1].startswith("default" + HOSTILE)
+
+
+def test_the_browser_is_told_to_run_our_script_and_no_other():
+    html = render(sample_result())
+    (script,) = re.findall(r"<script>(.*?)</script>", html, flags=re.S)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    (policy,) = re.findall(r'Content-Security-Policy" content="(.*?)"', html)
+    assert f"script-src 'sha256-{digest}'" in policy
+    assert "default-src 'none'" in policy
+
+
+def data_of(html):
+    (text,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', html, flags=re.S)
+    return json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+
+
+def test_the_data_block_is_the_result_as_plain_json():
+    result = sample_result(hostile=HOSTILE)
+    data = data_of(render(result))
+    assert data["title"] == result.title
+    assert data["baseline"] == {
+        "accuracy": 0.9833, "latency_ms": 4.21, "size_bytes": 1310000, "footprint_bytes": None
+    }  # fmt: skip
+    assert [trial["loss"] for trial in data["trials"]][:-1] == [trial.loss for trial in result.trials][:-1]
+    assert data["trials"][-1]["loss"] is None
+    assert data["ops"][0]["name"] == result.ops[0].name
+    assert data["ops"][6]["weight_sqnr"] is None  # infinite: exact
+    assert data["best"] == result.best.number
+
+
+def test_a_run_without_evaluation_or_latency_or_ops_has_a_report_too():
+    result = sample_result(1)
+    trial = dataclasses.replace(result.trials[0], loss=math.nan, measurement=Measurement(None, None, 400_000))
+    bare = dataclasses.replace(
+        result, trials=[trial], best=trial, met=False, criterion="none", ops=(), metadata={}, baseline=None
+    )
+    page = Page(render(bare))
+    words = " ".join(text for _, text in page.texts)
+    assert "Nothing to plot" in words
+    assert "unchecked" in words
+    assert "ops" not in page.tables
+    assert "nan" not in re.sub(r"<style>.*?</style>", "", render(bare), flags=re.S).lower().replace(
+        "eval_func returned nan", ""
+    )
+    data_of(render(bare))
+
+
+def test_one_trial_that_equals_the_baseline_can_be_plotted():
+    result = sample_result(1)
+    same = dataclasses.replace(result.trials[0], measurement=result.baseline, loss=0.0)
+    html = render(dataclasses.replace(result, trials=[same], best=same, metadata={}))
+    assert html.count("<svg") == 2
+
+
+def test_written_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "deep" / "report.html"
+    assert write_report(sample_result(), path) == path
+    before = path.read_text(encoding="utf-8")
+    assert before.startswith("<!DOCTYPE html>")
+    broken = sample_result()
+    broken.title = "lone \ud800 surrogate is made visible"
+    write_report(broken, path)
+    broken.trials = None
+    after = path.read_text(encoding="utf-8")
+    with pytest.raises(TypeError):
+        write_report(broken, path)
+    assert path.read_text(encoding="utf-8") == after
+    assert [p.name for p in path.parent.iterdir()] == ["report.html"]
+
+
+def test_a_place_that_cannot_be_written_is_an_error(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(WorkspaceError, match="cannot write"):
+        write_report(sample_result(), tmp_path / "file" / "report.html")

@@ -118,6 +118,13 @@ def test_strategies_keep_the_promise(fit, evaluate, strategy):
     assert "int8" in precisions(q_model).values()
 
 
+def test_conservative_goes_on_while_the_promise_holds(fit, evaluate):
+    conf = PostTrainingQuantConfig(quant_level=0, accuracy_criterion=AccuracyCriterion(tolerable_loss=0.1))
+    q_model = fit(conf, eval_func=evaluate)
+    assert len(q_model.result.trials) == 2, "first the convolutions, then the linear layers too"
+    assert set(q_model.result.trials[-1].plan[("fc1", "Linear")].to_dict()["weight"].values()) >= {"int8"}
+
+
 def test_a_promise_that_needs_an_op_in_float(fit, task):
     """The evaluation fails exactly while fc1 is quantized."""
 

@@ -90,7 +90,7 @@ def fit(
     evaluator = None
     if eval_func is not None or eval_dataloader is not None:
         evaluator = Evaluator(adaptor, eval_func=eval_func, eval_dataloader=eval_dataloader, eval_metric=eval_metric)
-    with TuningProgress(quiet=quiet) as progress:
+    with TuningProgress(conf.tuning_criterion.max_trials if evaluator else 1, quiet=quiet) as progress:
         best, result = tune(
             adaptor,
             model,

@@ -67,13 +67,15 @@ class AWQ(CheckpointFormat):
         xp = array_namespace(qweight)
         inputs, outputs = int(qweight.shape[0]), int(qweight.shape[1]) * 8
         groups = 1 if size == -1 else -(-inputs // size)
-        scales = of_shape(finite_scale(required(tensors, "scales", name), "scales", name), (groups, outputs), "scales", name)
+        scales = of_shape(
+            finite_scale(required(tensors, "scales", name), "scales", name), (groups, outputs), "scales", name
+        )
         qzeros = of_shape(matrix(tensors, "qzeros", name, "int32"), (groups, outputs // 8), "qzeros", name)
-        zeros = xp.astype(xp.matrix_transpose(_unpack(qzeros)), xp.int32)
+        zeros = contiguous(xp.astype(xp.matrix_transpose(_unpack(qzeros)), xp.int32))
         return LinearWeight(
             contiguous(xp.matrix_transpose(_unpack(qweight))),
             contiguous(xp.matrix_transpose(scales)),
-            contiguous(zeros),
+            None if bool(xp.all(zeros == 8)) else zeros,
             bits,
             size,
             None,

@@ -80,7 +80,9 @@ class GPTQ(CheckpointFormat):
         inputs, outputs = qweight.shape[0] * 32 // bits, int(qweight.shape[1])
         of_shape(qweight, (inputs * bits // 32, outputs), "qweight", name)
         groups = 1 if size == -1 else -(-inputs // size)
-        scales = of_shape(finite_scale(required(tensors, "scales", name), "scales", name), (groups, outputs), "scales", name)
+        scales = of_shape(
+            finite_scale(required(tensors, "scales", name), "scales", name), (groups, outputs), "scales", name
+        )
         qzeros = matrix(tensors, "qzeros", name, "int32")
         of_shape(qzeros, (groups, outputs * bits // 32), "qzeros", name)
         codes = unpack_words(xp.matrix_transpose(qweight), bits, inputs)

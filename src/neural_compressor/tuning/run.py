@@ -93,10 +93,11 @@ class TuningRun:
                 repeats = 0
                 trial = self._next_trial(proposal, baseline)
                 told[digest] = Outcome(trial.loss, trial.passed, trial.score)
-                ended = self.budget.end(len(self.trials), self._spent(), trial.passed)
-                if ended:
-                    return ended
             self.strategy.tell(told[digest])
+            # What has passed may be one step of a plan that the strategy is still building up.
+            passed = self.best is not None and self.best.passed and self.strategy.may_stop
+            if ended := self.budget.end(len(self.trials), self._spent(), passed):
+                return ended
         return "the strategy has nothing more to try"
 
     def _next_trial(self, proposal: Proposal, baseline: Measurement) -> Trial:

@@ -1,0 +1,125 @@
+"""GPTQ: round one input after the other, and let those not yet rounded make up for the error."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from array_api_compat import array_namespace, device
+
+from neural_compressor.algorithms.checks import checked_hessian, checked_weight, group_size
+from neural_compressor.algorithms.column_order import column_order
+from neural_compressor.algorithms.columns import Columns, chosen_beforehand
+from neural_compressor.algorithms.compensation import round_with_compensation
+from neural_compressor.algorithms.coordinate_descent import coordinate_descent
+from neural_compressor.algorithms.hessian_factor import inverse_factor
+from neural_compressor.algorithms.layer_result import LayerResult
+from neural_compressor.algorithms.upstream import upstream_corrected
+from neural_compressor.algorithms.weight_qparams import weight_qparams
+from neural_compressor.errors import ConfigError
+from neural_compressor.observers.base import to_numpy
+from neural_compressor.schemes import PER_CHANNEL, QParams, TensorScheme
+from neural_compressor.schemes.arrays import Array
+
+
+def gptq(
+    weight: Array,
+    hessian: Array,
+    scheme: TensorScheme,
+    *,
+    act_order: bool = False,
+    hybrid_order: bool = False,
+    static_groups: bool = False,
+    percdamp: float = 0.01,
+    block_size: int = 128,
+    search: str | None = None,
+    full_range: bool = False,
+    cross: Array | None = None,
+    cross_mix: float = 1.0,
+    sweeps: int = 0,
+) -> LayerResult:
+    """``weight`` (outputs, inputs) quantized so that the outputs move least for inputs with the given ``hessian``.
+
+    Each input is rounded for all outputs at once, and the error is spread over the inputs not yet rounded by the
+    coefficients in the upper Cholesky factor of the inverse Hessian (Frantar et al. 2022, algorithm 1). The scales of a
+    group are chosen when its turn comes, from the weights as compensated by then, so ``block_size`` changes the speed and
+    not the result.
+
+    - ``act_order``, ``hybrid_order``, ``static_groups``: see
+      :func:`~neural_compressor.algorithms.column_order.column_order`.
+    - ``percdamp``: what is added to the diagonal of the Hessian, relative to its mean.
+    - ``search="mse"``: scales with the least squared error, each input weighted with what its error will cost.
+    - ``full_range``: see :func:`~neural_compressor.algorithms.weight_qparams.weight_qparams`.
+    - ``cross``: :attr:`InputStatistics.cross`. The layer then aims at the float layer's outputs on the float model's
+      inputs, not at its own outputs on inputs that already carry an error; ``cross_mix`` (0 to 1) says how far.
+    - ``sweeps``: how often every weight is then rounded once more, given all the others.
+
+    >>> from neural_compressor.dtypes import dtype
+    >>> from neural_compressor.schemes import PerGroup
+    >>> same = np.float32([[1.0, 0.99], [0.99, 1.0]])
+    >>> w, scheme = np.float32([[0.4, 0.4, 1.0]]), TensorScheme(dtype("int2"))
+    >>> hessian = np.eye(3, dtype=np.float32)
+    >>> hessian[:2, :2] = same
+    >>> gptq(w, hessian, scheme).array.codes.tolist()  # one of the first two takes what the other lost
+    [[0, 1, 1]]
+    """
+    if block_size < 1:
+        raise ConfigError(f"block_size is a number of inputs, at least 1, not {block_size}")
+    if not 0 <= cross_mix <= 1:
+        raise ConfigError(f"cross_mix goes from 0 (leave the upstream error) to 1 (correct all of it), not {cross_mix}")
+    weight = checked_weight(weight, scheme)
+    hessian = checked_hessian(hessian, weight)
+    xp = array_namespace(weight)
+    beforehand = static_groups or chosen_beforehand(scheme)
+    order = column_order(
+        to_numpy(xp.linalg.diagonal(hessian)),
+        group_size(scheme, weight.shape[1]),
+        act_order=act_order,
+        hybrid_order=hybrid_order,
+        static_groups=beforehand,
+    )
+    index = xp.asarray(order.order, device=device(weight))
+    target, hessian = xp.take(weight.T, index, axis=0), _reordered(hessian, index)
+    factor = inverse_factor(hessian, percdamp)
+    if cross is not None:
+        mean = float(xp.mean(xp.linalg.diagonal(hessian)))
+        target = upstream_corrected(
+            target, _reordered(checked_hessian(cross, weight), index), factor, mean, cross_mix
+        )
+    # The loss is a sum over inputs of squared rounding errors over squared pivots: that is what an error will cost.
+    importance = xp.linalg.diagonal(factor) ** -2.0
+
+    def scales(part: Array, part_scheme: TensorScheme, weights: Array) -> QParams:
+        return weight_qparams(
+            part, part_scheme, search=search, importance=weights if search else None, full_range=full_range
+        )
+
+    columns, qparams = Columns.empty(weight, scheme, order), None
+    if beforehand:
+        home = xp.asarray(order.inverse, device=device(weight))
+        qparams = scales(xp.take(target.T, home, axis=1), scheme, xp.take(importance, home, axis=0))
+        columns.set_all(qparams)
+    one_group = replace(scheme, granularity=PER_CHANNEL)
+    round_with_compensation(
+        xp.asarray(target, copy=True) if sweeps else target,
+        factor,
+        columns,
+        block_size,
+        None if beforehand else lambda part, places: scales(part, one_group, importance[places]),
+    )
+    if sweeps:
+        coordinate_descent(target, _damped(hessian, percdamp), columns, sweeps=sweeps, block_size=block_size)
+    return LayerResult(columns.array(qparams), index if order.moved else None)
+
+
+def _reordered(square: Array, index: Array) -> Array:
+    xp = array_namespace(square)
+    return xp.take(xp.take(square, index, axis=0), index, axis=1)
+
+
+def _damped(hessian: Array, percdamp: float) -> Array:
+    xp = array_namespace(hessian)
+    diagonal = xp.linalg.diagonal(hessian)
+    mean = xp.mean(diagonal)
+    added = xp.where(diagonal == 0, xp.where(mean > 0, mean, xp.ones_like(mean)), percdamp * mean)
+    return hessian + xp.eye(hessian.shape[0], dtype=hessian.dtype, device=device(hessian)) * added

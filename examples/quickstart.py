@@ -27,10 +27,10 @@ def digits_cnn() -> nn.Sequential:
         return [nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
 
     return nn.Sequential(
-        *block(1, 64),
-        *block(64, 128),
+        *block(1, 32),
+        *block(32, 64),
         nn.MaxPool2d(2),
-        *block(128, 128),
+        *block(64, 128),
         nn.MaxPool2d(2),
         nn.Flatten(),
         nn.Linear(512, 128),
@@ -65,7 +65,7 @@ def main() -> None:
     """Train, tune, save, load back."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("quickstart_out"), help="folder for the model and the report")
-    parser.add_argument("--epochs", type=int, default=6)
+    parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--tolerable-loss", type=float, default=0.01, help="the promise: relative accuracy loss")
     options = parser.parse_args()
     torch.manual_seed(0)
@@ -80,7 +80,7 @@ def main() -> None:
     conf = PostTrainingQuantConfig(
         approach="static",
         accuracy_criterion=AccuracyCriterion(tolerable_loss=options.tolerable_loss),
-        tuning_criterion=TuningCriterion(max_trials=20),
+        tuning_criterion=TuningCriterion(max_trials=6, timeout=60, objective=["performance", "modelsize"]),
     )
     q_model = quantization.fit(
         model,

@@ -82,7 +82,9 @@ class AWQ(CheckpointFormat):
             tensors.get("bias"),
         )
 
-    def config(self, specs: Mapping[str, LinearSpec], ignore: Iterable[str] | None = None) -> dict[str, Any]:
+    def config(
+        self, specs: Mapping[str, LinearSpec], ignore: Iterable[str] = (), complete: bool = True
+    ) -> dict[str, Any]:
         """The block; all layers must be quantized alike, for it has no way to say otherwise."""
         shapes = {(spec.bits, spec.group_size) for spec in specs.values()}
         if len(shapes) != 1:
@@ -94,7 +96,7 @@ class AWQ(CheckpointFormat):
             "bits": bits,
             "group_size": size,
             "zero_point": True,
-            "modules_to_not_convert": sorted(ignore) if ignore else None,
+            "modules_to_not_convert": sorted(ignore) or None,
         }
 
     def recognises(self, config: Mapping[str, Any]) -> bool:

@@ -52,10 +52,13 @@ class CheckpointFormat(ABC):
         """The weight that ``tensors`` store; tensors that contradict each other or ``config`` are refused."""
 
     @abstractmethod
-    def config(self, specs: Mapping[str, LinearSpec], ignore: Iterable[str] | None = None) -> dict[str, Any]:
+    def config(
+        self, specs: Mapping[str, LinearSpec], ignore: Iterable[str] = (), complete: bool = True
+    ) -> dict[str, Any]:
         """The ``quantization_config`` block for layers quantized as ``specs`` says.
 
-        ``ignore`` names the linear layers that stay in float. Who does not know the model leaves it out.
+        ``ignore`` names linear layers that stay in float; ``complete`` says that these are all there are, which who has
+        only seen the files cannot know: a layer tied to another one is not in them.
         """
 
     def files(self, config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -34,14 +34,16 @@ class _IntegerWeights(CheckpointFormat):
             return f"its groups must divide the inputs, and {weight.group_size} does not divide {weight.in_features}"
         return None
 
-    def config(self, specs: Mapping[str, LinearSpec], ignore: Iterable[str] | None = None) -> dict[str, Any]:
-        """The block. With ``ignore`` and one spec for all it targets every linear layer; else it names each layer."""
+    def config(
+        self, specs: Mapping[str, LinearSpec], ignore: Iterable[str] = (), complete: bool = True
+    ) -> dict[str, Any]:
+        """The block. It targets every linear layer but ``ignore`` where that says it all, else the layers by name."""
         return {
             "quant_method": METHOD,
             "format": self.name,
             "quantization_status": "compressed",
-            "config_groups": config_groups(specs, ignore, self._format_of_groups),
-            "ignore": sorted(ignore or ()),
+            "config_groups": config_groups(specs, complete, self._format_of_groups),
+            "ignore": sorted(ignore),
             "kv_cache_scheme": None,
             "global_compression_ratio": None,
         }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from neural_compressor.errors import FormatError
@@ -12,15 +12,13 @@ from neural_compressor.formats.linear_weight import LinearSpec
 from neural_compressor.formats.stored_tensors import group_size_of, option
 
 
-def config_groups(
-    specs: Mapping[str, LinearSpec], ignore: Iterable[str] | None = None, layout: str | None = None
-) -> dict[str, Any]:
+def config_groups(specs: Mapping[str, LinearSpec], complete: bool = True, layout: str | None = None) -> dict[str, Any]:
     """One group for each way of quantizing, targeting the layers by name.
 
-    Where all are quantized alike and ``ignore`` says which linear layers are not, the group targets the class instead,
-    as is the custom.
+    Where all are quantized alike and the list of ignored layers is ``complete``, the group targets the class instead, as
+    is the custom.
 
-    >>> groups = config_groups({"a.fc": LinearSpec(4, 128, True)}, ignore=["lm_head"])
+    >>> groups = config_groups({"a.fc": LinearSpec(4, 128, True)})
     >>> groups["group_0"]["targets"], groups["group_0"]["weights"]["strategy"]
     (['Linear'], 'group')
     """
@@ -29,7 +27,7 @@ def config_groups(
     layers: dict[LinearSpec, list[str]] = {}
     for name, spec in specs.items():
         layers.setdefault(spec, []).append(name)
-    alike = len(layers) == 1 and ignore is not None
+    alike = len(layers) == 1 and complete
     groups: dict[str, Any] = {}
     for number, (spec, names) in enumerate(layers.items()):
         whole_row = spec.group_size == -1

@@ -78,7 +78,9 @@ class GGUF(CheckpointFormat):
         """The weight that blocks hold; Q4_1 blocks whose offset is no whole number of steps have none."""
         kind = (config.get("tensor_types") or {}).get(name)
         if kind not in BLOCK_BYTES:
-            raise FormatError(f"blocks of the types {', '.join(BLOCK_BYTES)} are read; {layer_called(name)} has {kind!r}")
+            raise FormatError(
+                f"blocks of the types {', '.join(BLOCK_BYTES)} are read; {layer_called(name)} has {kind!r}"
+            )
         stored = matrix(tensors, "weight", name, "uint8")
         xp = array_namespace(stored)
         rows, count = int(stored.shape[0]), int(stored.shape[1])
@@ -97,7 +99,9 @@ class GGUF(CheckpointFormat):
             zeros = _zero_points(scale, finite_scale(_float16(blocks[..., 2:4]), "weight", name), name)
         return LinearWeight(xp.reshape(codes, (rows, -1)), scale, zeros, bits, BLOCK, None, tensors.get("bias"))
 
-    def config(self, specs: Mapping[str, LinearSpec], ignore: Iterable[str] | None = None) -> dict[str, Any]:
+    def config(
+        self, specs: Mapping[str, LinearSpec], ignore: Iterable[str] = (), complete: bool = True
+    ) -> dict[str, Any]:
         """The block type of each layer; a GGUF file says it beside each tensor."""
         return {"quant_method": "gguf", "tensor_types": {name: block_type(spec) for name, spec in specs.items()}}
 

@@ -92,7 +92,9 @@ def _renamed(config: Mapping[str, Any], tensors: Tensors) -> Iterator[tuple[str,
         found = names.get_name(layer)
         if found is None or suffix not in ("weight", "bias"):
             raise FormatError(f"tensor {name!r} has no place in the architecture 'llama' of GGUF files")
-        heads = {"q_proj": int(config["num_attention_heads"]), "k_proj": _kv_heads(config)}.get(layer.rpartition(".")[2])
+        heads = {"q_proj": int(config["num_attention_heads"]), "k_proj": _kv_heads(config)}.get(
+            layer.rpartition(".")[2]
+        )
         rows = None if heads is None else _interleaved(_rows(value), heads, name)
         if isinstance(value, LinearWeight):
             weight = value if rows is None else _take_rows(value, rows)

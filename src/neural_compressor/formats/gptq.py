@@ -97,12 +97,14 @@ class GPTQ(CheckpointFormat):
             codes, contiguous(xp.matrix_transpose(scales)), zeros, bits, size, g_idx, tensors.get("bias")
         )
 
-    def config(self, specs: Mapping[str, LinearSpec], ignore: Iterable[str] | None = None) -> dict[str, Any]:
+    def config(
+        self, specs: Mapping[str, LinearSpec], ignore: Iterable[str] = (), complete: bool = True
+    ) -> dict[str, Any]:
         """The block, with the commonest spec as the rule and others, and layers left in float, as exceptions to it."""
         if not specs:
             raise FormatError("a GPTQ checkpoint needs a quantized layer, and none was given")
         common = Counter((s.bits, s.group_size, s.symmetric) for s in specs.values()).most_common(1)[0][0]
-        dynamic: dict[str, Any] = {f"-:^{re.escape(layer)}$": {} for layer in ignore or ()}
+        dynamic: dict[str, Any] = {f"-:^{re.escape(layer)}$": {} for layer in ignore}
         for layer, spec in specs.items():
             if (spec.bits, spec.group_size, spec.symmetric) != common:
                 own = {"bits": spec.bits, "group_size": spec.group_size, "sym": spec.symmetric}
@@ -120,8 +122,8 @@ class GPTQ(CheckpointFormat):
         }
         if dynamic:
             block["dynamic"] = dynamic
-        modules = _modules_in_blocks(specs)
-        if ignore and modules:
+        modules = _modules_in_blocks(specs) if dynamic else None
+        if modules:
             block["modules_in_block_to_quantize"] = [modules]
         return block
 

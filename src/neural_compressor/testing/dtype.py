@@ -158,7 +158,8 @@ class DTypeContract:
         q = quantize(x, TensorScheme(kind))
         assert q.nbytes_packed == sum(array.nbytes for array in packed.arrays().values())
         if isinstance(kind, BlockType):
-            assert q.nbytes_packed == x.size * kind.bits_per_value / 8 + (4 if kind.tensor_scale else 0)
+            scales = 16 * math.ceil(256 / kind.block)
+            assert q.nbytes_packed == packed.data.nbytes + scales + (4 if kind.tensor_scale else 0)
 
     # -- array libraries --------------------------------------------------------------------------------------------
 

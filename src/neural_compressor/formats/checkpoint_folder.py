@@ -1,0 +1,125 @@
+"""A checkpoint's folder: rewritten tensor by tensor, and put in place only when it is complete."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from neural_compressor.errors import FormatError, WorkspaceError
+from neural_compressor.formats.json_files import read_json, write_json
+from neural_compressor.formats.safetensors_files import PICKLES, SafetensorsCheckpoint
+from neural_compressor.formats.safetensors_writer import DEFAULT_SHARD_BYTES, shards_in
+from neural_compressor.schemes.arrays import Array
+
+CONFIG = "config.json"
+Transform = Callable[[str, Array], Mapping[str, Array]]
+#: The settings of a quantization that the source had, and the new checkpoint does not.
+_OLD_SETTINGS = ("quantize_config.json", "quant_config.json")
+_WEIGHT_FILES = (".safetensors", ".index.json", ".gguf", ".h5", ".msgpack", ".onnx", ".ot", *PICKLES)
+
+
+@dataclass(frozen=True)
+class RewrittenCheckpoint:
+    """What :func:`quantize_checkpoint` did."""
+
+    path: Path
+    tensors_read: int
+    tensors_written: int
+    weight_bytes: int
+    copied: tuple[str, ...]
+
+
+def quantize_checkpoint(
+    src_dir: str | Path,
+    dst_dir: str | Path,
+    transform: Transform,
+    *,
+    config: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+    files: Callable[[dict[str, Any]], Mapping[str, dict[str, Any]]] | None = None,
+    shard_bytes: int = DEFAULT_SHARD_BYTES,
+    framework: str = "pt",
+    overwrite: bool = False,
+) -> RewrittenCheckpoint:
+    """Write a checkpoint anew, file to file, without building the model: memory holds about one tensor.
+
+    ``transform(name, tensor)`` gives the tensors that take the place of one: ``{name: tensor}`` keeps it, ``{}`` drops it.
+    When all are written ``config`` turns the content of ``config.json`` into the new one, and ``files`` gives further JSON
+    files that belong to it. Tokenizer and other small files are copied. ``dst_dir`` appears when it is complete; an existing
+    one that is not empty is replaced only with ``overwrite``.
+    """
+    src, dst = Path(src_dir), Path(dst_dir)
+    read = written = 0
+    with SafetensorsCheckpoint(src, framework) as source, new_folder(dst, overwrite, keep=src) as folder:
+        settings = read_json(src / CONFIG) if (src / CONFIG).exists() else {}
+        with shards_in(folder, shard_bytes) as shards:
+            for name, tensor in source.items():
+                read += 1
+                for new_name, array in transform(name, tensor).items():
+                    shards.add(new_name, array)
+                    written += 1
+        settings = settings if config is None else config(settings)
+        if settings:
+            write_json(folder / CONFIG, settings)
+        for file, content in (files(settings) if files is not None else {}).items():
+            write_json(folder / file, content)
+        copied = copy_small_files(src, folder)
+    return RewrittenCheckpoint(dst, read, written, shards.total_bytes, copied)
+
+
+@contextmanager
+def new_folder(path: str | Path, overwrite: bool = False, keep: Path | None = None) -> Iterator[Path]:
+    """A folder to write to that becomes ``path`` when the block ends well, and is gone when it does not.
+
+    ``keep`` is a folder that is read meanwhile and must not be replaced.
+    """
+    path = Path(path)
+    if keep is not None and path.resolve() in (keep.resolve(), *keep.resolve().parents):
+        raise FormatError(f"the checkpoint in {keep} is read while the new one is written; write it to another folder")
+    taken = path.exists() and not (path.is_dir() and not any(path.iterdir()))
+    if taken and not (overwrite and path.is_dir()):
+        raise WorkspaceError(f"{path} exists and is not an empty folder; choose another, or pass overwrite=True")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+    except OSError as error:
+        raise WorkspaceError(f"cannot write to {path}: {error}") from error
+    try:
+        yield part
+        os.chmod(part, 0o755)
+        _put_in_place(part, path)
+    except OSError as error:
+        raise WorkspaceError(f"cannot write to {path}: {error}; nothing that was there has been changed") from error
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def copy_small_files(src: Path, dst: Path) -> tuple[str, ...]:
+    """Copy what is in ``src`` besides weights and is not yet in ``dst``: tokenizer, generation settings, licence."""
+    copied = []
+    for file in sorted(src.iterdir()):
+        other = file.name.startswith(".") or file.name.endswith(_WEIGHT_FILES) or file.name in _OLD_SETTINGS
+        if file.is_file() and not other and not (dst / file.name).exists():
+            shutil.copyfile(file, dst / file.name)
+            copied.append(file.name)
+    return tuple(copied)
+
+
+def _put_in_place(part: Path, path: Path) -> None:
+    if not path.exists():
+        part.rename(path)
+        return
+    old = Path(tempfile.mkdtemp(prefix=f".{path.name}-old-", dir=path.parent))
+    path.rename(old / "replaced")
+    try:
+        part.rename(path)
+    except OSError:
+        (old / "replaced").rename(path)
+        raise
+    finally:
+        shutil.rmtree(old, ignore_errors=True)

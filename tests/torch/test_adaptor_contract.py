@@ -20,7 +20,8 @@ class TestPyTorchAdaptor(AdaptorContract):
     def make_dataloader(self):
         generator = torch.Generator().manual_seed(0)
         return [
-            (torch.randn(8, 1, 8, 8, generator=generator), torch.randint(0, 4, (8,), generator=generator)) for _ in range(4)
+            (torch.randn(8, 1, 8, 8, generator=generator), torch.randint(0, 4, (8,), generator=generator))
+            for _ in range(4)
         ]
 
     def make_metric(self):

@@ -83,9 +83,7 @@ def gptq(
     factor = inverse_factor(hessian, percdamp)
     if cross is not None:
         mean = float(xp.mean(xp.linalg.diagonal(hessian)))
-        target = upstream_corrected(
-            target, _reordered(checked_hessian(cross, weight), index), factor, mean, cross_mix
-        )
+        target = upstream_corrected(target, _reordered(checked_hessian(cross, weight), index), factor, mean, cross_mix)
     # The loss is a sum over inputs of squared rounding errors over squared pivots: that is what an error will cost.
     importance = xp.linalg.diagonal(factor) ** -2.0
 

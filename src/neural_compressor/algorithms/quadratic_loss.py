@@ -20,6 +20,6 @@ def quadratic_loss(weight: Array, approximation: Array, hessian: Array) -> float
     xp = array_namespace(weight)
     total = 0.0
     for rows in row_blocks(weight):
-        error = weight[rows] - approximation[rows]
+        error = weight[rows, :] - approximation[rows, :]
         total += float(xp.sum(xp.matmul(error, hessian) * error, dtype=xp.float64))
     return total

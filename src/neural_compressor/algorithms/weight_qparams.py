@@ -61,16 +61,12 @@ def weight_qparams(
     return least_cost_qparams(weight, scheme, loss, full_range=full_range)
 
 
-def least_cost_qparams(
-    weight: Array, scheme: TensorScheme, loss: GroupLoss, *, full_range: bool = False
-) -> QParams:
+def least_cost_qparams(weight: Array, scheme: TensorScheme, loss: GroupLoss, *, full_range: bool = False) -> QParams:
     """Scales and zero points at which ``loss`` of the error is least, never worse than those that span the range."""
     spanning = _spanning(weight, scheme, full_range)
     if isinstance(scale_granularity(scheme), PerTensor):
         return _search(weight, scheme, spanning, loss, full_range)
-    found = [
-        _search(weight[rows], scheme, _rows(spanning, rows), loss, full_range) for rows in row_blocks(weight)
-    ]
+    found = [_search(weight[rows], scheme, _rows(spanning, rows), loss, full_range) for rows in row_blocks(weight)]
     xp = array_namespace(weight)
     zero_points = [part.zero_point for part in found if part.zero_point is not None]
     return QParams(
@@ -165,7 +161,9 @@ def _narrowings() -> list[Move]:
 
 
 def _to(*values: float) -> Move:
-    return lambda best: tuple(array_namespace(old).full_like(old, value) for old, value in zip(best, values, strict=True))
+    return lambda best: tuple(
+        array_namespace(old).full_like(old, value) for old, value in zip(best, values, strict=True)
+    )
 
 
 def _by(offset: float) -> Move:

@@ -12,7 +12,7 @@ import numpy as np
 from array_api_compat import array_namespace, device
 
 from neural_compressor.errors import FormatError
-from neural_compressor.formats.base import FORMATS, CheckpointFormat, layer_called
+from neural_compressor.formats.base import FORMATS, CheckpointFormat
 from neural_compressor.formats.int32_words import contiguous, pack_words, unpack_words
 from neural_compressor.formats.linear_weight import LinearSpec, LinearWeight
 from neural_compressor.formats.stored_tensors import (
@@ -58,19 +58,18 @@ class AWQ(CheckpointFormat):
             "scales": contiguous(xp.matrix_transpose(half_scale(weight.scale))),
         }
 
-    def decompress(self, tensors: Mapping[str, Array], config: Mapping[str, Any], name: str = "") -> LinearWeight:
-        """The weight that ``tensors`` store."""
+    def _read(self, tensors: Mapping[str, Array], config: Mapping[str, Any], name: str) -> LinearWeight:
         bits, size = option(config, "bits", "w_bit"), group_size_of(config, "group_size", "q_group_size")
         if bits != 4:
-            raise FormatError(f"an AWQ checkpoint has 4 bits, found {bits} for {layer_called(name)}")
-        qweight = matrix(tensors, "qweight", name, "int32")
+            raise FormatError(f"an AWQ checkpoint has 4 bits, found {bits}")
+        qweight = matrix(tensors, "qweight", "int32")
         xp = array_namespace(qweight)
         inputs, outputs = int(qweight.shape[0]), int(qweight.shape[1]) * 8
         groups = 1 if size == -1 else -(-inputs // size)
         scales = of_shape(
-            finite_scale(required(tensors, "scales", name), "scales", name), (groups, outputs), "scales", name
+            finite_scale(required(tensors, "scales"), "scales"), (groups, outputs), "scales"
         )
-        qzeros = of_shape(matrix(tensors, "qzeros", name, "int32"), (groups, outputs // 8), "qzeros", name)
+        qzeros = of_shape(matrix(tensors, "qzeros", "int32"), (groups, outputs // 8), "qzeros")
         zeros = contiguous(xp.astype(xp.matrix_transpose(_unpack(qzeros)), xp.int32))
         return LinearWeight(
             contiguous(xp.matrix_transpose(_unpack(qweight))),

@@ -48,8 +48,15 @@ class CheckpointFormat(ABC):
         return {**self._store(weight), **bias}
 
     @abstractmethod
+    def _read(self, tensors: Mapping[str, Array], config: Mapping[str, Any], name: str) -> LinearWeight:
+        """The weight that ``tensors`` store."""
+
     def decompress(self, tensors: Mapping[str, Array], config: Mapping[str, Any], name: str = "") -> LinearWeight:
         """The weight that ``tensors`` store; tensors that contradict each other or ``config`` are refused."""
+        try:
+            return self._read(tensors, config, name)
+        except FormatError as error:
+            raise FormatError(f"{layer_called(name)} cannot be read from {self.name}: {error}") from error
 
     @abstractmethod
     def config(

@@ -13,7 +13,7 @@ from typing import Any
 from array_api_compat import array_namespace, device
 
 from neural_compressor.errors import FormatError
-from neural_compressor.formats.base import FORMATS, CheckpointFormat, layer_called
+from neural_compressor.formats.base import FORMATS, CheckpointFormat
 from neural_compressor.formats.config_groups import config_groups, spec_of
 from neural_compressor.formats.int32_words import contiguous, pack_words, unpack_words, word_count
 from neural_compressor.formats.linear_weight import LinearSpec, LinearWeight, run_groups
@@ -55,20 +55,20 @@ class _IntegerWeights(CheckpointFormat):
         """Whether the block says compressed-tensors, in this layout."""
         return config.get("quant_method") == METHOD and config.get("format") == self.name
 
-    def _scale(self, tensors: Mapping[str, Array], spec: LinearSpec, shape: tuple[int, int], name: str) -> Array:
+    def _scale(self, tensors: Mapping[str, Array], spec: LinearSpec, shape: tuple[int, int]) -> Array:
         groups = 1 if spec.group_size == -1 else -(-shape[1] // spec.group_size)
-        scale = finite_scale(required(tensors, "weight_scale", name), "weight_scale", name)
+        scale = finite_scale(required(tensors, "weight_scale"), "weight_scale")
         if groups == 1 and len(scale.shape) == 1:
             scale = scale[:, None]
-        return of_shape(scale, (shape[0], groups), "weight_scale", name)
+        return of_shape(scale, (shape[0], groups), "weight_scale")
 
-    def _groups(self, tensors: Mapping[str, Array], codes: Array, spec: LinearSpec, name: str) -> Array | None:
+    def _groups(self, tensors: Mapping[str, Array], codes: Array, spec: LinearSpec) -> Array | None:
         """The activation order of older checkpoints; -1 in it says that there is none."""
         g_idx = tensors.get("weight_g_idx")
         if g_idx is None or bool(array_namespace(g_idx).any(g_idx == -1)):
             return None
         groups = 1 if spec.group_size == -1 else -(-codes.shape[1] // spec.group_size)
-        return checked_groups(g_idx, run_groups(codes, spec.group_size), groups, "weight_g_idx", name)
+        return checked_groups(g_idx, run_groups(codes, spec.group_size), groups, "weight_g_idx")
 
 
 class PackQuantized(_IntegerWeights):
@@ -90,22 +90,21 @@ class PackQuantized(_IntegerWeights):
             tensors["weight_zero_point"] = contiguous(xp.matrix_transpose(pack_words(zeros, weight.bits)))
         return tensors
 
-    def decompress(self, tensors: Mapping[str, Array], config: Mapping[str, Any], name: str = "") -> LinearWeight:
-        """The weight that ``tensors`` store."""
+    def _read(self, tensors: Mapping[str, Array], config: Mapping[str, Any], name: str) -> LinearWeight:
         spec = spec_of(config, name)
-        packed = matrix(tensors, "weight_packed", name, "int32")
+        packed = matrix(tensors, "weight_packed", "int32")
         xp = array_namespace(packed)
-        outputs, inputs = _shape(tensors, name)
-        of_shape(packed, (outputs, word_count(inputs, spec.bits)), "weight_packed", name)
+        outputs, inputs = _shape(tensors)
+        of_shape(packed, (outputs, word_count(inputs, spec.bits)), "weight_packed")
         codes = unpack_words(packed, spec.bits, inputs)
-        scale = self._scale(tensors, spec, (outputs, inputs), name)
+        scale = self._scale(tensors, spec, (outputs, inputs))
         zeros = None
         if not spec.symmetric:
-            stored = matrix(tensors, "weight_zero_point", name, "int32")
-            of_shape(stored, (word_count(outputs, spec.bits), int(scale.shape[1])), "weight_zero_point", name)
+            stored = matrix(tensors, "weight_zero_point", "int32")
+            of_shape(stored, (word_count(outputs, spec.bits), int(scale.shape[1])), "weight_zero_point")
             zeros = unpack_words(xp.matrix_transpose(stored), spec.bits, outputs)
             zeros = contiguous(xp.astype(xp.matrix_transpose(zeros), xp.int32))
-        g_idx = self._groups(tensors, codes, spec, name)
+        g_idx = self._groups(tensors, codes, spec)
         return LinearWeight(codes, scale, zeros, spec.bits, spec.group_size, g_idx, tensors.get("bias"))
 
 
@@ -124,21 +123,20 @@ class IntQuantized(_IntegerWeights):
             tensors["weight_zero_point"] = _signed(weight.zero_point, weight.bits)
         return tensors
 
-    def decompress(self, tensors: Mapping[str, Array], config: Mapping[str, Any], name: str = "") -> LinearWeight:
-        """The weight that ``tensors`` store."""
+    def _read(self, tensors: Mapping[str, Array], config: Mapping[str, Any], name: str) -> LinearWeight:
         spec = spec_of(config, name)
-        weight = matrix(tensors, "weight", name, "int8")
+        weight = matrix(tensors, "weight", "int8")
         xp, shift = array_namespace(weight), 1 << (spec.bits - 1)
         if int(xp.min(weight)) < -shift or int(xp.max(weight)) >= shift:
-            raise FormatError(f"'weight' of {layer_called(name)} holds numbers of more than {spec.bits} bits")
+            raise FormatError(f"'weight' holds numbers of more than {spec.bits} bits")
         codes = xp.astype(xp.astype(weight, xp.int16) + shift, xp.uint8)
-        scale = self._scale(tensors, spec, (int(weight.shape[0]), int(weight.shape[1])), name)
+        scale = self._scale(tensors, spec, (int(weight.shape[0]), int(weight.shape[1])))
         zeros = None
         if not spec.symmetric:
-            stored = required(tensors, "weight_zero_point", name, "int8")
+            stored = required(tensors, "weight_zero_point", "int8")
             stored = stored[:, None] if len(stored.shape) == 1 else stored
-            zeros = xp.astype(of_shape(stored, tuple(scale.shape), "weight_zero_point", name), xp.int32) + shift
-        g_idx = self._groups(tensors, codes, spec, name)
+            zeros = xp.astype(of_shape(stored, tuple(scale.shape), "weight_zero_point"), xp.int32) + shift
+        g_idx = self._groups(tensors, codes, spec)
         return LinearWeight(codes, scale, zeros, spec.bits, spec.group_size, g_idx, tensors.get("bias"))
 
     def recognises(self, config: Mapping[str, Any]) -> bool:
@@ -152,12 +150,12 @@ def _signed(codes: Array, bits: int) -> Array:
     return xp.astype(xp.astype(codes, xp.int16) - (1 << (bits - 1)), xp.int8)
 
 
-def _shape(tensors: Mapping[str, Array], name: str) -> tuple[int, int]:
+def _shape(tensors: Mapping[str, Array]) -> tuple[int, int]:
     """The shape of the unpacked weight, which the packed one does not tell where the last word has room left."""
-    stored = of_shape(required(tensors, "weight_shape", name), (2,), "weight_shape", name)
+    stored = of_shape(required(tensors, "weight_shape"), (2,), "weight_shape")
     outputs, inputs = (int(stored[0]), int(stored[1]))
     if outputs < 1 or inputs < 1:
-        raise FormatError(f"'weight_shape' of {layer_called(name)} is not a shape: {(outputs, inputs)}")
+        raise FormatError(f"'weight_shape' is not a shape: {(outputs, inputs)}")
     return outputs, inputs
 
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from neural_compressor.errors import FormatError
-from neural_compressor.formats.base import layer_called
 from neural_compressor.formats.linear_weight import LinearSpec
 from neural_compressor.formats.stored_tensors import group_size_of, option
 
@@ -61,8 +60,8 @@ def spec_of(config: Mapping[str, Any], name: str) -> LinearSpec:
     for matches in (_by_name, _by_pattern, _by_class):
         for group in groups.values():
             if any(matches(target, name) for target in group.get("targets", ())):
-                return _spec(group.get("weights"), name)
-    raise FormatError(f"no group of the compressed-tensors configuration targets {layer_called(name)}")
+                return _spec(group.get("weights"))
+    raise FormatError(f"no group of the compressed-tensors configuration targets it")
 
 
 def _by_name(target: str, name: str) -> bool:
@@ -81,14 +80,14 @@ def _by_class(target: str, name: str) -> bool:
     return re.fullmatch(r"[A-Za-z_]\w*", target) is not None and target != name
 
 
-def _spec(weights: Any, name: str) -> LinearSpec:
+def _spec(weights: Any) -> LinearSpec:
     if not isinstance(weights, Mapping) or weights.get("type", "int") != "int":
-        raise FormatError(f"the group of {layer_called(name)} has no integer weights: {weights!r}")
+        raise FormatError(f"the group has no integer weights: {weights!r}")
     strategy = weights.get("strategy") or ("group" if weights.get("group_size") else "channel")
     if strategy not in ("group", "channel"):
-        raise FormatError(f"the weights of {layer_called(name)} have scales per {strategy}; group and channel are read")
+        raise FormatError(f"the weights have scales per {strategy}; group and channel are read")
     bits = option(weights, "num_bits")
     if not 1 <= bits <= 8:
-        raise FormatError(f"compressed-tensors integers have 1 to 8 bits, found {bits} for {layer_called(name)}")
+        raise FormatError(f"compressed-tensors integers have 1 to 8 bits, found {bits}")
     size = group_size_of(weights, "group_size") if strategy == "group" else -1
     return LinearSpec(bits, size, bool(weights.get("symmetric", True)))

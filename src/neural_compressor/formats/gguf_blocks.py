@@ -12,7 +12,7 @@ from typing import Any
 from array_api_compat import array_namespace, device
 
 from neural_compressor.errors import FormatError
-from neural_compressor.formats.base import FORMATS, CheckpointFormat, layer_called
+from neural_compressor.formats.base import FORMATS, CheckpointFormat
 from neural_compressor.formats.int32_words import contiguous
 from neural_compressor.formats.linear_weight import LinearSpec, LinearWeight
 from neural_compressor.formats.stored_tensors import finite_scale, half_scale, matrix, why_no_half_scale
@@ -74,20 +74,19 @@ class GGUF(CheckpointFormat):
             fields = [_octets(scale), _nibbles(steps + 8) if kind == "Q4_0" else _octets_of_int8(steps)]
         return {"weight": xp.reshape(xp.concat(fields, axis=-1), (rows, -1))}
 
-    def decompress(self, tensors: Mapping[str, Array], config: Mapping[str, Any], name: str = "") -> LinearWeight:
-        """The weight that blocks hold; Q4_1 blocks whose offset is no whole number of steps have none."""
+    def _read(self, tensors: Mapping[str, Array], config: Mapping[str, Any], name: str) -> LinearWeight:
         kind = (config.get("tensor_types") or {}).get(name)
         if kind not in BLOCK_BYTES:
             raise FormatError(
-                f"blocks of the types {', '.join(BLOCK_BYTES)} are read; {layer_called(name)} has {kind!r}"
+                f"blocks of the types {', '.join(BLOCK_BYTES)} are read, not {kind!r}"
             )
-        stored = matrix(tensors, "weight", name, "uint8")
+        stored = matrix(tensors, "weight", "uint8")
         xp = array_namespace(stored)
         rows, count = int(stored.shape[0]), int(stored.shape[1])
         if count % BLOCK_BYTES[kind]:
-            raise FormatError(f"rows of {layer_called(name)} are not made of whole {kind} blocks: {count} bytes")
+            raise FormatError(f"rows are not made of whole {kind} blocks: {count} bytes")
         blocks = xp.reshape(stored, (rows, count // BLOCK_BYTES[kind], BLOCK_BYTES[kind]))
-        scale = finite_scale(_float16(blocks[..., :2]), "weight", name)
+        scale = finite_scale(_float16(blocks[..., :2]), "weight")
         zeros, bits = None, 4
         if kind == "Q8_0":
             signed, bits = contiguous(blocks[..., 2:]).view(xp.int8), 8
@@ -96,7 +95,7 @@ class GGUF(CheckpointFormat):
             codes = _from_nibbles(blocks[..., 2:])
         else:
             codes = _from_nibbles(blocks[..., 4:])
-            zeros = _zero_points(scale, finite_scale(_float16(blocks[..., 2:4]), "weight", name), name)
+            zeros = _zero_points(scale, finite_scale(_float16(blocks[..., 2:4]), "weight"))
         return LinearWeight(xp.reshape(codes, (rows, -1)), scale, zeros, bits, BLOCK, None, tensors.get("bias"))
 
     def config(
@@ -134,13 +133,13 @@ def _from_nibbles(octets: Array) -> Array:
     return array_namespace(octets).concat([octets & 15, octets >> 4], axis=-1)
 
 
-def _zero_points(scale: Array, offset: Array, name: str) -> Array:
+def _zero_points(scale: Array, offset: Array) -> Array:
     xp = array_namespace(scale)
     exact = as_float32(scale)
     zeros = xp.round(-as_float32(offset) / xp.where(exact == 0, xp.ones_like(exact), exact))
     whole = half_scale(-zeros * exact) == offset
     if not bool(xp.all(whole & (zeros >= 0) & (zeros <= 15))):
-        raise FormatError(f"Q4_1 blocks of {layer_called(name)} have offsets between steps; dequantize them instead")
+        raise FormatError(f"Q4_1 blocks have offsets between steps; dequantize them instead")
     return xp.astype(zeros, xp.int32)
 
 

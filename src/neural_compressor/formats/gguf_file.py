@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import tempfile
 from collections.abc import Callable, Iterable
@@ -24,14 +25,12 @@ FLOAT_TYPES = ("F32", "F16", "BF16", *BLOCK_BYTES)
 def gguf_package() -> ModuleType:
     """The ``gguf`` package."""
     try:
-        import gguf
+        return importlib.import_module("gguf")
     except ImportError as error:
         raise MissingDependencyError(
             "GGUF files are written through the package 'gguf', which is not installed: "
             "pip install 'open-neural-compressor[gguf]'"
         ) from error
-    module: ModuleType = gguf
-    return module
 
 
 def encode_tensor(value: Array | LinearWeight, float_as: str, name: str = "") -> tuple[npt.NDArray[Any], str]:

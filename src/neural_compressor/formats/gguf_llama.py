@@ -122,8 +122,13 @@ def _take(x: Array, rows: npt.NDArray[np.int64]) -> Array:
 
 
 def _take_rows(weight: LinearWeight, rows: npt.NDArray[np.int64]) -> LinearWeight:
-    arrays = {name: getattr(weight, name) for name in ("codes", "scale", "zero_point", "bias")}
-    return replace(weight, **{name: None if a is None else _take(a, rows) for name, a in arrays.items()})
+    return replace(
+        weight,
+        codes=_take(weight.codes, rows),
+        scale=_take(weight.scale, rows),
+        zero_point=None if weight.zero_point is None else _take(weight.zero_point, rows),
+        bias=None if weight.bias is None else _take(weight.bias, rows),
+    )
 
 
 def _kv_heads(config: Mapping[str, Any]) -> int:

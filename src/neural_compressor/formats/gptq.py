@@ -14,7 +14,7 @@ from typing import Any
 from array_api_compat import array_namespace
 
 from neural_compressor.errors import FormatError
-from neural_compressor.formats.base import FORMATS, CheckpointFormat, layer_called
+from neural_compressor.formats.base import FORMATS, CheckpointFormat
 from neural_compressor.formats.int32_words import contiguous, pack_words, unpack_words
 from neural_compressor.formats.linear_weight import LinearSpec, LinearWeight, run_groups
 from neural_compressor.formats.stored_tensors import (
@@ -69,22 +69,21 @@ class GPTQ(CheckpointFormat):
             "g_idx": weight.column_groups,
         }
 
-    def decompress(self, tensors: Mapping[str, Array], config: Mapping[str, Any], name: str = "") -> LinearWeight:
-        """The weight that ``tensors`` store; without ``g_idx`` groups are runs of inputs."""
+    def _read(self, tensors: Mapping[str, Array], config: Mapping[str, Any], name: str) -> LinearWeight:
         options = {**config, **_override(config, name)}
         bits, size = option(options, "bits"), group_size_of(options, "group_size")
         if bits not in _BITS:
-            raise FormatError(f"a GPTQ checkpoint has 2, 3, 4 or 8 bits, found {bits} for {layer_called(name)}")
-        qweight = matrix(tensors, "qweight", name, "int32")
+            raise FormatError(f"a GPTQ checkpoint has 2, 3, 4 or 8 bits, found {bits}")
+        qweight = matrix(tensors, "qweight", "int32")
         xp = array_namespace(qweight)
         inputs, outputs = qweight.shape[0] * 32 // bits, int(qweight.shape[1])
-        of_shape(qweight, (inputs * bits // 32, outputs), "qweight", name)
+        of_shape(qweight, (inputs * bits // 32, outputs), "qweight")
         groups = 1 if size == -1 else -(-inputs // size)
         scales = of_shape(
-            finite_scale(required(tensors, "scales", name), "scales", name), (groups, outputs), "scales", name
+            finite_scale(required(tensors, "scales"), "scales"), (groups, outputs), "scales"
         )
-        qzeros = matrix(tensors, "qzeros", name, "int32")
-        of_shape(qzeros, (groups, outputs * bits // 32), "qzeros", name)
+        qzeros = matrix(tensors, "qzeros", "int32")
+        of_shape(qzeros, (groups, outputs * bits // 32), "qzeros")
         codes = unpack_words(xp.matrix_transpose(qweight), bits, inputs)
         zeros = xp.astype(xp.matrix_transpose(unpack_words(qzeros, bits, outputs)), xp.int32)
         zeros = (zeros + self.zero_offset) & ((1 << bits) - 1)
@@ -92,7 +91,7 @@ class GPTQ(CheckpointFormat):
             zeros = None
         g_idx = tensors.get("g_idx")
         if g_idx is not None:
-            g_idx = checked_groups(g_idx, run_groups(codes, size), groups, "g_idx", name)
+            g_idx = checked_groups(g_idx, run_groups(codes, size), groups, "g_idx")
         return LinearWeight(
             codes, contiguous(xp.matrix_transpose(scales)), zeros, bits, size, g_idx, tensors.get("bias")
         )

@@ -35,7 +35,7 @@ def pack_words(codes: Array, bits: int) -> Array:
     if missing:
         blank = xp.zeros((*octets.shape[:-1], missing), dtype=xp.uint8, device=octets.device)
         octets = xp.concat([octets, blank], axis=-1)
-    return contiguous(octets).view(xp.int32)
+    return reinterpreted(octets, xp.int32, 4)
 
 
 def unpack_words(words: Array, bits: int, count: int) -> Array:
@@ -52,7 +52,7 @@ def unpack_words(words: Array, bits: int, count: int) -> Array:
         raise FormatError(
             f"{count} codes of {bits} bits take {word_count(count, bits)} words a row, found {words.shape[-1]}"
         )
-    octets = contiguous(words).view(xp.uint8)
+    octets = reinterpreted(words, xp.uint8, 0.25)
     return unpack_bits(octets[..., : packed_bytes(count, bits)], bits, count)
 
 

@@ -105,7 +105,8 @@ def open_safetensors(file: Path, framework: str = "pt") -> Any:
         ) from error
     _refuse_other_kinds(file)
     with _errors_name(file):
-        return safe_open(file, framework=framework)
+        # Mapping the file instead would count all of it as memory of the process.
+        return safe_open(file, framework=framework, backend="pread")
 
 
 @contextmanager

@@ -8,54 +8,53 @@ from typing import Any
 from array_api_compat import array_namespace
 
 from neural_compressor.errors import FormatError
-from neural_compressor.formats.base import layer_called
 from neural_compressor.schemes.arrays import Array, as_float32
 
 
-def required(tensors: Mapping[str, Array], part: str, name: str, dtype: str | None = None) -> Array:
+def required(tensors: Mapping[str, Array], part: str, dtype: str | None = None) -> Array:
     """The tensor ``part`` of a layer; refused where it is missing or not of ``dtype``."""
     if part not in tensors:
-        raise FormatError(f"{layer_called(name)} has no tensor {part!r}; found {', '.join(sorted(tensors)) or 'none'}")
+        raise FormatError(f"tensor {part!r} is missing; found {', '.join(sorted(tensors)) or 'none'}")
     array = tensors[part]
     if dtype is not None and array.dtype != getattr(array_namespace(array), dtype):
-        raise FormatError(f"{part!r} of {layer_called(name)} is stored as {dtype}, found {array.dtype}")
+        raise FormatError(f"{part!r} is stored as {dtype}, found {array.dtype}")
     return array
 
 
-def matrix(tensors: Mapping[str, Array], part: str, name: str, dtype: str | None = None) -> Array:
+def matrix(tensors: Mapping[str, Array], part: str, dtype: str | None = None) -> Array:
     """:func:`required`, with two axes and no empty one."""
-    array = required(tensors, part, name, dtype)
+    array = required(tensors, part, dtype)
     if len(array.shape) != 2 or 0 in array.shape:
-        raise FormatError(f"{part!r} of {layer_called(name)} is a matrix, found shape {tuple(array.shape)}")
+        raise FormatError(f"{part!r} is a matrix, found shape {tuple(array.shape)}")
     return array
 
 
-def of_shape(array: Array, shape: tuple[int, ...], part: str, name: str) -> Array:
+def of_shape(array: Array, shape: tuple[int, ...], part: str) -> Array:
     """``array``, refused where its shape is another."""
     if tuple(array.shape) != shape:
         raise FormatError(
-            f"{part!r} of {layer_called(name)} has the shape {tuple(array.shape)}; by the configuration and the other "
+            f"{part!r} has the shape {tuple(array.shape)}; by the configuration and the other "
             f"tensors it is {shape}"
         )
     return array
 
 
-def finite_scale(scale: Array, part: str, name: str) -> Array:
+def finite_scale(scale: Array, part: str) -> Array:
     """``scale``, refused where it is no floating-point tensor or holds NaN or Inf."""
     xp = array_namespace(scale)
     if not xp.isdtype(scale.dtype, "real floating"):
-        raise FormatError(f"{part!r} of {layer_called(name)} is a floating-point tensor, found {scale.dtype}")
+        raise FormatError(f"{part!r} is a floating-point tensor, found {scale.dtype}")
     if not bool(xp.all(xp.isfinite(scale))):
-        raise FormatError(f"{part!r} of {layer_called(name)} holds NaN or Inf: the file is damaged")
+        raise FormatError(f"{part!r} holds NaN or Inf: the file is damaged")
     return scale
 
 
-def checked_groups(g_idx: Array, runs: Array, groups: int, part: str, name: str) -> Array | None:
+def checked_groups(g_idx: Array, runs: Array, groups: int, part: str) -> Array | None:
     """``g_idx`` as int32, refused where it points beyond the groups; None where it says what ``runs`` says."""
     xp = array_namespace(g_idx)
-    of_shape(g_idx, tuple(runs.shape), part, name)
+    of_shape(g_idx, tuple(runs.shape), part)
     if not xp.isdtype(g_idx.dtype, "integral") or int(xp.min(g_idx)) < 0 or int(xp.max(g_idx)) >= groups:
-        raise FormatError(f"{part!r} of {layer_called(name)} does not name groups from 0 to {groups - 1}")
+        raise FormatError(f"{part!r} does not name groups from 0 to {groups - 1}")
     return None if bool(xp.all(g_idx == runs)) else xp.astype(g_idx, xp.int32, copy=False)
 
 

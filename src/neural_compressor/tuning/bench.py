@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from neural_compressor.tuning.evaluator import Evaluator
-from neural_compressor.tuning.measure import footprint_bytes, median_latency_ms
+from neural_compressor.tuning.measure import footprint_bytes, median_latencies_ms
 from neural_compressor.tuning.result import Measurement
 
 if TYPE_CHECKING:
@@ -21,6 +22,15 @@ class Bench:
     evaluator: Evaluator | None
     example_batch: Any = None
     with_footprint: bool = False
+    reference: tuple[Any, float] | None = None
+
+    def against(self, model: Any, measured: Measurement) -> Bench:
+        """A bench that compares with ``model``, which it has measured.
+
+        It runs both in turns and tells the latency of another model as a multiple of this one's: two figures from two
+        moments would compare what else the machine was doing.
+        """
+        return self if measured.latency_ms is None else replace(self, reference=(model, measured.latency_ms))
 
     @property
     def identity(self) -> str:
@@ -37,5 +47,15 @@ class Bench:
             # memory first: a warmed-up allocator hides what the first call needs
             if self.with_footprint:
                 footprint = footprint_bytes(lambda: self.adaptor.predict(model, self.example_batch))
-            latency = median_latency_ms(lambda: self.adaptor.predict(model, self.example_batch))
+            latency = self._latency_ms(model)
         return Measurement(accuracy, latency, self.adaptor.model_size(model), footprint)
+
+    def _latency_ms(self, model: Any) -> float:
+        def predict(candidate: Any) -> Callable[[], Any]:
+            return lambda: self.adaptor.predict(candidate, self.example_batch)
+
+        if self.reference is None:
+            return median_latencies_ms(predict(model))[0]
+        baseline, known = self.reference
+        now, candidate = median_latencies_ms(predict(baseline), predict(model))
+        return known * candidate / now

@@ -101,6 +101,15 @@ def _quantize_once(
     begun = time.perf_counter()
     quantized = quantize(plan)
     seconds = time.perf_counter() - begun
-    trial = Trial(1, "default", plan, bench.measure(quantized), math.nan, passed=False, score=1.0, seconds=seconds)
+    trial = Trial(
+        1,
+        "default",
+        plan,
+        bench.against(model, baseline).measure(quantized),
+        math.nan,
+        passed=False,
+        score=1.0,
+        seconds=seconds,
+    )
     progress.trial_done(trial)
     return quantized, TuningResult(baseline, [trial], trial, met=False, verdict=UNCHECKED, criterion="none")

@@ -14,24 +14,26 @@ _CLEAR_REFS = Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"
 
 
-def median_latency_ms(
-    call: Callable[[], Any], *, warmup: int = 2, min_runs: int = 5, max_runs: int = 200, budget_s: float = 0.3
-) -> float:
-    """The median time of ``call`` in milliseconds: a few warm-up calls, then at least ``min_runs`` timed ones,
-    more while ``budget_s`` lasts.
+def median_latencies_ms(
+    *calls: Callable[[], Any], warmup: int = 2, min_runs: int = 5, max_runs: int = 200, budget_s: float = 0.3
+) -> list[float]:
+    """The median time of each of ``calls`` in milliseconds: a few warm-up calls, then at least ``min_runs`` timed ones,
+    more while ``budget_s`` lasts. They take turns, so that what else the machine does hits all alike.
 
-    >>> 1.0 < median_latency_ms(lambda: time.sleep(0.002), budget_s=0.01) < 500.0
+    >>> 1.0 < median_latencies_ms(lambda: time.sleep(0.002), budget_s=0.01)[0] < 500.0
     True
     """
     for _ in range(warmup):
-        call()
-    times: list[float] = []
+        for call in calls:
+            call()
+    times: list[list[float]] = [[] for _ in calls]
     started = time.perf_counter()
-    while len(times) < min_runs or (len(times) < max_runs and time.perf_counter() - started < budget_s):
-        begun = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - begun)
-    return 1e3 * statistics.median(times)
+    while len(times[0]) < min_runs or (len(times[0]) < max_runs and time.perf_counter() - started < budget_s):
+        for call, taken in zip(calls, times, strict=True):
+            begun = time.perf_counter()
+            call()
+            taken.append(time.perf_counter() - begun)
+    return [1e3 * statistics.median(taken) for taken in times]
 
 
 def footprint_bytes(call: Callable[[], Any]) -> int | None:

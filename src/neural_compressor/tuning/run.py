@@ -76,6 +76,7 @@ class TuningRun:
         if baseline is None:
             baseline = self.bench.measure(model)
             self.journal.record_baseline(baseline)
+        self.bench = self.bench.against(model, baseline)
         self.progress.baseline_done(baseline)
         return baseline
 

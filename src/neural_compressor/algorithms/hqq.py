@@ -54,7 +54,9 @@ def hqq(
         raise ConfigError("hqq chooses a zero point for each group or channel; use per_group or per_channel")
     weight = checked_weight(weight, scheme)
     xp = array_namespace(weight)
-    parts = [_solve(weight[rows, :], scheme, p, iterations, optimize_scale, integer_zero) for rows in row_blocks(weight)]
+    parts = [
+        _solve(weight[rows, :], scheme, p, iterations, optimize_scale, integer_zero) for rows in row_blocks(weight)
+    ]
     codes, scale, zero = (xp.concat(list(arrays)) for arrays in zip(*parts, strict=True))
     if integer_zero:
         return QuantizedArray(codes, scale, xp.astype(zero, xp.int32), scheme, tuple(weight.shape))

@@ -47,7 +47,8 @@ def refit_scales(array: QuantizedArray, weight: Array, hessian: Array) -> Quanti
     values = array.dequantize()
     step = max(1, _VALUES // (groups * groups + weight.shape[1]))
     factors = [
-        _factors(weight[i : i + step, :], values[i : i + step, :], hessian, size) for i in range(0, weight.shape[0], step)
+        _factors(weight[i : i + step, :], values[i : i + step, :], hessian, size)
+        for i in range(0, weight.shape[0], step)
     ]
     return replace(array, scale=array.scale * xp.reshape(xp.concat(factors), array.scale.shape))
 

@@ -66,9 +66,7 @@ class AWQ(CheckpointFormat):
         xp = array_namespace(qweight)
         inputs, outputs = int(qweight.shape[0]), int(qweight.shape[1]) * 8
         groups = 1 if size == -1 else -(-inputs // size)
-        scales = of_shape(
-            finite_scale(required(tensors, "scales"), "scales"), (groups, outputs), "scales"
-        )
+        scales = of_shape(finite_scale(required(tensors, "scales"), "scales"), (groups, outputs), "scales")
         qzeros = of_shape(matrix(tensors, "qzeros", "int32"), (groups, outputs // 8), "qzeros")
         zeros = contiguous(xp.astype(xp.matrix_transpose(_unpack(qzeros)), xp.int32))
         return LinearWeight(

@@ -77,9 +77,7 @@ class GGUF(CheckpointFormat):
     def _read(self, tensors: Mapping[str, Array], config: Mapping[str, Any], name: str) -> LinearWeight:
         kind = (config.get("tensor_types") or {}).get(name)
         if kind not in BLOCK_BYTES:
-            raise FormatError(
-                f"blocks of the types {', '.join(BLOCK_BYTES)} are read, not {kind!r}"
-            )
+            raise FormatError(f"blocks of the types {', '.join(BLOCK_BYTES)} are read, not {kind!r}")
         stored = matrix(tensors, "weight", "uint8")
         xp = array_namespace(stored)
         rows, count = int(stored.shape[0]), int(stored.shape[1])

@@ -79,9 +79,7 @@ class GPTQ(CheckpointFormat):
         inputs, outputs = qweight.shape[0] * 32 // bits, int(qweight.shape[1])
         of_shape(qweight, (inputs * bits // 32, outputs), "qweight")
         groups = 1 if size == -1 else -(-inputs // size)
-        scales = of_shape(
-            finite_scale(required(tensors, "scales"), "scales"), (groups, outputs), "scales"
-        )
+        scales = of_shape(finite_scale(required(tensors, "scales"), "scales"), (groups, outputs), "scales")
         qzeros = matrix(tensors, "qzeros", "int32")
         of_shape(qzeros, (groups, outputs * bits // 32), "qzeros")
         codes = unpack_words(xp.matrix_transpose(qweight), bits, inputs)

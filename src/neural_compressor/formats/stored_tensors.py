@@ -33,8 +33,7 @@ def of_shape(array: Array, shape: tuple[int, ...], part: str) -> Array:
     """``array``, refused where its shape is another."""
     if tuple(array.shape) != shape:
         raise FormatError(
-            f"{part!r} has the shape {tuple(array.shape)}; by the configuration and the other "
-            f"tensors it is {shape}"
+            f"{part!r} has the shape {tuple(array.shape)}; by the configuration and the other tensors it is {shape}"
         )
     return array
 

@@ -57,7 +57,8 @@ def test_defaults():
 @pytest.mark.parametrize(
     ("ability", "arguments"),
     [
-        ("train", ([],)),
+        ("train", ([], {}, None)),
+        ("prepare_training", ({},)),
         ("convert", ("a", "b")),
         ("quantize_input", ()),
         ("inspect_tensor", ([],)),

@@ -135,7 +135,6 @@ class Adaptor(ABC):
         self,
         model: Model,
         dataloader: Iterable[Any],
-        *,
         tune_cfg: Mapping[str, Any],
         criterion: Callable[[Any, Any], Any],
         optimizer: Callable[[Any], Any] | None = None,

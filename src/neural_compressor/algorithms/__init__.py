@@ -1,0 +1,51 @@
+"""Weight quantization as pure functions: arrays of weights and input statistics in, codes and scales out.
+
+Everything is written once against the Python array API, so NumPy and torch, on any device, run the same code.
+"""
+
+from neural_compressor.algorithms.awq import awq_clip, awq_scale, round_scaled
+from neural_compressor.algorithms.bias_correction import bias_correction
+from neural_compressor.algorithms.catalogue import ALGORITHMS, WeightOnlyAlgorithm, register_algorithm
+from neural_compressor.algorithms.double_quant import DoubleQuantized, double_quant, quantize_parameter
+from neural_compressor.algorithms.equalization import equalize, equalizing_scale
+from neural_compressor.algorithms.float_zero_array import FloatZeroArray
+from neural_compressor.algorithms.gptq import gptq
+from neural_compressor.algorithms.hadamard import Rotation, hadamard_matrix, rotate
+from neural_compressor.algorithms.hqq import hqq
+from neural_compressor.algorithms.layer_result import LayerResult
+from neural_compressor.algorithms.quadratic_loss import quadratic_loss
+from neural_compressor.algorithms.rtn import rtn
+from neural_compressor.algorithms.scale_refit import refit_scales
+from neural_compressor.algorithms.smoothquant import smooth_scale
+from neural_compressor.algorithms.statistics import InputStatistics
+from neural_compressor.algorithms.teq import teq_scale
+from neural_compressor.algorithms.weight_qparams import weight_qparams
+
+__all__ = [
+    "ALGORITHMS",
+    "DoubleQuantized",
+    "FloatZeroArray",
+    "InputStatistics",
+    "LayerResult",
+    "Rotation",
+    "WeightOnlyAlgorithm",
+    "awq_clip",
+    "awq_scale",
+    "bias_correction",
+    "double_quant",
+    "equalize",
+    "equalizing_scale",
+    "gptq",
+    "hadamard_matrix",
+    "hqq",
+    "quadratic_loss",
+    "quantize_parameter",
+    "refit_scales",
+    "register_algorithm",
+    "rotate",
+    "round_scaled",
+    "rtn",
+    "smooth_scale",
+    "teq_scale",
+    "weight_qparams",
+]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -78,4 +79,4 @@ def column_order(
 def _runs(group: Index) -> list[tuple[int, int]]:
     """Where the number of the group changes."""
     cuts = [0, *(np.flatnonzero(np.diff(group)) + 1).tolist(), group.shape[0]]
-    return list(zip(cuts[:-1], cuts[1:], strict=True))
+    return list(itertools.pairwise(cuts))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from array_api_compat import array_namespace
@@ -32,8 +33,7 @@ class DoubleQuantized:
     @property
     def nbytes_packed(self) -> int:
         """Bytes of the packed form, scales included."""
-        plain = replace(self.array, scale=None, tensor_scale=None)
-        return plain.nbytes_packed + self.scale.nbytes_packed
+        return self.array.nbytes_packed - 4 * math.prod(self.scale.shape) + self.scale.nbytes_packed
 
 
 def double_quant(array: QuantizedArray, scheme: TensorScheme, weight: Array | None = None) -> DoubleQuantized:

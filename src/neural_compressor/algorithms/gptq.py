@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 from array_api_compat import array_namespace, device
 
 from neural_compressor.algorithms.checks import checked_hessian, checked_weight, group_size
@@ -54,8 +53,8 @@ def gptq(
       inputs, not at its own outputs on inputs that already carry an error; ``cross_mix`` (0 to 1) says how far.
     - ``sweeps``: how often every weight is then rounded once more, given all the others.
 
+    >>> import numpy as np
     >>> from neural_compressor.dtypes import dtype
-    >>> from neural_compressor.schemes import PerGroup
     >>> same = np.float32([[1.0, 0.99], [0.99, 1.0]])
     >>> w, scheme = np.float32([[0.4, 0.4, 1.0]]), TensorScheme(dtype("int2"))
     >>> hessian = np.eye(3, dtype=np.float32)

@@ -34,7 +34,7 @@ def weighted_square(scheme: TensorScheme, importance: Array) -> GroupLoss:
             return xp.sum(rows) if per_tensor else rows
 
         return whole
-    weights = _filled_up(importance, group_size(scheme, importance.shape[0]))
+    weights = filled_up(importance, group_size(scheme, importance.shape[0]))
 
     def grouped(error: Array) -> Array:
         parts = to_parts(error, granularity)
@@ -71,8 +71,8 @@ def block_quadratic(scheme: TensorScheme, hessian: Array) -> GroupLoss:
     return grouped
 
 
-def _filled_up(importance: Array, size: int) -> Array:
-    """(groups, size), with nothing where a last short group has no weights."""
+def filled_up(importance: Array, size: int) -> Array:
+    """One number an input as (groups, size), with zeros where a last short group has no weights."""
     xp = array_namespace(importance)
     inputs = importance.shape[0]
     groups = -(-inputs // size)

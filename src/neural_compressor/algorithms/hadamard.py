@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 from array_api_compat import array_namespace
 
 from neural_compressor.errors import ConfigError
@@ -20,7 +21,7 @@ def largest_power_of_two(n: int) -> int:
     return n & -n
 
 
-def hadamard_matrix(n: int) -> np.ndarray:
+def hadamard_matrix(n: int) -> npt.NDArray[np.float32]:
     """The orthonormal Hadamard matrix of Sylvester, in blocks along the diagonal where ``n`` is no power of two.
 
     Block sizes are the largest power of two that divides ``n``.
@@ -30,7 +31,8 @@ def hadamard_matrix(n: int) -> np.ndarray:
     >>> hadamard_matrix(6).shape
     (6, 6)
     """
-    return Rotation(n).apply(np.eye(n, dtype=np.float32))
+    matrix: npt.NDArray[np.float32] = Rotation(n).apply(np.eye(n, dtype=np.float32))
+    return matrix
 
 
 @dataclass(frozen=True)

@@ -2,21 +2,42 @@
 
 from __future__ import annotations
 
-from array_api_compat import array_namespace
+from dataclasses import dataclass
 
-from neural_compressor.algorithms.checks import checked_weight
+from array_api_compat import array_namespace, device
+
+from neural_compressor.algorithms.checks import checked_weight, group_size
 from neural_compressor.algorithms.float_zero_array import FloatZeroArray
+from neural_compressor.algorithms.group_loss import filled_up
 from neural_compressor.algorithms.row_blocks import row_blocks
 from neural_compressor.dtypes import IntType
 from neural_compressor.errors import ConfigError
-from neural_compressor.schemes import PER_CHANNEL, PerGroup, QParams, QuantizedArray, TensorScheme, choose_qparams
+from neural_compressor.schemes import PerTensor, QuantizedArray, TensorScheme, choose_qparams, value_range
 from neural_compressor.schemes.affine import integer_limits
 from neural_compressor.schemes.arrays import Array
 from neural_compressor.schemes.grid import code_dtype
-from neural_compressor.schemes.ranges import against_parts, from_parts, scale_granularity, to_parts, value_range
+from neural_compressor.schemes.mapping import element_type
+from neural_compressor.schemes.ranges import against_parts, from_parts, scale_shape, to_parts
 
 _BETA, _KAPPA = 10.0, 1.01
 _TINY = 1e-8
+_WORTH = 1 - 1e-5
+
+
+@dataclass(frozen=True)
+class HqqOptions:
+    """How hqq works: the exponent of the error, how long, and what it may move."""
+
+    p: float = 0.7
+    iterations: int = 20
+    optimize_scale: bool = True
+    integer_zero: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.p <= 1:
+            raise ConfigError(f"hqq needs an exponent p above 0 and at most 1, not {self.p}")
+        if self.iterations < 1:
+            raise ConfigError(f"hqq needs at least one iteration, not {self.iterations}")
 
 
 def hqq(
@@ -25,55 +46,114 @@ def hqq(
     *,
     p: float = 0.7,
     iterations: int = 20,
-    optimize_scale: bool = False,
+    optimize_scale: bool = True,
     integer_zero: bool = False,
 ) -> FloatZeroArray | QuantizedArray:
     """``weight`` (outputs, inputs) on an asymmetric integer grid whose zero points make ``Σ |error|^p`` small.
 
     Half-quadratic splitting (Badri & Shaji 2023): the error is split into a sparse part, found by shrinking it, and a
     rest, for which the best zero point of each group is a mean. Each group keeps the best it has seen, and the work
-    stops when none gets better. ``optimize_scale`` fits the scales in the same way. Zero points are floats, unless
-    ``integer_zero`` asks for a plain quantized array, in which they are rounded.
+    stops when none gets better. Errors are taken in steps of the grid, so that the size of the weights does not matter.
+
+    With ``optimize_scale`` the scales are fitted in the same way; the paper moves zero points alone. Zero points are
+    floats, unless ``integer_zero`` asks for a plain quantized array, in which they are rounded.
 
     >>> import numpy as np
     >>> from neural_compressor.dtypes import dtype
+    >>> from neural_compressor.schemes import PerGroup
     >>> w = np.float32([[0.1, 0.2, 0.35, 9.0]])
     >>> q = hqq(w, TensorScheme(dtype("uint4"), symmetric=False, granularity=PerGroup(4)))
     >>> q.codes.tolist(), q.zero.shape
-    ([[0, 0, 1, 15]], (1, 1))
+    ([[0, 0, 0, 15]], (1, 1))
     """
+    options = HqqOptions(p, iterations, optimize_scale, integer_zero)
     kind = scheme.dtype
     if not isinstance(kind, IntType) or scheme.symmetric:
         raise ConfigError(
             f"hqq moves zero points, which only asymmetric integer types have; got {kind.name}"
             f"{' sym' if scheme.symmetric else ''}"
         )
-    if not 0 < p <= 1:
-        raise ConfigError(f"hqq needs an exponent p above 0 and at most 1, not {p}")
-    if not isinstance(scheme.granularity, PerGroup) and scheme.granularity.name != PER_CHANNEL.name:
+    if isinstance(scheme.granularity, PerTensor):
         raise ConfigError("hqq chooses a zero point for each group or channel; use per_group or per_channel")
     weight = checked_weight(weight, scheme)
     xp = array_namespace(weight)
-    parts = [
-        _solve(weight[rows, :], scheme, p, iterations, optimize_scale, integer_zero) for rows in row_blocks(weight)
-    ]
-    codes, scale, zero = (xp.concat(list(arrays)) for arrays in zip(*parts, strict=True))
+    solved = [_solve(weight[rows, :], scheme, options) for rows in row_blocks(weight)]
+    codes, scale, zero = (xp.concat(list(parts)) for parts in zip(*solved, strict=True))
     if integer_zero:
         return QuantizedArray(codes, scale, xp.astype(zero, xp.int32), scheme, tuple(weight.shape))
     return FloatZeroArray(codes, scale, zero, scheme, tuple(weight.shape))
 
 
-def _solve(
-    weight: Array, scheme: TensorScheme, p: float, iterations: int, optimize_scale: bool, integer_zero: bool
-) -> tuple[Array, Array, Array]:
+def _solve(weight: Array, scheme: TensorScheme, options: HqqOptions) -> tuple[Array, Array, Array]:
     """Codes, scales and zero points of some rows."""
     xp = array_namespace(weight)
-    granularity, shape = scale_granularity(scheme), tuple(weight.shape)
-    low, high = value_range(weight, granularity)
-    start = choose_qparams(low, high, scheme)
-    parts = to_parts(weight, granularity)
-    # A last short group is filled up with copies of its last weight; they must not count.
-    counts = to_parts(xp.ones_like(weight), granularity) if parts.shape != weight.shape else xp.ones_like(parts)
-    if isinstance(granularity, PerGroup) and parts.size if False else False:
-        pass
-    return parts, start.scale, start.zero_point
+    shape, limits = tuple(weight.shape), integer_limits(scheme)
+    start = choose_qparams(*value_range(weight, scheme.granularity), scheme)
+    unit = against_parts(start.scale, shape, scheme.granularity)
+    steps = to_parts(weight, scheme.granularity) / unit
+    counted = _counted(weight, scheme)
+    scale, zero = _half_quadratic(
+        steps,
+        counted,
+        xp.astype(against_parts(start.zero_point, shape, scheme.granularity), xp.float32),
+        limits,
+        options,
+    )
+    codes = xp.clip(xp.round(steps / scale + zero), *limits)
+    codes = xp.astype(from_parts(codes, shape, scheme.granularity), code_dtype(xp, element_type(scheme)))
+    lead = scale_shape(shape, scheme.granularity)
+    return codes, xp.reshape(unit * scale, lead), xp.reshape(zero, lead)
+
+
+def _half_quadratic(
+    steps: Array, counted: Array, zero: Array, limits: tuple[int, int], options: HqqOptions
+) -> tuple[Array, Array]:
+    """The best scale, relative to the step, and zero point for each group of ``steps`` (..., size)."""
+    xp = array_namespace(steps)
+    count = xp.sum(counted, axis=-1, keepdims=True)
+    scale = best_scale = xp.ones_like(zero)
+    best_zero, best_cost, beta = zero, xp.full_like(zero, float("inf")), _BETA
+    for _ in range(options.iterations):
+        error, codes = _error(steps, scale, zero, limits)
+        kept, magnitude = zero, xp.abs(error)
+        if options.integer_zero:
+            # On its way a zero point may lie between integers; one that is kept must be storable.
+            kept = xp.clip(xp.round(zero), *limits)
+            magnitude = xp.abs(_error(steps, scale, kept, limits)[0])
+        cost = xp.sum(counted * magnitude**options.p, axis=-1, keepdims=True)
+        better = cost < best_cost * _WORTH
+        if not bool(xp.any(better)):
+            break
+        best_scale, best_zero = xp.where(better, scale, best_scale), xp.where(better, kept, best_zero)
+        best_cost = xp.where(better, cost, best_cost)
+        magnitude = xp.abs(error)
+        shrunk = magnitude - xp.clip(magnitude, _TINY, None) ** (options.p - 1) / beta
+        target = steps - xp.sign(error) * xp.clip(shrunk, 0.0, None)
+        zero = xp.sum(counted * (codes - target / scale), axis=-1, keepdims=True) / count
+        if options.optimize_scale:
+            scale = _fitted(target, codes - zero, counted, scale)
+        beta *= _KAPPA
+    return best_scale, best_zero
+
+
+def _error(steps: Array, scale: Array, zero: Array, limits: tuple[int, int]) -> tuple[Array, Array]:
+    xp = array_namespace(steps)
+    codes = xp.clip(xp.round(steps / scale + zero), *limits)
+    return steps - (codes - zero) * scale, codes
+
+
+def _fitted(target: Array, levels: Array, counted: Array, scale: Array) -> Array:
+    """Least squares for ``target = levels * scale``, and the old scale where that says nothing or turns the sign."""
+    xp = array_namespace(target)
+    square = xp.sum(counted * levels * levels, axis=-1, keepdims=True)
+    fitted = xp.sum(counted * target * levels, axis=-1, keepdims=True) / xp.clip(square, _TINY, None)
+    return xp.where(fitted > _TINY, fitted, scale)
+
+
+def _counted(weight: Array, scheme: TensorScheme) -> Array:
+    """1 for each weight of a part, 0 for what fills up a last short group."""
+    xp = array_namespace(weight)
+    inputs = weight.shape[1]
+    ones = xp.ones(inputs, dtype=xp.float32, device=device(weight))
+    size = group_size(scheme, inputs)
+    return filled_up(ones, size) if scheme.granularity.name == "per_group" else ones

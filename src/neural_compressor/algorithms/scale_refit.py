@@ -50,7 +50,8 @@ def refit_scales(array: QuantizedArray, weight: Array, hessian: Array) -> Quanti
         _factors(weight[i : i + step, :], values[i : i + step, :], hessian, size)
         for i in range(0, weight.shape[0], step)
     ]
-    return replace(array, scale=array.scale * xp.reshape(xp.concat(factors), array.scale.shape))
+    scale: Array = array.scale
+    return replace(array, scale=scale * xp.reshape(xp.concat(factors), scale.shape))
 
 
 def _factors(weight: Array, values: Array, hessian: Array, size: int) -> Array:

@@ -38,7 +38,7 @@ class ConfigModel(BaseModel):
 
     def to_dict(self) -> dict[str, Any]:
         """The settings as nested dicts and lists; values without a plain form (example inputs) stay as they are."""
-        return {name: _plain(getattr(self, name)) for name in type(self).model_fields}
+        return {name: plain(getattr(self, name)) for name in type(self).model_fields}
 
     @classmethod
     def from_dict(cls: type[C], data: Mapping[str, Any]) -> C:
@@ -86,7 +86,8 @@ def _sentence(model: type[BaseModel], item: dict[str, Any]) -> str:
     return f"{model.__name__}.{field}: {problem}"
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """``value`` as nested dicts and lists; what has no plain form stays as it is."""
     if isinstance(value, ConfigModel):
         return value.to_dict()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -94,7 +95,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     return value

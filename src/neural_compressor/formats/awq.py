@@ -13,7 +13,8 @@ from array_api_compat import array_namespace, device
 
 from neural_compressor.errors import FormatError
 from neural_compressor.formats.base import FORMATS, CheckpointFormat
-from neural_compressor.formats.int32_words import contiguous, pack_words, unpack_words
+from neural_compressor.formats.byte_views import contiguous
+from neural_compressor.formats.int32_words import pack_words, unpack_words
 from neural_compressor.formats.linear_weight import LinearSpec, LinearWeight
 from neural_compressor.formats.stored_tensors import (
     finite_scale,
@@ -23,6 +24,7 @@ from neural_compressor.formats.stored_tensors import (
     of_shape,
     option,
     required,
+    whole_groups,
     why_no_half_scale,
 )
 from neural_compressor.schemes.arrays import Array
@@ -65,7 +67,7 @@ class AWQ(CheckpointFormat):
         qweight = matrix(tensors, "qweight", "int32")
         xp = array_namespace(qweight)
         inputs, outputs = int(qweight.shape[0]), int(qweight.shape[1]) * 8
-        groups = 1 if size == -1 else -(-inputs // size)
+        groups = whole_groups(inputs, size)
         scales = of_shape(finite_scale(required(tensors, "scales"), "scales"), (groups, outputs), "scales")
         qzeros = of_shape(matrix(tensors, "qzeros", "int32"), (groups, outputs // 8), "qzeros")
         zeros = contiguous(xp.astype(xp.matrix_transpose(_unpack(qzeros)), xp.int32))

@@ -14,10 +14,18 @@ from array_api_compat import array_namespace, device
 
 from neural_compressor.errors import FormatError
 from neural_compressor.formats.base import FORMATS, CheckpointFormat
+from neural_compressor.formats.byte_views import contiguous
 from neural_compressor.formats.config_groups import config_groups, spec_of
-from neural_compressor.formats.int32_words import contiguous, pack_words, unpack_words, word_count
+from neural_compressor.formats.int32_words import pack_words, unpack_words, word_count
 from neural_compressor.formats.linear_weight import LinearSpec, LinearWeight, run_groups
-from neural_compressor.formats.stored_tensors import checked_groups, finite_scale, matrix, of_shape, required
+from neural_compressor.formats.stored_tensors import (
+    checked_groups,
+    finite_scale,
+    matrix,
+    of_shape,
+    required,
+    whole_groups,
+)
 from neural_compressor.schemes.arrays import Array
 
 METHOD = "compressed-tensors"
@@ -56,7 +64,7 @@ class _IntegerWeights(CheckpointFormat):
         return config.get("quant_method") == METHOD and config.get("format") == self.name
 
     def _scale(self, tensors: Mapping[str, Array], spec: LinearSpec, shape: tuple[int, int]) -> Array:
-        groups = 1 if spec.group_size == -1 else -(-shape[1] // spec.group_size)
+        groups = whole_groups(shape[1], spec.group_size)
         scale = finite_scale(required(tensors, "weight_scale"), "weight_scale")
         if groups == 1 and len(scale.shape) == 1:
             scale = scale[:, None]
@@ -67,7 +75,7 @@ class _IntegerWeights(CheckpointFormat):
         g_idx = tensors.get("weight_g_idx")
         if g_idx is None or bool(array_namespace(g_idx).any(g_idx == -1)):
             return None
-        groups = 1 if spec.group_size == -1 else -(-codes.shape[1] // spec.group_size)
+        groups = whole_groups(int(codes.shape[1]), spec.group_size)
         return checked_groups(g_idx, run_groups(codes, spec.group_size), groups, "weight_g_idx")
 
 

@@ -61,7 +61,7 @@ def spec_of(config: Mapping[str, Any], name: str) -> LinearSpec:
         for group in groups.values():
             if any(matches(target, name) for target in group.get("targets", ())):
                 return _spec(group.get("weights"))
-    raise FormatError(f"no group of the compressed-tensors configuration targets it")
+    raise FormatError("no group of the compressed-tensors configuration targets it")
 
 
 def _by_name(target: str, name: str) -> bool:

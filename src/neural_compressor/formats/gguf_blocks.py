@@ -13,7 +13,7 @@ from array_api_compat import array_namespace, device
 
 from neural_compressor.errors import FormatError
 from neural_compressor.formats.base import FORMATS, CheckpointFormat
-from neural_compressor.formats.int32_words import contiguous
+from neural_compressor.formats.byte_views import reinterpreted
 from neural_compressor.formats.linear_weight import LinearSpec, LinearWeight
 from neural_compressor.formats.stored_tensors import finite_scale, half_scale, matrix, why_no_half_scale
 from neural_compressor.schemes.arrays import Array, as_float32
@@ -87,7 +87,7 @@ class GGUF(CheckpointFormat):
         scale = finite_scale(_float16(blocks[..., :2]), "weight")
         zeros, bits = None, 4
         if kind == "Q8_0":
-            signed, bits = contiguous(blocks[..., 2:]).view(xp.int8), 8
+            signed, bits = reinterpreted(blocks[..., 2:], xp.int8), 8
             codes = xp.astype(xp.astype(signed, xp.int16) + 128, xp.uint8)
         elif kind == "Q4_0":
             codes = _from_nibbles(blocks[..., 2:])
@@ -109,16 +109,16 @@ class GGUF(CheckpointFormat):
 
 def _octets(x: Array) -> Array:
     """Each float16 number as two bytes on an axis of its own."""
-    return contiguous(x[..., None]).view(array_namespace(x).uint8)
+    return reinterpreted(x[..., None], array_namespace(x).uint8)
 
 
 def _octets_of_int8(x: Array) -> Array:
     xp = array_namespace(x)
-    return xp.astype(x, xp.int8).view(xp.uint8)
+    return reinterpreted(xp.astype(x, xp.int8), xp.uint8)
 
 
 def _float16(octets: Array) -> Array:
-    return contiguous(octets).view(array_namespace(octets).float16)[..., 0]
+    return reinterpreted(octets, array_namespace(octets).float16)[..., 0]
 
 
 def _nibbles(codes: Array) -> Array:
@@ -137,7 +137,7 @@ def _zero_points(scale: Array, offset: Array) -> Array:
     zeros = xp.round(-as_float32(offset) / xp.where(exact == 0, xp.ones_like(exact), exact))
     whole = half_scale(-zeros * exact) == offset
     if not bool(xp.all(whole & (zeros >= 0) & (zeros <= 15))):
-        raise FormatError(f"Q4_1 blocks have offsets between steps; dequantize them instead")
+        raise FormatError("Q4_1 blocks have offsets between steps; dequantize them instead")
     return xp.astype(zeros, xp.int32)
 
 

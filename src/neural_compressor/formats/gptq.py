@@ -15,7 +15,8 @@ from array_api_compat import array_namespace
 
 from neural_compressor.errors import FormatError
 from neural_compressor.formats.base import FORMATS, CheckpointFormat
-from neural_compressor.formats.int32_words import contiguous, pack_words, unpack_words
+from neural_compressor.formats.byte_views import contiguous
+from neural_compressor.formats.int32_words import pack_words, unpack_words
 from neural_compressor.formats.linear_weight import LinearSpec, LinearWeight, run_groups
 from neural_compressor.formats.stored_tensors import (
     checked_groups,

@@ -5,9 +5,10 @@ One code after the other, the first in the lowest bits, across the borders of wo
 
 from __future__ import annotations
 
-from array_api_compat import array_namespace, is_torch_array
+from array_api_compat import array_namespace
 
 from neural_compressor.errors import FormatError
+from neural_compressor.formats.byte_views import reinterpreted
 from neural_compressor.schemes import pack_bits, unpack_bits
 from neural_compressor.schemes.arrays import Array
 from neural_compressor.schemes.packing import packed_bytes
@@ -35,7 +36,7 @@ def pack_words(codes: Array, bits: int) -> Array:
     if missing:
         blank = xp.zeros((*octets.shape[:-1], missing), dtype=xp.uint8, device=octets.device)
         octets = xp.concat([octets, blank], axis=-1)
-    return reinterpreted(octets, xp.int32, 4)
+    return reinterpreted(octets, xp.int32)
 
 
 def unpack_words(words: Array, bits: int, count: int) -> Array:
@@ -52,10 +53,5 @@ def unpack_words(words: Array, bits: int, count: int) -> Array:
         raise FormatError(
             f"{count} codes of {bits} bits take {word_count(count, bits)} words a row, found {words.shape[-1]}"
         )
-    octets = reinterpreted(words, xp.uint8, 0.25)
+    octets = reinterpreted(words, xp.uint8)
     return unpack_bits(octets[..., : packed_bytes(count, bits)], bits, count)
-
-
-def contiguous(x: Array) -> Array:
-    """``x`` with its values one after the other in memory, as files store them."""
-    return x.contiguous() if is_torch_array(x) else array_namespace(x).ascontiguousarray(x)

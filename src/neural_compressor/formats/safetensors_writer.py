@@ -14,7 +14,7 @@ from typing import IO, Any
 from array_api_compat import is_torch_array
 
 from neural_compressor.errors import FormatError
-from neural_compressor.formats.int32_words import contiguous
+from neural_compressor.formats.byte_views import contiguous
 from neural_compressor.formats.json_files import write_json
 from neural_compressor.formats.safetensors_files import INDEX, WEIGHTS
 from neural_compressor.schemes.arrays import Array

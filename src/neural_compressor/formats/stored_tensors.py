@@ -57,6 +57,13 @@ def checked_groups(g_idx: Array, runs: Array, groups: int, part: str) -> Array |
     return None if bool(xp.all(g_idx == runs)) else xp.astype(g_idx, xp.int32, copy=False)
 
 
+def whole_groups(inputs: int, group_size: int) -> int:
+    """How many groups the columns make, refused where the last would be short, which the layout does not allow."""
+    if group_size != -1 and inputs % group_size:
+        raise FormatError(f"{inputs} inputs are not made of whole groups of {group_size}")
+    return 1 if group_size == -1 else inputs // group_size
+
+
 def option(config: Mapping[str, Any], *keys: str) -> int:
     """The whole number in ``config`` under the first of ``keys`` that is there."""
     for key in keys:

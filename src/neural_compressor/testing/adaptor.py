@@ -300,9 +300,13 @@ class AdaptorContract:
     def test_ability_that_is_not_offered_says_so(self, ability: str) -> None:
         adaptor = self.make_adaptor()
         if not offered(adaptor, ability):
-            arguments: tuple[Any, ...] = {"convert": ("a", "b"), "quantize_input": (), "convert_bf16": ()}.get(
-                ability, ({},)
-            )
+            taken: dict[str, tuple[Any, ...]] = {
+                "train": ([], {}, None),
+                "convert": ("a", "b"),
+                "quantize_input": (),
+                "convert_bf16": (),
+            }
+            arguments = taken.get(ability, ({},))
             with pytest.raises(NotImplementedError, match=ability):
                 getattr(adaptor, ability)(self.make_model(), *arguments)
 

@@ -150,7 +150,6 @@ class PyTorchAdaptor(Adaptor):
         self,
         model: nn.Module,
         dataloader: Iterable[Any],
-        *,
         tune_cfg: Mapping[str, Any],
         criterion: Callable[[Any, Any], torch.Tensor],
         optimizer: Callable[[Any], torch.optim.Optimizer] | None = None,

@@ -1,0 +1,144 @@
+"""The weight-only algorithms by name, all called in the same way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from array_api_compat import array_namespace
+
+from neural_compressor.algorithms.awq import awq_scale, round_scaled
+from neural_compressor.algorithms.gptq import gptq
+from neural_compressor.algorithms.hadamard import Rotation
+from neural_compressor.algorithms.hqq import hqq
+from neural_compressor.algorithms.layer_result import LayerResult
+from neural_compressor.algorithms.rtn import rtn
+from neural_compressor.algorithms.statistics import InputStatistics
+from neural_compressor.algorithms.teq import teq_scale
+from neural_compressor.errors import CalibrationError
+from neural_compressor.registry import Registry
+from neural_compressor.schemes import TensorScheme
+from neural_compressor.schemes.arrays import Array
+
+
+@dataclass(frozen=True)
+class WeightOnlyAlgorithm:
+    """An algorithm for the weight (outputs, inputs) of one layer, and whether it must have seen the layer's inputs.
+
+    >>> import numpy as np
+    >>> from neural_compressor.dtypes import dtype
+    >>> ALGORITHMS["rtn"](np.float32([[1.0, -7.0]]), TensorScheme(dtype("int4"))).dequantize().tolist()
+    [[1.0, -7.0]]
+    """
+
+    name: str
+    quantize: Callable[..., LayerResult]
+    needs_statistics: bool = False
+
+    def __call__(
+        self, weight: Array, scheme: TensorScheme, statistics: InputStatistics | None = None, **options: Any
+    ) -> LayerResult:
+        """Quantize ``weight`` as ``scheme`` says."""
+        if self.needs_statistics and (statistics is None or statistics.count == 0):
+            raise CalibrationError(
+                f"{self.name} needs the statistics of the layer's inputs; calibrate with at least one batch that runs "
+                "through the layer, or use an algorithm that needs none (rtn, hqq)"
+            )
+        return self.quantize(weight, scheme, statistics, **options)
+
+
+ALGORITHMS: Registry[WeightOnlyAlgorithm] = Registry(
+    "weight-only algorithm", entry_point_group="neural_compressor.algorithms"
+)
+
+
+def register_algorithm(
+    name: str, *, needs_statistics: bool = False
+) -> Callable[[Callable[..., LayerResult]], Callable[..., LayerResult]]:
+    """Make ``function(weight, scheme, statistics, **options)`` known by ``name``."""
+
+    def add(function: Callable[..., LayerResult]) -> Callable[..., LayerResult]:
+        ALGORITHMS.add(name, WeightOnlyAlgorithm(name, function, needs_statistics))
+        return function
+
+    return add
+
+
+@register_algorithm("rtn")
+def _rtn(
+    weight: Array,
+    scheme: TensorScheme,
+    statistics: InputStatistics | None = None,
+    *,
+    search: str | None = None,
+    full_range: bool = False,
+    rotation: Rotation | None = None,
+) -> LayerResult:
+    """Round to nearest; a search weighs each input with its mean square, where that is known."""
+    importance = None
+    if statistics is not None and search is not None:
+        importance = statistics.mean_square
+        if rotation is not None:
+            importance = array_namespace(importance).linalg.diagonal(rotation.apply_to_hessian(statistics.hessian))
+    array = rtn(_rotated(weight, rotation), scheme, importance, search, full_range=full_range)
+    return LayerResult(array, rotation=rotation)
+
+
+@register_algorithm("hqq")
+def _hqq(
+    weight: Array,
+    scheme: TensorScheme,
+    statistics: InputStatistics | None = None,
+    *,
+    rotation: Rotation | None = None,
+    **options: Any,
+) -> LayerResult:
+    """Half-quadratic zero points; the inputs do not matter."""
+    return LayerResult(hqq(_rotated(weight, rotation), scheme, **options), rotation=rotation)
+
+
+@register_algorithm("gptq", needs_statistics=True)
+def _gptq(
+    weight: Array,
+    scheme: TensorScheme,
+    statistics: InputStatistics,
+    *,
+    upstream: bool = True,
+    rotation: Rotation | None = None,
+    **options: Any,
+) -> LayerResult:
+    """Error compensation; ``upstream`` says whether to make up for earlier error, where its statistics were kept."""
+    hessian, cross = statistics.hessian, statistics.cross if upstream else None
+    if rotation is not None:
+        hessian = rotation.apply_to_hessian(hessian)
+        cross = None if cross is None else rotation.apply(rotation.apply(cross).T).T
+    return replace(gptq(_rotated(weight, rotation), hessian, scheme, cross=cross, **options), rotation=rotation)
+
+
+@register_algorithm("awq", needs_statistics=True)
+def _awq(
+    weight: Array,
+    scheme: TensorScheme,
+    statistics: InputStatistics,
+    *,
+    auto_scale: bool = True,
+    auto_clip: bool = True,
+    grid: int = 20,
+) -> LayerResult:
+    """Scaled inputs and clipped ranges."""
+    scale = awq_scale([weight], statistics, scheme, grid=grid) if auto_scale else None
+    return round_scaled(weight, scheme, statistics.hessian, scale, clip=auto_clip)
+
+
+@register_algorithm("teq", needs_statistics=True)
+def _teq(
+    weight: Array, scheme: TensorScheme, statistics: InputStatistics, *, clip: bool = False, **options: Any
+) -> LayerResult:
+    """Trained scales of the inputs."""
+    scale = teq_scale([weight], statistics, scheme, **options)
+    return round_scaled(weight, scheme, statistics.hessian, scale, clip=clip)
+
+
+def _rotated(weight: Array, rotation: Rotation | None) -> Array:
+    return weight if rotation is None else rotation.apply(weight)

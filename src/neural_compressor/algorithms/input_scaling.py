@@ -1,0 +1,58 @@
+"""The output error of weights whose inputs are scaled before rounding: what AWQ and TEQ make small."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from array_api_compat import array_namespace, device
+
+from neural_compressor.algorithms.checks import checked_hessian, checked_weight
+from neural_compressor.algorithms.quadratic_loss import quadratic_loss
+from neural_compressor.errors import QuantizationError
+from neural_compressor.schemes import TensorScheme, fake_quantize
+from neural_compressor.schemes.arrays import Array
+
+
+class ScalingProblem:
+    """Weights that share an input, and the second moments of that input.
+
+    A scale ``s`` for each input multiplies the weights before they are rounded and divides the inputs when the layer
+    runs: in effect the weight becomes ``Q(W s) / s``. The loss is a sum over outputs, so a search may look at an evenly
+    spaced sample of them.
+    """
+
+    def __init__(self, weights: Sequence[Array], hessian: Array, scheme: TensorScheme) -> None:
+        if not weights:
+            raise QuantizationError("there are no weights to find a scale for")
+        first = weights[0]
+        if any(weight.shape[-1] != first.shape[-1] for weight in weights):
+            shapes = [tuple(weight.shape) for weight in weights]
+            raise QuantizationError(f"weights that share an input have as many columns, not shapes {shapes}")
+        self.weights = [checked_weight(weight, scheme) for weight in weights]
+        self.hessian = checked_hessian(hessian, self.weights[0])
+        self.scheme = scheme
+
+    def stacked(self, rows: int | None = None) -> Array:
+        """The weights one above the other: all rows, or about ``rows`` of them, evenly spaced."""
+        xp = array_namespace(self.hessian)
+        total = sum(weight.shape[0] for weight in self.weights)
+        step = 1 if rows is None else max(1, total // rows)
+        return xp.concat([weight[::step, :] for weight in self.weights])
+
+    def rounded(self, weight: Array, scale: Array) -> Array:
+        """The weight that scaling, rounding and scaling back gives."""
+        return fake_quantize(weight * scale, self.scheme) / scale
+
+    def loss(self, weight: Array, scale: Array) -> float:
+        """The quadratic output error of ``weight`` under ``scale``."""
+        return quadratic_loss(weight, self.rounded(weight, scale), self.hessian)
+
+    def ones(self) -> Array:
+        """The scale that changes nothing."""
+        xp = array_namespace(self.hessian)
+        return xp.ones(self.hessian.shape[0], dtype=xp.float32, device=device(self.hessian))
+
+    def no_worse_than_none(self, scale: Array) -> Array:
+        """``scale``, unless all rows together do better without."""
+        weight, ones = self.stacked(), self.ones()
+        return scale if self.loss(weight, scale) < self.loss(weight, ones) else ones

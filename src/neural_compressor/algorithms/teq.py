@@ -1,0 +1,123 @@
+"""TEQ: train the scales of the inputs by gradient descent on the output error."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from array_api_compat import array_namespace
+
+from neural_compressor.algorithms.input_scaling import ScalingProblem
+from neural_compressor.algorithms.quadratic_loss import quadratic_loss
+from neural_compressor.algorithms.statistics import InputStatistics
+from neural_compressor.errors import ConfigError, QuantizationError
+from neural_compressor.schemes import TensorScheme, value_range
+from neural_compressor.schemes.arrays import Array, like
+from neural_compressor.schemes.ranges import against_parts, from_parts, scale_granularity, to_parts
+
+_MOMENTUM, _MEMORY, _TINY = 0.9, 0.99, 1e-12
+
+
+def teq_scale(
+    weights: Sequence[Array],
+    statistics: InputStatistics,
+    scheme: TensorScheme,
+    *,
+    steps: int = 100,
+    lr: float = 0.02,
+    rows: int | None = 512,
+    start: Array | None = None,
+) -> Array:
+    """A scale for each input, trained from ``start`` (by default 1) to make the outputs of ``weights`` move least.
+
+    Cheng et al. 2023 train such scales through the model; here the output error comes from the Hessian, so the gradient
+    has a closed form (:func:`teq_gradient`) and no activations are kept. The steps are Adam's, on the logarithm of the
+    scale, with a rate that falls to zero. The best scale met is returned, and it is no worse than none.
+
+    >>> import numpy as np
+    >>> from neural_compressor.dtypes import dtype
+    >>> from neural_compressor.schemes import PerGroup
+    >>> rng = np.random.default_rng(0)
+    >>> seen = InputStatistics()
+    >>> seen.update(rng.standard_normal((256, 4)).astype(np.float32) * np.float32([9, 1, 1, 1]))
+    >>> scheme = TensorScheme(dtype("int3"), granularity=PerGroup(4))
+    >>> s = teq_scale([rng.standard_normal((64, 4)).astype(np.float32)], seen, scheme)
+    >>> int(np.argmax(s))
+    0
+    """
+    if steps < 1 or lr <= 0:
+        raise ConfigError(f"training needs at least one step and a positive rate, not {steps} and {lr}")
+    problem = ScalingProblem(weights, statistics.hessian, scheme)
+    xp = array_namespace(problem.hessian)
+    sample = problem.stacked(rows)
+    scale = problem.ones() if start is None else like(start, problem.hessian)
+    if tuple(scale.shape) != (sample.shape[1],) or not bool(xp.all(scale > 0)):
+        raise QuantizationError(f"training starts from {sample.shape[1]} positive scales, one an input")
+    log_scale, best, least = xp.log(scale), scale, float("inf")
+    mean, square = xp.zeros_like(scale), xp.zeros_like(scale)
+    unit = quadratic_loss(sample, xp.zeros_like(sample), problem.hessian) or 1.0
+    for step in range(steps):
+        scale = xp.exp(log_scale)
+        loss, gradient = teq_gradient(sample, scale, problem)
+        gradient = gradient / unit
+        if loss < least:
+            best, least = scale, loss
+        mean = _MOMENTUM * mean + (1 - _MOMENTUM) * gradient
+        square = _MEMORY * square + (1 - _MEMORY) * gradient * gradient
+        size = xp.sqrt(square / (1 - _MEMORY ** (step + 1))) + _TINY
+        rate = lr * (1 - step / steps)
+        log_scale = log_scale - rate * mean / (1 - _MOMENTUM ** (step + 1)) / size
+    return problem.no_worse_than_none(best)
+
+
+def teq_gradient(weight: Array, scale: Array, problem: ScalingProblem) -> tuple[float, Array]:
+    """The loss at ``scale`` and its gradient by ``log(scale)``, with rounding straight through.
+
+    With ``E = W - Q(W s) / s`` and ``C = E * (E H)``, summed over outputs the loss is the sum of C. Two things happen when
+    ``s_j`` grows. The errors of input j shrink: ``-2 Σ_i C_ij``. And where input j holds an end of its group's range, the
+    step of the group grows with it, and all errors of the group: ``+2`` times the group's sum of C, shared between the
+    two ends in proportion where the grid is asymmetric. So a common factor of all scales has no gradient, as it should.
+    """
+    xp = array_namespace(weight)
+    scaled = weight * scale
+    error = weight - problem.rounded(weight, scale)
+    cost = error * xp.matmul(error, problem.hessian)
+    through_range = _share_of_range(scaled, problem.scheme) * _spread(cost, problem.scheme)
+    return float(xp.sum(cost, dtype=xp.float64)), 2 * xp.sum(through_range - cost, axis=0)
+
+
+def _spread(cost: Array, scheme: TensorScheme) -> Array:
+    """At each weight, the sum over all that share its scale."""
+    xp = array_namespace(cost)
+    granularity = scale_granularity(scheme)
+    if granularity.name == "per_tensor":
+        return xp.full_like(cost, float(xp.sum(cost)))
+    if granularity.name == "per_channel":
+        return xp.broadcast_to(xp.sum(cost, axis=1, keepdims=True), cost.shape)
+    shape = tuple(cost.shape)
+    parts = to_parts(cost, granularity)
+    inside = to_parts(xp.ones_like(cost[:1, :]), granularity)
+    missing = parts.shape[1] * parts.shape[2] - shape[1]
+    total = xp.sum(parts, axis=-1, keepdims=True)
+    if missing:
+        total[:, -1:, :] -= missing * parts[:, -1:, -1:]
+    return from_parts(xp.broadcast_to(total, parts.shape) * inside, shape, granularity)
+
+
+def _share_of_range(scaled: Array, scheme: TensorScheme) -> Array:
+    """How much of its group's step each weight accounts for: 1 at the largest magnitude, else shared by the two ends."""
+    xp = array_namespace(scaled)
+    shape, granularity = tuple(scaled.shape), scale_granularity(scheme)
+    low, high = value_range(scaled, granularity)
+    low, high = xp.clip(low, None, 0.0), xp.clip(high, 0.0, None)
+    if scheme.symmetric:
+        high = xp.maximum(-low, high)
+        low, scaled = xp.zeros_like(high), xp.abs(scaled)
+    span = xp.where(high > low, high - low, xp.ones_like(high))
+    parts = to_parts(scaled, granularity)
+
+    def end(value: Array, share: Array) -> Array:
+        at_end = xp.astype(parts == against_parts(value, shape, granularity), xp.float32)
+        return at_end * against_parts(share, shape, granularity)
+
+    share = end(high, high / span) + end(low, -low / span)
+    return from_parts(share, shape, granularity)

@@ -1,0 +1,82 @@
+"""How a rule of a configuration names ops: by name, by regular expression or by type."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from neural_compressor.config.words import as_list
+from neural_compressor.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class OpSelector:
+    """What a rule speaks of.
+
+    A string is, in this order, the name of an op (then it means that op alone), the class name of a type of op, or a
+    regular expression that matches the whole of a name. ``is_type`` says that a class was given, or ``{"type": name}``.
+
+    >>> ops = {"fc1": "Linear", "fc10": "Linear", "conv": "Conv1d"}
+    >>> [OpSelector(text).select(ops) for text in ("fc1", "Conv1d", "fc.*")]
+    [['fc1'], ['conv'], ['fc1', 'fc10']]
+    """
+
+    text: str
+    is_type: bool = False
+
+    def __post_init__(self) -> None:
+        try:
+            re.compile(self.text)
+        except re.error as error:
+            raise ConfigError(
+                f"{self.text!r} is not a valid regular expression ({error}); escape special characters with a backslash"
+            ) from None
+
+    def select(self, ops: Mapping[str, str]) -> list[str]:
+        """The names of the ops meant among ``ops``, a mapping of names to type names."""
+        if self.text in ops and not self.is_type:
+            return [self.text]
+        found = [name for name, kind in ops.items() if kind == self.text]
+        if not found and not self.is_type:
+            found = [name for name in ops if re.fullmatch(self.text, name)]
+        return found
+
+    def alternatives(self, ops: Mapping[str, str]) -> str:
+        """What the user may have meant, for a selector that matches nothing; a model has too many ops to list them all."""
+        types = sorted(set(ops.values()))
+        known: Iterable[str] = types if self.is_type else [*ops, *types]
+        near = difflib.get_close_matches(self.text, known, n=3, cutoff=0.5)
+        guess = f"did you mean {', '.join(map(repr, near))}? " if near else ""
+        first = ", ".join(list(ops)[:5]) + (f", ... ({len(ops)} in all)" if len(ops) > 5 else "")
+        return f"{guess}Types: {', '.join(types) or 'none'}. Ops: {first or 'none'}"
+
+    def to_plain(self) -> str | dict[str, str]:
+        """The form in dicts and JSON files."""
+        return {"type": self.text} if self.is_type else self.text
+
+    def __str__(self) -> str:
+        return f"type {self.text!r}" if self.is_type else repr(self.text)
+
+
+def selectors(op: Any) -> tuple[OpSelector, ...]:
+    """The selectors that ``op`` stands for: a string, a class, what :meth:`OpSelector.to_plain` writes, or a list of those.
+
+    >>> selectors(["fc1", int])
+    (OpSelector(text='fc1', is_type=False), OpSelector(text='int', is_type=True))
+    """
+    return tuple(dict.fromkeys(_selector(item) for item in as_list(op)))
+
+
+def _selector(op: Any) -> OpSelector:
+    if isinstance(op, OpSelector):
+        return op
+    if isinstance(op, type):
+        return OpSelector(op.__name__, is_type=True)
+    if isinstance(op, Mapping) and set(op) == {"type"} and isinstance(op["type"], str):
+        return OpSelector(op["type"], is_type=True)
+    if isinstance(op, str) and op:
+        return OpSelector(op)
+    raise ConfigError(f"got {op!r}, expected the name of an op, a regular expression, a type of op, or a list of those")

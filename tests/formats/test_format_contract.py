@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from neural_compressor.formats import FORMATS, CheckpointFormat, LinearWeight, PackQuantized
-from neural_compressor.testing.format import FormatContract
+from neural_compressor.testing import FormatContract
 
 
 @pytest.mark.parametrize("name", FORMATS.names(), scope="class")

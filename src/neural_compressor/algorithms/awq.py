@@ -63,7 +63,7 @@ def awq_scale(
             loss = problem.loss(sample, trial)
             if loss < least:
                 best, least = trial, loss
-    return problem.no_worse_than_none(best)
+    return problem.best([best])
 
 
 def awq_clip(weight: Array, hessian: Array, scheme: TensorScheme) -> QParams:

@@ -59,5 +59,5 @@ def group_size(scheme: TensorScheme, inputs: int) -> int:
     [32, 100]
     """
     if isinstance(scheme.dtype, BlockType):
-        return scheme.dtype.block
+        return min(scheme.dtype.block, inputs)
     return min(scheme.granularity.size, inputs) if isinstance(scheme.granularity, PerGroup) else inputs

@@ -28,6 +28,11 @@ class ColumnOrder:
     moved: bool = False
 
     @property
+    def is_natural(self) -> bool:
+        """Whether inputs are taken as they stand."""
+        return bool(np.all(self.order == np.arange(self.order.shape[0])))
+
+    @property
     def inverse(self) -> Index:
         """The place of each input."""
         return np.argsort(self.order)

@@ -1,4 +1,4 @@
-"""Quantize the scales of a quantized weight, a run of them at a time."""
+"""Quantize the scales and float zero points of a quantized weight, a run of them at a time."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from array_api_compat import array_namespace
 
+from neural_compressor.algorithms.float_zero_array import FloatZeroArray
 from neural_compressor.algorithms.rtn import round_with
 from neural_compressor.dtypes import BlockType, IntType
 from neural_compressor.errors import ConfigError, QuantizationError
@@ -17,14 +18,15 @@ from neural_compressor.schemes.arrays import Array
 
 @dataclass(frozen=True)
 class DoubleQuantized:
-    """A quantized weight whose scales are themselves quantized.
+    """A quantized weight whose scales, float zero points or both are themselves quantized.
 
-    ``array`` is the weight with the scales ``scale`` stands for; ``scale`` holds them as one long row of codes, because
-    a row of a weight has few.
+    ``array`` is the weight with the numbers that ``scale`` and ``zero`` stand for. Those hold them as one long row of
+    codes, because a row of a weight has few; what is None is stored as it is.
     """
 
-    array: QuantizedArray
-    scale: QuantizedArray
+    array: QuantizedArray | FloatZeroArray
+    scale: QuantizedArray | None = None
+    zero: QuantizedArray | None = None
 
     def dequantize(self) -> Array:
         """The values of the weight: float32, in its shape."""
@@ -33,14 +35,22 @@ class DoubleQuantized:
     @property
     def nbytes_packed(self) -> int:
         """Bytes of the packed form, scales included."""
-        return self.array.nbytes_packed - 4 * math.prod(self.scale.shape) + self.scale.nbytes_packed
+        small = [part for part in (self.scale, self.zero) if part is not None]
+        return self.array.nbytes_packed + sum(part.nbytes_packed - 4 * math.prod(part.shape) for part in small)
 
 
-def double_quant(array: QuantizedArray, scheme: TensorScheme, weight: Array | None = None) -> DoubleQuantized:
-    """``array`` with its scales quantized as ``scheme`` says, for instance uint8 in runs of 256.
+def double_quant(
+    array: QuantizedArray | FloatZeroArray,
+    scheme: TensorScheme,
+    weight: Array | None = None,
+    *,
+    scale: bool = True,
+    zero: bool = True,
+) -> DoubleQuantized:
+    """``array`` with its scales and float zero points quantized as ``scheme`` says, for instance uint8 in runs of 256.
 
-    With the ``weight`` the array was made from, weights are rounded again to the grid that the new scales span. Zero
-    points are integers of the weight's own bits already and stay.
+    With the ``weight`` the array was made from, weights are rounded again to the grid that the new numbers span. Integer
+    zero points have no more bits than the weight already and stay.
 
     >>> import numpy as np
     >>> from neural_compressor.algorithms.rtn import rtn
@@ -56,12 +66,19 @@ def double_quant(array: QuantizedArray, scheme: TensorScheme, weight: Array | No
             f"a {array.scheme.dtype.name} weight quantized {array.scheme.granularity.name} has no float32 scales worth "
             "quantizing; double quantization is for per_group and per_channel weights"
         )
-    scale = quantize_parameter(array.scale, scheme)
     xp = array_namespace(array.scale)
-    rounded = replace(array, scale=xp.reshape(scale.dequantize(), array.scale.shape))
+    scales = quantize_parameter(array.scale, scheme) if scale else None
+    if scales is not None:
+        array = replace(array, scale=xp.reshape(scales.dequantize(), array.scale.shape))
+    zeros = quantize_parameter(array.zero, scheme) if zero and isinstance(array, FloatZeroArray) else None
+    if zeros is not None and isinstance(array, FloatZeroArray):
+        array = replace(array, zero=xp.reshape(zeros.dequantize(), array.zero.shape))
     if weight is not None:
-        rounded = round_with(weight, array.scheme, rounded.qparams)
-    return DoubleQuantized(rounded, scale)
+        if isinstance(array, FloatZeroArray):
+            array = array.rounded(weight)
+        else:
+            array = round_with(weight, array.scheme, array.qparams)
+    return DoubleQuantized(array, scales, zeros)
 
 
 def quantize_parameter(values: Array, scheme: TensorScheme) -> QuantizedArray:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 from array_api_compat import array_namespace
 
 from neural_compressor.schemes import QParams, TensorScheme
-from neural_compressor.schemes.arrays import Array
-from neural_compressor.schemes.mapping import from_steps
+from neural_compressor.schemes.affine import integer_limits
+from neural_compressor.schemes.arrays import Array, as_float32
+from neural_compressor.schemes.mapping import from_steps, to_steps
 from neural_compressor.schemes.packing import packed_bytes
-from neural_compressor.schemes.ranges import against_parts, scale_granularity, to_parts
+from neural_compressor.schemes.ranges import against_parts, from_parts, scale_granularity, to_parts
 
 
 @dataclass(frozen=True)
@@ -40,11 +42,18 @@ class FloatZeroArray:
         steps = parts - against_parts(self.zero, self.shape, granularity)
         return from_steps(steps, self.scheme, QParams(self.scale), self.shape)
 
+    def rounded(self, weight: Array) -> FloatZeroArray:
+        """The same grid with the codes nearest to ``weight``."""
+        xp = array_namespace(self.codes)
+        granularity = scale_granularity(self.scheme)
+        steps = to_steps(as_float32(weight), self.scheme, QParams(self.scale))
+        codes = xp.round(steps + against_parts(self.zero, self.shape, granularity))
+        codes = from_parts(xp.clip(codes, *integer_limits(self.scheme)), self.shape, granularity)
+        return replace(self, codes=xp.astype(codes, self.codes.dtype))
+
     @property
     def nbytes_packed(self) -> int:
         """Bytes of codes packed row by row, with a float32 scale and zero point a group."""
         rows, columns = self.shape
-        scales = 1
-        for length in self.scale.shape:
-            scales *= length
+        scales: int = math.prod(self.scale.shape)
         return rows * packed_bytes(columns, self.scheme.dtype.bits) + 8 * scales

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from array_api_compat import array_namespace
 
-from neural_compressor.errors import ConfigError
+from neural_compressor.errors import ConfigError, QuantizationError
 from neural_compressor.schemes.arrays import Array, as_float32, like
 
 
@@ -83,7 +83,9 @@ class Rotation:
 
     def _checked(self, x: Array) -> Array:
         if x.shape[-1] != self.features:
-            raise ConfigError(f"a rotation of {self.features} inputs cannot turn an array of shape {tuple(x.shape)}")
+            raise QuantizationError(
+                f"a rotation of {self.features} inputs cannot turn an array of shape {tuple(x.shape)}"
+            )
         return as_float32(x)
 
     def _signs(self, x: Array) -> Array:

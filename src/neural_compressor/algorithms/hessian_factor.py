@@ -63,14 +63,19 @@ def _factor(hessian: Array, mean: float, added: Array) -> Array | None:
     inverse is U: one Cholesky and one triangular inverse do what Cholesky, inverse and a second Cholesky would.
     """
     xp = array_namespace(hessian)
-    damped = xp.flip(hessian / mean)
-    ends = xp.arange(hessian.shape[0], device=device(hessian))
-    damped[ends, ends] += xp.flip(added)
     try:
-        inverse = _lower_inverse(xp.linalg.cholesky(damped))
+        inverse = _lower_inverse(xp.linalg.cholesky(_reversed(hessian, mean, added)))
     except xp.linalg.LinAlgError:
         return None
     return xp.flip(inverse) if bool(xp.all(xp.isfinite(inverse))) else None
+
+
+def _reversed(hessian: Array, mean: float, added: Array) -> Array:
+    xp = array_namespace(hessian)
+    damped = xp.flip(hessian) / mean
+    places = xp.arange(hessian.shape[0], device=device(hessian))
+    damped[places, places] += xp.flip(added)
+    return damped
 
 
 def _lower_inverse(lower: Array) -> Array:

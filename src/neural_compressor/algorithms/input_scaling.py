@@ -32,12 +32,16 @@ class ScalingProblem:
         self.hessian = checked_hessian(hessian, self.weights[0])
         self.scheme = scheme
 
-    def stacked(self, rows: int | None = None) -> Array:
-        """The weights one above the other: all rows, or about ``rows`` of them, evenly spaced."""
+    def stacked(self, rows: int | None = None, phase: int = 0) -> Array:
+        """The weights one above the other: all rows, or about ``rows`` of them, evenly spaced.
+
+        Different ``phase`` numbers give different rows, and in turn all of them.
+        """
         xp = array_namespace(self.hessian)
         total = sum(weight.shape[0] for weight in self.weights)
         step = 1 if rows is None else max(1, total // rows)
-        return xp.concat([weight[::step, :] for weight in self.weights])
+        parts = [weight[min(phase % step, weight.shape[0] - 1) :: step, :] for weight in self.weights]
+        return parts[0] if len(parts) == 1 else xp.concat(parts)
 
     def rounded(self, weight: Array, scale: Array) -> Array:
         """The weight that scaling, rounding and scaling back gives."""
@@ -52,7 +56,9 @@ class ScalingProblem:
         xp = array_namespace(self.hessian)
         return xp.ones(self.hessian.shape[0], dtype=xp.float32, device=device(self.hessian))
 
-    def no_worse_than_none(self, scale: Array) -> Array:
-        """``scale``, unless all rows together do better without."""
-        weight, ones = self.stacked(), self.ones()
-        return scale if self.loss(weight, scale) < self.loss(weight, ones) else ones
+    def best(self, scales: Sequence[Array]) -> Array:
+        """The one of ``scales`` with the least loss over all rows, or none (ones) where that is no worse."""
+        weight = self.stacked()
+        candidates = [self.ones(), *scales]
+        losses = [self.loss(weight, scale) for scale in candidates]
+        return candidates[losses.index(min(losses))]

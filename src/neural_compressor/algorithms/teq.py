@@ -15,6 +15,7 @@ from neural_compressor.schemes.arrays import Array, like
 from neural_compressor.schemes.ranges import against_parts, from_parts, scale_granularity, to_parts
 
 _MOMENTUM, _MEMORY, _TINY = 0.9, 0.99, 1e-12
+_FARTHEST = 9.0  # of a logarithm: no useful scale is beyond, and float32 has room around it
 
 
 def teq_scale(
@@ -23,15 +24,16 @@ def teq_scale(
     scheme: TensorScheme,
     *,
     steps: int = 100,
-    lr: float = 0.02,
-    rows: int | None = 512,
+    lr: float = 0.05,
+    rows: int | None = 128,
     start: Array | None = None,
 ) -> Array:
     """A scale for each input, trained from ``start`` (by default 1) to make the outputs of ``weights`` move least.
 
     Cheng et al. 2023 train such scales through the model; here the output error comes from the Hessian, so the gradient
     has a closed form (:func:`teq_gradient`) and no activations are kept. The steps are Adam's, on the logarithm of the
-    scale, with a rate that falls to zero. The best scale met is returned, and it is no worse than none.
+    scale, with a rate that falls to zero, and each looks at about ``rows`` outputs, all of them in turn. What they lead
+    to is compared with the start and with no scale on all outputs, and the best is returned.
 
     >>> import numpy as np
     >>> from neural_compressor.dtypes import dtype
@@ -48,25 +50,24 @@ def teq_scale(
         raise ConfigError(f"training needs at least one step and a positive rate, not {steps} and {lr}")
     problem = ScalingProblem(weights, statistics.hessian, scheme)
     xp = array_namespace(problem.hessian)
-    sample = problem.stacked(rows)
-    scale = problem.ones() if start is None else like(start, problem.hessian)
-    if tuple(scale.shape) != (sample.shape[1],) or not bool(xp.all(scale > 0)):
-        raise QuantizationError(f"training starts from {sample.shape[1]} positive scales, one an input")
-    log_scale, best, least = xp.log(scale), scale, float("inf")
+    ones = problem.ones()
+    scale = ones if start is None else like(start, problem.hessian)
+    if tuple(scale.shape) != tuple(ones.shape) or not bool(xp.all(scale > 0)):
+        raise QuantizationError(f"training starts from {ones.shape[0]} positive scales, one an input")
+    first, log_scale = scale, xp.log(scale)
     mean, square = xp.zeros_like(scale), xp.zeros_like(scale)
-    unit = quadratic_loss(sample, xp.zeros_like(sample), problem.hessian) or 1.0
+    unit = None
     for step in range(steps):
-        scale = xp.exp(log_scale)
-        loss, gradient = teq_gradient(sample, scale, problem)
-        gradient = gradient / unit
-        if loss < least:
-            best, least = scale, loss
+        sample = problem.stacked(rows, phase=step)
+        unit = unit or quadratic_loss(sample, xp.zeros_like(sample), problem.hessian) or 1.0
+        gradient = teq_gradient(sample, xp.exp(log_scale), problem)[1] / unit
         mean = _MOMENTUM * mean + (1 - _MOMENTUM) * gradient
         square = _MEMORY * square + (1 - _MEMORY) * gradient * gradient
         size = xp.sqrt(square / (1 - _MEMORY ** (step + 1))) + _TINY
         rate = lr * (1 - step / steps)
         log_scale = log_scale - rate * mean / (1 - _MOMENTUM ** (step + 1)) / size
-    return problem.no_worse_than_none(best)
+        log_scale = xp.clip(log_scale, -_FARTHEST, _FARTHEST)
+    return problem.best([first, xp.exp(log_scale)])
 
 
 def teq_gradient(weight: Array, scale: Array, problem: ScalingProblem) -> tuple[float, Array]:

@@ -63,11 +63,13 @@ def weight_qparams(
 
 def least_cost_qparams(weight: Array, scheme: TensorScheme, loss: GroupLoss, *, full_range: bool = False) -> QParams:
     """Scales and zero points at which ``loss`` of the error is least, never worse than those that span the range."""
+    xp = array_namespace(weight)
+    # Gone over many times: rows had better lie one after the other in memory.
+    weight = xp.reshape(xp.reshape(weight, (-1,)), weight.shape)
     spanning = _spanning(weight, scheme, full_range)
     if isinstance(scale_granularity(scheme), PerTensor):
         return _search(weight, scheme, spanning, loss, full_range)
     found = [_search(weight[rows], scheme, _rows(spanning, rows), loss, full_range) for rows in row_blocks(weight)]
-    xp = array_namespace(weight)
     zero_points = [part.zero_point for part in found if part.zero_point is not None]
     return QParams(
         xp.concat([part.scale for part in found]),
@@ -107,6 +109,8 @@ def _search(weight: Array, scheme: TensorScheme, spanning: QParams, loss: GroupL
         best = _descend(weight, scheme, loss, scaled, (one,), _scalings(scheme, full_range))
         return scaled(best)
     low, high = value_range(weight, scale_granularity(scheme))
+    # The grid holds zero, and narrowing a range that does not would turn its ends around.
+    low, high = xp.clip(low, None, 0.0), xp.clip(high, 0.0, None)
 
     def narrowed(point: Point) -> QParams:
         return choose_qparams(low * point[0], high * point[1], scheme)

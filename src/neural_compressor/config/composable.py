@@ -1,101 +1,245 @@
-"""Configurations of one algorithm each, with rules of their own for some ops, that add up and span search spaces."""
+"""Configurations of one algorithm each, with rules of their own for some ops and parameters that span a space."""
 
 from __future__ import annotations
 
 import json
-import logging
-from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import PlainValidator
 
-from neural_compressor.config.assignment import Assignment, Claim, Tier, assign, type_names
-from neural_compressor.config.base import ConfigModel, plain
+from neural_compressor.config.assignment import Claim, Tier
+from neural_compressor.config.base import plain
+from neural_compressor.config.composition import Composition
 from neural_compressor.config.op_selector import OpSelector, selectors
 from neural_compressor.config.parameter_space import combinations
 from neural_compressor.errors import ConfigError
-from neural_compressor.registry import Registry
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-C = TypeVar("C", bound="type[ComposableConfig]")
-Ops = Mapping[str, "str | type"]
-"""The ops of a model by name, each with its class or the name of its class."""
-
-_LOG = logging.getLogger(__name__)
 _RULES = ("white_list", "local")
 
-CONFIGS: Registry[type[Composition]] = Registry("configuration", entry_point_group="neural_compressor.configs")
-"""Configuration classes by framework and algorithm, as in ``torch.rtn``: what a file says it holds."""
+
+@dataclass(frozen=True)
+class LocalRule:
+    """A configuration for the ops that ``selector`` names. It is a copy: what was given may change, the rule does not."""
+
+    selector: OpSelector
+    config: ComposableConfig
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.config, ComposableConfig):
+            raise ConfigError(
+                f"the rule for {self.selector} has {self.config!r}, expected a configuration of one algorithm"
+            )
+        if self.config.local or self.config.white_list is not None:
+            raise ConfigError(
+                f"the rule for {self.selector} has a configuration with a white_list or local rules, which would mean "
+                "nothing there; set them on the outer configuration"
+            )
+        object.__setattr__(self, "config", self.config.model_copy(deep=True))
 
 
-def register_config(framework: str, name: str) -> Callable[[C], C]:
-    """Decorator that makes a class the configuration of the algorithm ``name`` in ``framework``."""
-
-    def register(cls: C) -> C:
-        cls.framework, cls.name = framework, name
-        CONFIGS.add(f"{framework}.{name}", cls)
-        return cls
-
-    return register
+def _white_list(value: Any) -> tuple[OpSelector, ...] | None:
+    return None if value is None or value == "*" else selectors(value)
 
 
-class Composition(ConfigModel):
-    """What one configuration and a sum of several have in common."""
+def _local_rules(value: Any) -> tuple[LocalRule, ...]:
+    """Rules in their order; one for a selector that had a rule replaces it and comes last."""
+    if not isinstance(value, Iterable) or isinstance(value, str | Mapping):
+        raise ConfigError(f"got {value!r}, expected a list of {{'op': ..., 'config': ...}}")
+    rules: dict[OpSelector, LocalRule] = {}
+    for item in value:
+        for rule in [item] if isinstance(item, LocalRule) else _read_rule(item):
+            rules.pop(rule.selector, None)
+            rules[rule.selector] = rule
+    return tuple(rules.values())
 
-    framework: ClassVar[str] = ""
-    name: ClassVar[str] = ""
 
-    @property
-    @abstractmethod
-    def parts(self) -> tuple[ComposableConfig, ...]:
-        """The configurations of one algorithm each."""
+def _read_rule(item: Any) -> list[LocalRule]:
+    if not isinstance(item, Mapping) or set(item) != {"op", "config"}:
+        raise ConfigError(f"got {item!r}, expected {{'op': ..., 'config': ...}}")
+    config = item["config"]
+    read: Any = Composition.from_dict(config) if isinstance(config, Mapping) else config
+    return [LocalRule(selector, read) for selector in selectors(item["op"])]
 
-    @property
-    @abstractmethod
-    def identity(self) -> str:
-        """The same for configurations that do the same, however they are spelled."""
 
-    @abstractmethod
-    def expand(self) -> Sequence[Composition]:
-        """The single configurations of the space that list-valued parameters span."""
+class ComposableConfig(Composition):
+    """The configuration of one algorithm.
 
-    def assign(self, ops: Ops) -> dict[str, Assignment[ComposableConfig]]:
-        """What :meth:`resolve` gives, with the rule that decided about each op."""
-        for part in self.parts:
-            part.require_single()
-        given = assign((claim for part in self.parts for claim in part.claims), type_names(ops))
-        won = {id(assignment.config) for assignment in given.values()}
-        for part in self.parts:
-            if ops and part.claims and not any(id(claim.config) in won for claim in part.claims):
-                _LOG.warning("%r applies to no op: other parts of the sum take all it asks for", part)
-        return given
+    - A parameter given as a list spans a space: :meth:`expand` yields its single configurations.
+    - ``white_list`` names the ops the parameters apply to (names, regular expressions, types): all by default; with an
+      empty list only those that local rules name.
+    - :meth:`set_local` gives some ops a configuration of their own.
+    - ``a + b`` of one class and white list has the parameters of ``b`` and the local rules of both. Any other sum is a
+      :class:`ComposedConfig`.
 
-    def resolve(self, ops: Ops) -> dict[str, ComposableConfig | None]:
-        """The configuration of each op, without rules; None for an op that no configuration claims.
+    ``local`` holds the local rules; of several that match an op the last one wins.
 
-        A rule that matches none of ``ops`` is an error, and so is a configuration that spans a space.
+    >>> class Doc(ComposableConfig):
+    ...     sym: bool = True
+    >>> config = Doc().set_local("fc1", Doc(sym=False))
+    >>> {name: each.sym for name, each in config.resolve({"fc1": "Linear", "fc10": "Linear"}).items()}
+    {'fc1': False, 'fc10': True}
+    """
+
+    white_list: Annotated[tuple[OpSelector, ...] | None, PlainValidator(_white_list)] = None
+    local: Annotated[tuple[LocalRule, ...], PlainValidator(_local_rules)] = ()
+
+    def __init__(self, *args: Any, **values: Any) -> None:
+        super().__init__(**_named(type(self), args, values))
+        for rule in self.local:
+            if rule.config.framework != self.framework:
+                raise ConfigError(
+                    f"{type(self).__name__}: the rule for {rule.selector} has a configuration for "
+                    f"{rule.config.framework}, not for {self.framework}"
+                )
+        if not self.spans:
+            self.__dict__.update(self._settled(self._values(), frozenset(self.model_fields_set)))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in type(self).model_fields:
+            super().__setattr__(name, value)
+            return
+        # Parameters depend on each other, so all are validated before any is changed.
+        fresh = type(self)(**{**{given: getattr(self, given) for given in self.model_fields_set}, name: value})
+        self.__dict__.update(fresh.__dict__)
+        self.model_fields_set.add(name)
+
+    def set_local(self, op: str | type | Sequence[str | type], config: ComposableConfig) -> Self:
+        """Give the ops that ``op`` names ``config`` instead; later rules win. Returns this configuration.
+
+        ``op`` is a name, a regular expression matched whole, a class, the name of a class, or a list of those.
         """
-        return {name: assignment.config for name, assignment in self.assign(ops).items()}
+        try:
+            added = tuple(LocalRule(selector, config) for selector in selectors(op))
+        except ConfigError as error:
+            raise ConfigError(f"{type(self).__name__}.set_local: {error}") from None
+        self.local = (*self.local, *added)
+        return self
 
-    def to_json_string(self) -> str:
-        """The settings as JSON."""
-        return json.dumps(self.to_dict(), indent=2)
+    @property
+    def parts(self) -> tuple[ComposableConfig, ...]:
+        return (self,)
 
-    def __add__(self, other: Composition) -> Composition:
-        return _sum(self.parts + other.parts) if isinstance(other, Composition) else NotImplemented
+    @property
+    def quantizes(self) -> bool:
+        """Whether the ops it applies to are changed at all."""
+        return True
+
+    @property
+    def needs_calibration(self) -> bool:
+        """Whether the algorithm has to see data run through the model."""
+        return False
+
+    @property
+    def spans(self) -> dict[str, list[Any]]:
+        """The parameters that hold several values to try. (What is a list by nature is held as a tuple.)"""
+        return {name: value for name, value in self._values().items() if isinstance(value, list)}
+
+    @property
+    def identity(self) -> str:
+        values = self._values() if self.spans else self._distinct(self._values())
+        rules = [[rule.selector.to_plain(), rule.config.identity] for rule in self.local]
+        return json.dumps([f"{self.framework}.{self.name}", plain(values), self._plain_white_list(), rules])
+
+    def expand(self) -> list[Self]:
+        """The single configurations of the space: all combinations in the order of the fields, the last field varying
+        fastest and then the local rules; each once. A configuration that spans no space is its own only one."""
+        choices = [[replace(rule, config=config) for config in rule.config.expand()] for rule in self.local]
+        if not self.spans and all(len(choice) == 1 for choice in choices):
+            return [self]
+        found: dict[str, Self] = {}
+        for values in combinations(self._values()):
+            settled = self._settled(values, frozenset())
+            for rules in product(*choices):
+                single = type(self)(**settled, white_list=self.white_list, local=rules)
+                found.setdefault(single.identity, single)
+        return list(found.values())
+
+    def require_single(self) -> None:
+        """Raise an error if parameters hold several values to try."""
+        if self.spans:
+            lists = ", ".join(f"{name}={values}" for name, values in self.spans.items())
+            raise ConfigError(
+                f"{type(self).__name__} spans a space ({lists}), and a model is quantized with one value each; "
+                "choose one, or let autotune try them"
+            )
+
+    def alone(self) -> Self:
+        """The parameters without rules."""
+        return self.model_copy(update={"white_list": None, "local": ()})
+
+    def claims(self) -> list[Claim[ComposableConfig]]:
+        """What the configuration asks for, the rules that win last."""
+        for config in (self, *(rule.config for rule in self.local)):
+            config.require_single()
+        owner, alone = type(self).__name__, self.alone()
+        if self.white_list is None:
+            claims = [Claim[ComposableConfig](alone, owner)]
+        else:
+            claims = [Claim(alone, owner, Tier.WHITE_LIST, selector) for selector in self.white_list]
+        return claims + [Claim(rule.config, owner, Tier.LOCAL, rule.selector) for rule in self.local]
+
+    def to_dict(self) -> dict[str, Any]:
+        rules = [{"op": rule.selector.to_plain(), "config": rule.config.to_dict()} for rule in self.local]
+        kind = {"config": f"{self.framework}.{self.name}"} if self.name else {}
+        return {**kind, **plain(self._values()), "white_list": self._plain_white_list(), "local": rules}
+
+    def __repr__(self) -> str:
+        fields = type(self).model_fields
+        shown = {
+            name: value
+            for name, value in self._values().items()
+            if value != fields[name].get_default(call_default_factory=True)
+        }
+        if self.white_list is not None:
+            shown["white_list"] = self._plain_white_list()
+        rules = "".join(f".set_local({rule.selector.to_plain()!r}, {rule.config!r})" for rule in self.local)
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in shown.items())}){rules}"
+
+    __str__ = __repr__
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Read what ``to_dict`` writes; the class it says must be this one or a child of it."""
-        fields = dict(data) if isinstance(data, Mapping) else {}
-        kind: Any = CONFIGS[fields.pop("config")] if "config" in fields else cls
-        if not issubclass(kind, cls):
-            raise ConfigError(f"{cls.__name__} cannot be read from the settings of a {kind.__name__}")
-        if kind.from_dict.__func__ is not Composition.from_dict.__func__:
-            return kind.from_dict(data)
-        return kind(**fields) if isinstance(data, Mapping) else super().from_dict(data)
+    def _settled(cls, values: dict[str, Any], given: frozenset[str]) -> dict[str, Any]:
+        """Single ``values`` with those that follow from others filled in.
+
+        What contradicts another value is an error if its name is in ``given``, and gives way otherwise.
+        """
+        return values
+
+    @classmethod
+    def _with(
+        cls, values: dict[str, Any], follows: dict[str, Any], given: frozenset[str], cause: str
+    ) -> dict[str, Any]:
+        """``values`` with what ``follows`` from ``cause``; a given value that says otherwise is an error."""
+        for field, right in follows.items():
+            if field in given and values[field] != right:
+                raise ConfigError(
+                    f"{cls.__name__}.{field}: got {values[field]!r}, and {cause} has {field}={right!r}; leave one out"
+                )
+        return {**values, **follows}
+
+    def _distinct(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Single ``values`` less what makes no difference."""
+        return values
+
+    def _values(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in type(self).model_fields if name not in _RULES}
+
+    def _plain_white_list(self) -> list[Any] | None:
+        return None if self.white_list is None else [selector.to_plain() for selector in self.white_list]
+
+
+def _named(cls: type[ComposableConfig], args: tuple[Any, ...], values: dict[str, Any]) -> dict[str, Any]:
+    """All parameters by name; those without one are in the order of the fields."""
+    order = [name for name in cls.model_fields if name not in _RULES]
+    if len(args) > len(order):
+        raise ConfigError(f"{cls.__name__} has {len(order)} parameters, got {len(args)}: {', '.join(order)}")
+    named = dict(zip(order, args, strict=False))
+    if twice := sorted(named.keys() & values.keys()):
+        raise ConfigError(f"{cls.__name__} got {', '.join(twice)} twice, with and without the name")
+    return {**named, **values}

@@ -33,7 +33,7 @@ class SafetensorsCheckpoint:
         #: The file of each tensor, in the order in which they are stored.
         self.files: dict[str, Path] = {}
         wanted = _listed(self.folder)
-        for file in dict.fromkeys(wanted.values()) if wanted else (self.folder / WEIGHTS,):
+        for file in sorted(set(wanted.values())) or [self.folder / WEIGHTS]:
             for name in self._handle(file).offset_keys():
                 if name in self.files:
                     raise FormatError(f"tensor {name!r} is in {self.files[name]} and again in {file}")
@@ -156,7 +156,8 @@ def _refuse_other_kinds(file: Path) -> None:
         raise FormatError(f"{file} does not exist") from error
     except OSError as error:
         raise FormatError(f"{file} cannot be read: {error}") from error
-    if start.startswith(_PICKLE_STARTS):
+    # The length of a header can look like the start of a pickle; the header behind it cannot.
+    if start.startswith(_PICKLE_STARTS) and start[8:9] != b"{":
         raise FormatError(
             f"{file} is a pickle under another name, which can run any code when it is read; convert it to safetensors"
         )

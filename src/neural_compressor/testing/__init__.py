@@ -9,12 +9,21 @@ from typing import Any
 #: Where each suite stands.
 _SUITES = {
     "AdaptorContract": "adaptor",
+    "AlgorithmContract": "algorithm",
     "DTypeContract": "dtype",
+    "FormatContract": "format",
     "ObserverContract": "observer",
     "StrategyContract": "strategy",
 }
 
-__all__ = ["AdaptorContract", "DTypeContract", "ObserverContract", "StrategyContract"]
+__all__ = [
+    "AdaptorContract",
+    "AlgorithmContract",
+    "DTypeContract",
+    "FormatContract",
+    "ObserverContract",
+    "StrategyContract",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -23,6 +23,7 @@ from neural_compressor.torch.batches import batch_size, describe, feed, split_ba
 from neural_compressor.torch.calibration import Calibrator
 from neural_compressor.torch.capability import PyTorchQuery
 from neural_compressor.torch.checkpoint import load_model, save_model, unique_state
+from neural_compressor.torch.checks import check_finite
 from neural_compressor.torch.conversion import build
 from neural_compressor.torch.fold import Structure, find_structure, fold
 from neural_compressor.torch.inspection import inspect_tensors, op_records
@@ -230,15 +231,6 @@ class PyTorchAdaptor(Adaptor):
                 f"batch 0 of the calibration data does not fit the model: {describe(self.example)}; "
                 f"the model said: {error}. A batch is (inputs, label), a tensor, or a dict of keyword arguments"
             ) from error
-
-
-def check_finite(model: nn.Module) -> None:
-    """Refuse a model whose parameters hold NaN or Inf, naming the first one."""
-    for name, parameter in model.named_parameters():
-        if parameter.is_floating_point() and not bool(torch.isfinite(parameter).all()):
-            raise QuantizationError(
-                f"parameter {name!r} of shape {tuple(parameter.shape)} holds NaN or Inf; repair the float model first"
-            )
 
 
 def _check_names(plan: Plan, model: nn.Module) -> None:

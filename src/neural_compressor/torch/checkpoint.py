@@ -5,9 +5,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-import os
-import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -19,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from neural_compressor.errors import FormatError, WorkspaceError
+from neural_compressor.formats import new_folder
 from neural_compressor.schemes import Plan
 from neural_compressor.torch.conversion import Quantization, rebuild
 from neural_compressor.torch.fold import Structure, replace_module
@@ -49,43 +47,22 @@ def save_model(model: nn.Module, path: str | Path) -> None:
     if not isinstance(done, Quantization):
         raise FormatError("this model was not quantized here: there is no plan to save with it")
     path = Path(path)
-    tensors, aliases = unique_state(model)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
-        try:
-            save_file({n: t.detach().cpu().contiguous() for n, t in tensors.items()}, folder / WEIGHTS)
-            config = {
-                "format": "neural_compressor.torch",
-                "version": VERSION,
-                "plan": json.loads(done.plan.to_json()),
-                "structure": asdict(done.structure),
-                "reasons": [[*key, reason] for key, reason in done.reasons.items()],
-                "relays": done.relays,
-                "aliases": aliases,
-                "sha256": _sha256(folder / WEIGHTS),
-            }
-            (folder / CONFIG).write_text(json.dumps(config, indent=1), encoding="utf-8")
-            _swap_in(folder, path)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-    except (OSError, SafetensorError) as error:
-        raise WorkspaceError(
-            f"cannot write the model to {path}: {error}; nothing that was there has been changed"
-        ) from error
-
-
-def _swap_in(folder: Path, path: Path) -> None:
-    os.chmod(folder, 0o755)
-    if not path.exists():
-        os.rename(folder, path)
-        return
-    if not (path / CONFIG).exists() and any(path.iterdir()):
+    if path.is_dir() and any(path.iterdir()) and not (path / CONFIG).exists():
         raise WorkspaceError(f"{path} exists and holds no quantized model: choose another folder, or empty it")
-    old = Path(tempfile.mkdtemp(prefix=f".{path.name}-old-", dir=path.parent))
-    os.rename(path, old / "model")
-    os.rename(folder, path)
-    shutil.rmtree(old)
+    tensors, aliases = unique_state(model)
+    with new_folder(path, overwrite=True) as folder:
+        save_file({n: t.detach().cpu().contiguous() for n, t in tensors.items()}, folder / WEIGHTS)
+        config = {
+            "format": "neural_compressor.torch",
+            "version": VERSION,
+            "plan": json.loads(done.plan.to_json()),
+            "structure": asdict(done.structure),
+            "reasons": [[*key, reason] for key, reason in done.reasons.items()],
+            "relays": done.relays,
+            "aliases": aliases,
+            "sha256": _sha256(folder / WEIGHTS),
+        }
+        (folder / CONFIG).write_text(json.dumps(config, indent=1), encoding="utf-8")
 
 
 def load_model(path: str | Path, model: nn.Module) -> nn.Module:
@@ -105,7 +82,7 @@ def load_model(path: str | Path, model: nn.Module) -> nn.Module:
             _give_bias(base.get_submodule(layer))
         new, used = rebuild(base, done, tensors)
         rest = {name: tensor for name, tensor in tensors.items() if name not in used}
-        missing, unexpected = new.load_state_dict(rest, strict=False)
+        missing, unexpected = new.load_state_dict(rest, strict=False, assign=any(p.is_meta for p in new.parameters()))
     except (AttributeError, RuntimeError, KeyError) as error:
         raise FormatError(f"{path} does not fit a model of type {type(model).__name__}: {error}") from error
     lost = [name for name in missing if name not in used]

@@ -7,7 +7,7 @@ each time something returns them; a call is a leaf module or a torch function wi
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -100,10 +100,16 @@ class _Recorder(TorchFunctionMode):
         return result
 
 
-def watch(model: torch.nn.Module, inputs: Any, leaves: Mapping[str, torch.nn.Module] | None = None) -> Trace:
+def watch(
+    model: torch.nn.Module,
+    inputs: Any,
+    leaves: Mapping[str, torch.nn.Module] | None = None,
+    run: Callable[[], Any] | None = None,
+) -> Trace:
     """Run ``model`` once on ``inputs`` and return what happened.
 
-    ``leaves`` are the modules seen as one call; by default every module without children.
+    ``leaves`` are the modules seen as one call; by default every module without children. ``run`` calls the model where
+    that takes more than its inputs.
     """
     trace = Trace()
     recorder = _Recorder(trace)
@@ -134,6 +140,6 @@ def watch(model: torch.nn.Module, inputs: Any, leaves: Mapping[str, torch.nn.Mod
         stack.enter_context(torch.no_grad())
         trace.inputs = frozenset(recorder.number(t) for t in tensors_in(inputs))
         stack.enter_context(recorder)
-        outputs = feed(model, inputs)
+        outputs = feed(model, inputs) if run is None else run()
         trace.outputs = frozenset(recorder.number(t) for t in tensors_in(outputs))
     return trace

@@ -1,0 +1,89 @@
+"""Sums of configurations."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from pydantic import PlainValidator
+
+from neural_compressor.config.composable import ComposableConfig
+from neural_compressor.config.composition import CONFIGS, Composition
+from neural_compressor.errors import ConfigError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+def _parts(value: Any) -> tuple[ComposableConfig, ...]:
+    if not isinstance(value, list | tuple) or len(value) < 2:
+        raise ConfigError(f"got {value!r}, expected a list of at least two configurations")
+    found: list[Any] = [Composition.from_dict(item) if isinstance(item, Mapping) else item for item in value]
+    for item in found:
+        if not isinstance(item, ComposableConfig):
+            raise ConfigError(f"got {item!r}, expected a configuration of one algorithm")
+    frameworks = sorted({item.framework for item in found})
+    if len(frameworks) > 1:
+        raise ConfigError(f"the configurations are for several frameworks ({', '.join(frameworks)}), a model has one")
+    return tuple(item.model_copy(deep=True) for item in found)
+
+
+@CONFIGS.register("composed")
+class ComposedConfig(Composition):
+    """A sum of configurations, each for the ops it claims.
+
+    A local rule of any of them beats a white list, and a white list beats a configuration for everything. Of two local
+    rules, and of two white lists, the later wins; of two configurations for everything the first takes all. So the sum
+    of two that have neither rules nor white lists does what the first does, and a warning says so.
+    """
+
+    name: ClassVar[str] = "composed"
+
+    configs: Annotated[tuple[ComposableConfig, ...], PlainValidator(_parts)]
+
+    @property
+    def parts(self) -> tuple[ComposableConfig, ...]:
+        return self.configs
+
+    @property
+    def identity(self) -> str:
+        return json.dumps([part.identity for part in self.configs])
+
+    def set_local(self, op: str | type | Sequence[str | type], config: ComposableConfig) -> Self:
+        """Give the ops that ``op`` names ``config``, whatever the parts say. Returns this configuration."""
+        if not isinstance(config, ComposableConfig):
+            raise ConfigError(f"ComposedConfig.set_local: got {config!r}, expected a configuration of one algorithm")
+        self.configs = sum_of((*self.configs, type(config)(white_list=[]).set_local(op, config))).parts
+        return self
+
+    def expand(self) -> list[ComposedConfig]:
+        """All combinations of the single configurations of the parts, the last part varying fastest; each once."""
+        found: dict[str, ComposedConfig] = {}
+        for choice in product(*(part.expand() for part in self.configs)):
+            single = ComposedConfig(configs=choice)
+            found.setdefault(single.identity, single)
+        return list(found.values()) if len(found) > 1 else [self]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"config": self.name, "configs": [part.to_dict() for part in self.configs]}
+
+    def __repr__(self) -> str:
+        return " + ".join(map(repr, self.configs))
+
+    __str__ = __repr__
+
+
+def sum_of(parts: Iterable[ComposableConfig]) -> Composition:
+    """The configurations one after the other; neighbours of one class and white list become one."""
+    merged: list[ComposableConfig] = []
+    for part in parts:
+        last = merged[-1] if merged else None
+        if last is not None and type(part) is type(last) and part.white_list == last.white_list:
+            both = part.model_copy(deep=True)
+            both.local = (*last.local, *part.local)
+            merged[-1] = both
+        else:
+            merged.append(part)
+    return merged[0].model_copy(deep=True) if len(merged) == 1 else ComposedConfig(configs=tuple(merged))

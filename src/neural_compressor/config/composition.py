@@ -1,0 +1,99 @@
+"""What one configuration and a sum of several have in common, and the classes there are."""
+
+from __future__ import annotations
+
+import json
+import logging
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from neural_compressor.config.assignment import Assignment, assign, type_names
+from neural_compressor.config.base import ConfigModel
+from neural_compressor.errors import ConfigError
+from neural_compressor.registry import Registry
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from neural_compressor.config.composable import ComposableConfig
+
+C = TypeVar("C", bound="type[Composition]")
+Ops = Mapping[str, "str | type"]
+"""The ops of a model by name, each with its class or the name of its class."""
+
+_LOG = logging.getLogger(__name__)
+
+
+class Composition(ConfigModel):
+    """What one configuration and a sum of several have in common."""
+
+    framework: ClassVar[str] = ""
+    name: ClassVar[str] = ""
+
+    @property
+    @abstractmethod
+    def parts(self) -> tuple[ComposableConfig, ...]:
+        """The configurations of one algorithm each."""
+
+    @property
+    @abstractmethod
+    def identity(self) -> str:
+        """The same for configurations that do the same, however they are spelled."""
+
+    @abstractmethod
+    def expand(self) -> Sequence[Composition]:
+        """The single configurations of the space that list-valued parameters span."""
+
+    def assign(self, ops: Ops) -> dict[str, Assignment[ComposableConfig]]:
+        """What :meth:`resolve` gives, with the rule that decided about each op."""
+        claims = [part.claims() for part in self.parts]
+        given = assign([claim for of_part in claims for claim in of_part], type_names(ops))
+        won = {id(assignment.claim) for assignment in given.values()}
+        for part, of_part in zip(self.parts, claims, strict=True):
+            if ops and of_part and not any(id(claim) in won for claim in of_part):
+                _LOG.warning("%r applies to no op: other parts of the sum take all it asks for", part)
+        return given
+
+    def resolve(self, ops: Ops) -> dict[str, ComposableConfig | None]:
+        """The configuration of each op, without rules; None for an op that no configuration claims.
+
+        A rule that matches none of ``ops`` is an error, and so is a configuration that spans a space.
+        """
+        return {name: assignment.config for name, assignment in self.assign(ops).items()}
+
+    def to_json_string(self) -> str:
+        """The settings as JSON."""
+        return json.dumps(self.to_dict(), indent=2)
+
+    def __add__(self, other: Composition) -> Composition:
+        from neural_compressor.config.composed import sum_of
+
+        return sum_of(self.parts + other.parts) if isinstance(other, Composition) else NotImplemented
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Read what ``to_dict`` writes; the class it says must be this one or a child of it."""
+        if not isinstance(data, Mapping):
+            return super().from_dict(data)
+        fields = dict(data)
+        kind: Any = CONFIGS[fields.pop("config")] if "config" in fields else cls
+        if not issubclass(kind, cls):
+            raise ConfigError(f"{cls.__name__} cannot be read from the settings of a {kind.__name__}")
+        read: Self = kind(**fields)
+        return read
+
+
+CONFIGS: Registry[type[Composition]] = Registry("configuration", entry_point_group="neural_compressor.configs")
+"""Configuration classes by framework and algorithm, as in ``torch.rtn``: what a file says it holds."""
+
+
+def register_config(framework: str, name: str) -> Callable[[C], C]:
+    """Decorator that makes a class the configuration of the algorithm ``name`` in ``framework``."""
+
+    def register(cls: C) -> C:
+        cls.framework, cls.name = framework, name
+        CONFIGS.add(f"{framework}.{name}", cls)
+        return cls
+
+    return register

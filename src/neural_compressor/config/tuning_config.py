@@ -1,0 +1,110 @@
+"""The configurations that autotune tries, and what it promises."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import PlainValidator
+
+from neural_compressor.config.accuracy_criterion import AccuracyCriterion
+from neural_compressor.config.base import ConfigModel
+from neural_compressor.config.composition import Composition
+from neural_compressor.config.fields import Flag
+from neural_compressor.config.words import at_least, non_negative, word
+from neural_compressor.errors import ConfigError
+from neural_compressor.registry import close_matches
+
+Sampler = Callable[[Sequence[Composition]], Sequence[Composition]]
+SAMPLERS = ("sequential", "random")
+_POSITIONAL = ("config_set", "sampler", "tolerable_loss", "max_trials")
+
+
+def _config_set(value: Any) -> tuple[Composition, ...]:
+    given = value if isinstance(value, list | tuple) else [value]
+    found = tuple(Composition.from_dict(item) if isinstance(item, Mapping) else item for item in given)
+    for item in found:
+        if not isinstance(item, Composition):
+            raise ConfigError(f"got {item!r}, expected a configuration such as RTNConfig(), or a list of them")
+    if not found:
+        raise ConfigError("got an empty list, expected at least one configuration to try")
+    return found
+
+
+def _sampler(value: Any) -> Any:
+    if value is None or callable(value):
+        return value
+    if isinstance(value, str) and value in SAMPLERS:
+        return value
+    raise ConfigError(
+        f"got {value!r}, expected a function of a list of configurations; {close_matches(str(value), SAMPLERS)}"
+    )
+
+
+def _folder(value: Any) -> Path | None:
+    if value is None or isinstance(value, str | os.PathLike):
+        return None if value is None else Path(value)
+    raise ConfigError(f"got {value!r}, expected the path of a folder")
+
+
+class TuningConfig(ConfigModel):
+    """What autotune tries, in which order, and when it stops.
+
+    ``config_set`` is one configuration or a list of them; list-valued parameters span a space. ``sampler`` orders what
+    there is to try: ``"sequential"`` (the default), ``"random"`` (seeded by ``seed``), or a function from the list of
+    configurations to those to try. The promise is ``tolerable_loss``, a share of the float model's metric or so many
+    points of it (``criterion`` ``"relative"`` or ``"absolute"``). ``timeout`` is in seconds; 0 stops at the first model
+    that keeps the promise. The journal lies in ``workspace``.
+    """
+
+    config_set: Annotated[tuple[Composition, ...], PlainValidator(_config_set)]
+    sampler: Annotated[str | Sampler | None, PlainValidator(_sampler)] = None
+    tolerable_loss: Annotated[float, PlainValidator(non_negative)] = 0.01
+    max_trials: Annotated[int, PlainValidator(at_least(1))] = 100
+    higher_is_better: Flag = True
+    criterion: Annotated[str, PlainValidator(word(("relative", "absolute")))] = "relative"
+    timeout: Annotated[float, PlainValidator(non_negative)] = 0
+    workspace: Annotated[Path | None, PlainValidator(_folder)] = None
+    seed: Annotated[int, PlainValidator(at_least(0))] = 42
+
+    def __init__(self, *args: Any, **values: Any) -> None:
+        if len(args) > len(_POSITIONAL):
+            raise ConfigError(f"TuningConfig takes only {', '.join(_POSITIONAL)} without a name")
+        named = dict(zip(_POSITIONAL, args, strict=False))
+        if twice := sorted(named.keys() & values.keys()):
+            raise ConfigError(f"TuningConfig got {', '.join(twice)} twice, with and without the name")
+        if "config_set" not in named and "config_set" not in values:
+            raise ConfigError("TuningConfig needs config_set: a configuration such as RTNConfig(), or a list of them")
+        super().__init__(**named, **values)
+
+    @property
+    def accuracy_criterion(self) -> AccuracyCriterion:
+        """The promise."""
+        return AccuracyCriterion(
+            higher_is_better=self.higher_is_better, criterion=self.criterion, tolerable_loss=self.tolerable_loss
+        )
+
+    def expand(self) -> list[Composition]:
+        """The single configurations of all sets in their order, each once."""
+        found: dict[str, Composition] = {}
+        for config in self.config_set:
+            for single in config.expand():
+                found.setdefault(single.identity, single)
+        return list(found.values())
+
+    def candidates(self) -> list[Composition]:
+        """What is tried, in order: the expanded sets as the sampler arranges them."""
+        singles = self.expand()
+        if callable(self.sampler):
+            chosen = list(self.sampler(singles))
+            known = {single.identity for single in singles}
+            for config in chosen:
+                if not isinstance(config, Composition) or config.identity not in known:
+                    raise ConfigError(f"the sampler returned {config!r}, which is not one of the configurations to try")
+            return list({config.identity: config for config in chosen}.values())
+        if self.sampler == "random":
+            random.Random(self.seed).shuffle(singles)
+        return singles

@@ -18,4 +18,4 @@ class ListedStrategy(Strategy):
     def proposals(self) -> Generator[Proposal, Outcome, None]:
         """The list."""
         for proposal in self.listed:
-            yield proposal
+            _ = yield proposal  # what came of it changes nothing

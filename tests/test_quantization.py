@@ -244,6 +244,26 @@ def test_excluded_precisions(fit, task):
     assert "fp32" in used
 
 
+def test_a_model_in_training_mode_and_an_evaluation_that_leaves_it_there(fit, task):
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(), nn.Linear(16, 3)
+    )
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+
+    def careless(candidate):
+        candidate.eval()
+        with torch.no_grad():
+            score = sum(float(candidate(x).sum()) for x, _ in task[1])
+        candidate.train()
+        return 100 + score
+
+    q_model = fit(PostTrainingQuantConfig(), model=model.train(), eval_func=careless)
+    assert q_model.result.met, q_model.verdict
+    assert not q_model.model.training
+    assert all(torch.equal(value, model.state_dict()[name]) for name, value in before.items())
+
+
 # -- bad input ------------------------------------------------------------------------------------------------------
 
 
@@ -280,6 +300,19 @@ def test_the_first_and_last_product_can_be_kept_in_float(fit):
 def test_recipes_that_are_not_there_are_refused(fit):
     with pytest.raises(ConfigError, match="smooth_quant"):
         fit(PostTrainingQuantConfig(recipes={"smooth_quant": True}))
+
+
+@pytest.mark.parametrize(
+    "settings", [{"device": "gpu"}, {"backend": "onnxrt_trt_ep"}, {"quant_format": "QDQ"}, {"diagnosis": True}], ids=str
+)
+def test_settings_of_other_frameworks_are_refused(fit, settings):
+    with pytest.raises(ConfigError, match=next(iter(settings))):
+        fit(PostTrainingQuantConfig(**settings))
+
+
+def test_an_iterator_is_refused(fit, task):
+    with pytest.raises(ConfigError, match="calib_dataloader"):
+        fit(PostTrainingQuantConfig(), data=iter(task[1]))
 
 
 def test_data_errors(fit, task):

@@ -16,9 +16,10 @@ from neural_compressor.report.terminal import TuningProgress, print_result
 from neural_compressor.strategy.build import build_space, unapplied_recipes
 from neural_compressor.strategy.choice import strategy_for
 from neural_compressor.strategy.space import TuningSpace
-from neural_compressor.tuning.evaluator import Evaluator
+from neural_compressor.tuning.evaluator import Evaluator, require_repeatable
 from neural_compressor.tuning.loop import tune
 from neural_compressor.tuning.result import TuningResult
+from neural_compressor.tuning.workspace import writable_folder
 
 
 class QuantizedModel:
@@ -82,7 +83,10 @@ def fit(
         "workspace": str(workspace),
         "device": conf.device,
     }
+    writable_folder(workspace)
     adaptor = adaptor_for(model)(info)
+    _check_settings(adaptor, conf)
+    model = adaptor.ready(model)
     capability = adaptor.query_fw_capability(model)
     space = build_space(capability, conf)
     if unapplied := unapplied_recipes(capability, conf):
@@ -90,7 +94,9 @@ def fit(
     evaluator = None
     if eval_func is not None or eval_dataloader is not None:
         evaluator = Evaluator(adaptor, eval_func=eval_func, eval_dataloader=eval_dataloader, eval_metric=eval_metric)
-    with TuningProgress(conf.tuning_criterion.max_trials if evaluator else 1, quiet=quiet) as progress:
+    title = title or type(model).__name__
+    trials = conf.tuning_criterion.max_trials if evaluator else 1
+    with TuningProgress(trials, quiet=quiet, title=title) as progress:
         best, result = tune(
             adaptor,
             model,
@@ -103,7 +109,7 @@ def fit(
             example_batch=getattr(adaptor, "example", None),
             workspace=workspace,
             storage=storage,
-            title=title or type(model).__name__,
+            title=title,
             progress=progress,
             resume=resume,
         )
@@ -120,6 +126,15 @@ def load(path: str | Path, model: Any) -> Any:
     return adaptor().load(path, model)
 
 
+def _check_settings(adaptor: Adaptor, conf: PostTrainingQuantConfig) -> None:
+    """A setting that the adaptor does not read is refused, not ignored."""
+    fields = type(conf).model_fields
+    for name in ("device", "backend", "quant_format", "inputs", "outputs", "diagnosis"):
+        given, usual = getattr(conf, name), fields[name].get_default(call_default_factory=True)
+        if given != usual and name not in adaptor.settings:
+            raise ConfigError(f"{type(adaptor).__name__} does not apply {name}={given!r}; leave it at {usual!r}")
+
+
 def _explained(record: OpRecord, space: TuningSpace) -> OpRecord:
     """Say which rule keeps an op in float, where one does."""
     op = space.ops.get((record.name, record.op_type))
@@ -131,6 +146,8 @@ def _check_arguments(
 ) -> None:
     if not isinstance(conf, PostTrainingQuantConfig):
         raise ConfigError(f"conf is a {type(conf).__name__}; quantization.fit takes a PostTrainingQuantConfig")
+    if calib_dataloader is not None:
+        require_repeatable(calib_dataloader, "calib_dataloader")
     if (eval_dataloader is None) != (eval_metric is None) and eval_func is None:
         raise ConfigError("eval_dataloader and eval_metric go together: give both, or an eval_func")
     for name, func in (("eval_func", eval_func), ("calib_func", calib_func)):

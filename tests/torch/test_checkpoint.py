@@ -79,6 +79,19 @@ def test_tied_weights_are_stored_once(tmp_path):
     assert torch.equal(adaptor.load(tmp_path / "m", model)(ids), new(ids))
 
 
+def test_folding_unties_weights_for_good(tmp_path):
+    torch.manual_seed(0)
+    a, b = nn.Conv2d(2, 2, 1), nn.Conv2d(2, 2, 1)
+    b.weight = a.weight
+    model = nn.Sequential(a, nn.BatchNorm2d(2), b, nn.Flatten(), nn.Linear(8, 4)).eval()
+    model[1].running_var.fill_(4.0)
+    x = torch.randn(4, 2, 2, 2)
+    adaptor = PyTorchAdaptor({"dataloader": [x]})
+    new = adaptor.quantize({"op": {("4", "Linear"): STATIC}}, model, [x])
+    adaptor.save(new, tmp_path / "m")
+    assert torch.equal(adaptor.load(tmp_path / "m", model)(x), new(x))
+
+
 def truncate(path):
     data = (path / "model.safetensors").read_bytes()
     (path / "model.safetensors").write_bytes(data[: len(data) // 2])

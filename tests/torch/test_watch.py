@@ -1,5 +1,7 @@
 """Connections between modules, found by running the model."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import nn
 
@@ -46,6 +48,40 @@ def test_a_returned_tensor_has_no_only_reader():
         def forward(self, x):
             hidden = self.a(x)
             return {"hidden": hidden, "out": self.b(hidden)}
+
+    trace = watch(Returns(), torch.randn(1, 2))
+    assert trace.only_reader(trace.calls[0]) is None
+
+
+def test_properties_that_give_tensors_and_calls_that_give_none_are_readers():
+    class Reads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.relu = nn.Linear(2, 2), nn.ReLU()
+
+        def forward(self, x):
+            h = self.a(x)
+            h.tolist()
+            return self.relu(h) + h.mT.mT
+
+    trace = watch(Reads(), torch.randn(2, 2))
+    assert len(trace.readers[trace.calls[0].writes[0]]) == 3
+
+
+def test_tensors_in_any_object_are_outputs():
+    @dataclass
+    class Result:
+        out: torch.Tensor
+        hidden: torch.Tensor
+
+    class Returns(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(2, 2), nn.Linear(2, 2)
+
+        def forward(self, x):
+            hidden = self.a(x)
+            return Result(self.b(hidden), hidden)
 
     trace = watch(Returns(), torch.randn(1, 2))
     assert trace.only_reader(trace.calls[0]) is None

@@ -32,6 +32,9 @@ class Adaptor(ABC):
     #: What ``query_fw_capability`` reads its framework YAML with; set by subclasses that have one.
     query_handler: Any = None
 
+    #: Fields of a configuration that only some frameworks know and this adaptor applies (``device``, ``backend``, ...).
+    settings: frozenset[str] = frozenset()
+
     #: Inputs of one batch, with which latency is measured; set by ``query_fw_capability`` where it knows of data.
     example: Any = None
 
@@ -116,6 +119,13 @@ class Adaptor(ABC):
     def summary(self, model: Model) -> list[OpRecord]:
         """One record for each op of a quantized model, ops left in float included, with the reason."""
         return []
+
+    def ready(self, model: Model) -> Model:
+        """``model`` as it is evaluated and quantized: itself, or a copy of one that is in training mode."""
+        return model
+
+    def settle(self, model: Model) -> None:  # noqa: B027 - most frameworks have nothing to undo
+        """Undo what an evaluation may have left on ``model``, such as a training mode."""
 
     def copy_model(self, model: Model) -> Model:
         """An independent copy of ``model``."""

@@ -8,3 +8,11 @@ except ImportError as error:
     raise MissingDependencyError(
         "PyTorch is not installed; install it with: pip install 'open-neural-compressor[torch]'"
     ) from error
+
+
+def __getattr__(name: str) -> object:
+    if name == "load_empty_model":
+        from neural_compressor.torch.quantization.huggingface import load_empty_model
+
+        return load_empty_model
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -84,7 +84,7 @@ class PyTorchAdaptor(Adaptor):
         ranges = self._calibrator.collect(
             plan, dataloader if dataloader is not None else self.info.get("dataloader"), q_func
         )
-        return build(optimized, plan, ranges, self._structure, self._skipped, self._trace)
+        return build(optimized, plan, ranges, self._structure, self._skipped, hand_on=True)
 
     def predict(self, model: nn.Module, inputs: Any) -> Any:
         with torch.no_grad():
@@ -102,9 +102,18 @@ class PyTorchAdaptor(Adaptor):
     def summary(self, model: nn.Module) -> list[OpRecord]:
         return op_records(model, self.pre_optimized, self.example, self._skipped)
 
+    def ready(self, model: nn.Module) -> nn.Module:
+        return copy.deepcopy(model).eval() if model.training else model
+
+    def settle(self, model: nn.Module) -> None:
+        model.eval()
+
     def fingerprint(self, model: nn.Module) -> str:
         digest = hashlib.sha256(type(model).__qualname__.encode())
         for name, tensor in model.state_dict().items():
+            if not isinstance(tensor, torch.Tensor):
+                digest.update(f"{name} {tensor!r}".encode())
+                continue
             digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
             digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
         return digest.hexdigest()[:16]
@@ -167,7 +176,10 @@ class PyTorchAdaptor(Adaptor):
         return session.finish()
 
     def convert_bf16(self, model: nn.Module) -> nn.Module:
-        ops: dict[OpKey, OpScheme] = {key: float_op("bf16") for key in self.bf16_ops}
+        done = {name for name, module in model.named_modules() if isinstance(module, QuantModule)}
+        ops: dict[OpKey, OpScheme] = {key: float_op("bf16") for key in self.bf16_ops if key[0] not in done}
+        if not ops:
+            return model
         return build(model, Plan(ops), {}, Structure(), {})
 
     def quantize_input(self, model: nn.Module) -> tuple[nn.Module, tuple[float, int]]:
@@ -201,7 +213,13 @@ class PyTorchAdaptor(Adaptor):
 
     def _optimise(self, model: nn.Module, dataloader: Iterable[Any] | None = None) -> None:
         check_finite(model)
-        copied = copy.deepcopy(model).eval()
+        try:
+            copied = copy.deepcopy(model).eval()
+        except RuntimeError as error:
+            raise QuantizationError(
+                f"the model cannot be copied: {error}. A weight that a hook computes (torch.nn.utils.weight_norm) is one "
+                "cause; remove it, or use torch.nn.utils.parametrizations"
+            ) from error
         self._structure, self._trace = Structure(), None
         self.example = self._first_inputs(copied, dataloader)
         if self.example is not None:

@@ -32,7 +32,7 @@ def feed(model: torch.nn.Module, inputs: Any) -> Any:
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Every tensor in nested tuples, lists, mappings and dataclass-like outputs."""
+    """Every tensor in nested tuples, lists, mappings and objects that hold them as attributes."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, Mapping):
@@ -40,6 +40,9 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
             yield from tensors_in(item)
     elif isinstance(value, (tuple, list)):
         for item in value:
+            yield from tensors_in(item)
+    elif hasattr(value, "__dict__") and not isinstance(value, (torch.nn.Module, type)) and not callable(value):
+        for item in vars(value).values():
             yield from tensors_in(item)
 
 

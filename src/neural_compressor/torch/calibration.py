@@ -23,7 +23,7 @@ class Calibrator:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self._known: dict[tuple[str, str, str, int], list[Observer]] = {}
+        self._known: dict[tuple[str, str, str, int, int], list[Observer]] = {}
 
     def collect(
         self,
@@ -32,18 +32,19 @@ class Calibrator:
         calib_func: Callable[[nn.Module], Any] | None,
     ) -> dict[OpKey, list[Range]]:
         """The activation ranges each static op of ``plan`` needs, one a tensor input (and the output of functional ops)."""
+        source = id(calib_func if calib_func is not None else dataloader)
         needed = {key: s.activation for key, s in plan.items() if s.mode == "static" and s.activation is not None}
-        missing = {k: s for k, s in needed.items() if self._slot(k, s, plan) not in self._known}
+        missing = {k: s for k, s in needed.items() if self._slot(k, s, plan, source) not in self._known}
         if missing:
-            self._run(missing, plan, dataloader, calib_func)
+            self._run(missing, plan, dataloader, calib_func, source)
         return {
-            key: [observer.range(scheme) for observer in self._known[self._slot(key, scheme, plan)]]
+            key: [observer.range(scheme) for observer in self._known[self._slot(key, scheme, plan, source)]]
             for key, scheme in needed.items()
-            if self._known[self._slot(key, scheme, plan)]
+            if self._known[self._slot(key, scheme, plan, source)]
         }
 
-    def _slot(self, key: OpKey, scheme: TensorScheme, plan: Plan) -> tuple[str, str, str, int]:
-        return key[0], scheme.algorithm, repr(scheme.granularity), plan.calib_sampling_size
+    def _slot(self, key: OpKey, scheme: TensorScheme, plan: Plan, source: int) -> tuple[str, str, str, int, int]:
+        return key[0], scheme.algorithm, repr(scheme.granularity), plan.calib_sampling_size, source
 
     def _run(
         self,
@@ -51,6 +52,7 @@ class Calibrator:
         plan: Plan,
         dataloader: Iterable[Any] | None,
         calib_func: Callable[[nn.Module], Any] | None,
+        source: int,
     ) -> None:
         if dataloader is None and calib_func is None:
             raise CalibrationError(
@@ -61,24 +63,26 @@ class Calibrator:
             for key, scheme in missing.items():
                 module = self.model.get_submodule(key[0])
                 watch_output = isinstance(module, FUNCTIONAL)
-                handle = module.register_forward_hook(_observe(key, scheme, collected[key], watch_output))
+                handle = module.register_forward_hook(
+                    _observe(key, scheme, collected[key], watch_output), with_kwargs=True
+                )
                 stack.callback(handle.remove)
             if calib_func is not None:
                 with torch.no_grad():
                     calib_func(self.model)
             elif dataloader is not None:
                 run_batches(self.model, dataloader, plan.calib_sampling_size)
-        for key, scheme in missing.items():
-            self._known[self._slot(key, scheme, plan)] = collected[key]
         if not any(collected.values()):
             raise CalibrationError(
                 "calibration reached none of the ops to quantize: does calib_func run the model it is given?"
             )
+        for key, scheme in missing.items():
+            self._known[self._slot(key, scheme, plan, source)] = collected[key]
 
 
 def _observe(key: OpKey, scheme: TensorScheme, observers: list[Observer], watch_output: bool) -> Any:
-    def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        tensors = [t for t in args if isinstance(t, torch.Tensor)]
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        tensors = [t for t in (*args, *kwargs.values()) if isinstance(t, torch.Tensor)]
         if watch_output:
             tensors.append(output)
         while len(observers) < len(tensors):

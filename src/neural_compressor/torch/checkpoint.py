@@ -79,7 +79,7 @@ def load_model(path: str | Path, model: nn.Module) -> nn.Module:
         base = copy.deepcopy(model)
         for norm, layer in structure.folded.items():
             replace_module(base, norm, nn.Identity())
-            _give_bias(base.get_submodule(layer))
+            _own_parameters(base.get_submodule(layer))
         new, used = rebuild(base, done, tensors)
         rest = {name: tensor for name, tensor in tensors.items() if name not in used}
         missing, unexpected = new.load_state_dict(rest, strict=False, assign=any(p.is_meta for p in new.parameters()))
@@ -94,8 +94,12 @@ def load_model(path: str | Path, model: nn.Module) -> nn.Module:
     return new
 
 
-def _give_bias(layer: nn.Module) -> None:
-    if isinstance(layer, (nn.Linear, nn.modules.conv._ConvNd)) and layer.bias is None:
+def _own_parameters(layer: nn.Module) -> None:
+    """Folding gave the layer a bias, and a weight that is no longer tied to any other."""
+    if not isinstance(layer, (nn.Linear, nn.modules.conv._ConvNd)):
+        return
+    layer.weight = nn.Parameter(layer.weight.detach().clone(), requires_grad=layer.weight.requires_grad)
+    if layer.bias is None:
         width = layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels
         layer.bias = nn.Parameter(torch.zeros(width, dtype=layer.weight.dtype, device=layer.weight.device))
 

@@ -15,7 +15,6 @@ from neural_compressor.schemes import OpKey, OpScheme, Plan
 from neural_compressor.torch.fold import Structure
 from neural_compressor.torch.nn import QuantModule, quantized_module
 from neural_compressor.torch.relay import connect, find_relays
-from neural_compressor.torch.watch import Trace
 
 
 @dataclass
@@ -34,11 +33,11 @@ def build(
     ranges: Mapping[OpKey, Sequence[tuple[Any, Any]]],
     structure: Structure,
     reasons: Mapping[OpKey, str],
-    trace: Trace | None = None,
+    hand_on: bool = False,
 ) -> nn.Module:
     """A quantized copy of ``model``, whose batch norms are folded already.
 
-    With a ``trace`` of the model, int8 ops hand their outputs on in int8 where that changes nothing.
+    With ``hand_on`` int8 ops hand their outputs on in int8 where that changes nothing.
     """
     reasons = dict(reasons)
     ops = {}
@@ -54,7 +53,9 @@ def build(
         return quantized_module(module, scheme, ranges.get(key, ()), relu=key[0] in structure.relus)
 
     new = _replaced(model, ops, structure, make)
-    relays = find_relays(new, trace, structure.folded) if trace is not None else {}
+    # An int8 tensor does not say in which float type the model computes, so only float32 ones are handed on.
+    single = all(p.dtype == torch.float32 for p in model.parameters() if p.is_floating_point())
+    relays = find_relays(new) if hand_on and single else {}
     connect(new, relays)
     new.quantization = Quantization(plan, structure, reasons, relays)  # type: ignore[assignment]
     return new.eval()

@@ -130,12 +130,18 @@ def _output_errors(
     errors: dict[str, float] = {}
 
     def compare(name: str, relu: bool) -> Any:
-        def hook(module: nn.Module, args: Any, output: Any) -> None:
-            args = tuple(a.dequantize() if isinstance(a, torch.Tensor) and a.is_quantized else a for a in args)
-            expected = next(tensors_in(floats[name](*args)))
-            actual = next(tensors_in(output))
-            actual = actual.dequantize() if actual.is_quantized else actual
-            errors[name] = sqnr_db(expected.relu() if relu else expected, actual)
+        original = floats[name]
+        dtype = next((p.dtype for p in original.parameters()), torch.float32)
+
+        def as_float(value: Any) -> Any:
+            if isinstance(value, torch.Tensor) and (value.is_quantized or value.is_floating_point()):
+                return (value.dequantize() if value.is_quantized else value).to(dtype)
+            return value
+
+        def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            expected = next(tensors_in(original(*map(as_float, args), **{k: as_float(v) for k, v in kwargs.items()})))
+            actual = as_float(next(tensors_in(output)))
+            errors[name] = sqnr_db((expected.relu() if relu else expected).float(), actual.float())
 
         return hook
 
@@ -143,6 +149,6 @@ def _output_errors(
         for name, module in model.named_modules():
             if isinstance(module, QuantModule) and name in floats:
                 relu = bool(getattr(module, "relu", False)) and name in done.structure.relus
-                stack.callback(module.register_forward_hook(compare(name, relu)).remove)
+                stack.callback(module.register_forward_hook(compare(name, relu), with_kwargs=True).remove)
         feed(model, inputs)
     return errors

@@ -36,7 +36,9 @@ def find_ops(
         kind = type(module).__name__
         key = (name, kind)
         if type(module) is classes.get(kind):
-            if kind not in op_types:
+            if module._forward_hooks or module._forward_pre_hooks:
+                skipped[key] = "it has forward hooks, which would be lost with the module"
+            elif kind not in op_types:
                 skipped[key] = f"the framework YAML lists no quantized {kind}"
             elif called is not None and not called[name]:
                 skipped[key] = (

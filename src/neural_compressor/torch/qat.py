@@ -45,19 +45,22 @@ class ActivationRounding:
         self.watch_output = watch_output
         self.observer_scheme = replace(scheme, algorithm="moving_average")
         self.observers: list[Any] = []
+        self.seen: set[int] = set()
 
     def inputs(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Forward pre-hook: observe and round each float tensor."""
-        return tuple(
-            self._round(index, arg, module.training)
-            if isinstance(arg, torch.Tensor) and arg.is_floating_point()
-            else arg
-            for index, arg in enumerate(args)
-        )
+        index, rounded = 0, []
+        for arg in args:
+            if isinstance(arg, torch.Tensor):
+                rounded.append(self._round(index, arg, module.training) if arg.is_floating_point() else arg)
+                index += 1
+            else:
+                rounded.append(arg)
+        return tuple(rounded)
 
     def output(self, module: nn.Module, args: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
         """Forward hook of functional ops, whose output is quantized too."""
-        return self._round(len(args), output, module.training)
+        return self._round(sum(isinstance(a, torch.Tensor) for a in args), output, module.training)
 
     def _round(self, index: int, x: torch.Tensor, training: bool) -> torch.Tensor:
         while len(self.observers) <= index:
@@ -65,6 +68,9 @@ class ActivationRounding:
         observer, fixed = self.observers[index], x.detach()
         if training and x.numel():
             observer.update(fixed)
+            self.seen.add(index)
+        if index not in self.seen:
+            return x  # not trained yet: there is no range to round to
         low, high = observer.range(self.scheme)
         qparams = choose_qparams(low, high, self.scheme)
         return _straight_through(x, fake_quantize(fixed, self.scheme, qparams))
@@ -108,5 +114,5 @@ class QatSession:
             module = self.model.get_submodule(key[0])
             if parametrize.is_parametrized(module, "weight"):
                 parametrize.remove_parametrizations(module, "weight", leave_parametrized=False)
-        ranges = {key: rounding.ranges() for key, rounding in self._activations.items() if rounding.observers}
+        ranges = {key: rounding.ranges() for key, rounding in self._activations.items() if rounding.seen}
         return build(self.model.eval(), self.plan, ranges, self.structure, self.reasons)

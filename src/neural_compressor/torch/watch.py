@@ -19,8 +19,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from neural_compressor.torch.batches import feed, tensors_in
 
-# Reading a tensor's metadata does not use its values.
-_METADATA = ("__get__", "size", "dim", "numel", "is_floating_point", "stride", "__len__", "__hash__", "is_contiguous")
+# Reading a tensor's metadata does not use its values; properties such as ``.mT`` that give a tensor do.
+_METADATA = ("size", "dim", "numel", "is_floating_point", "stride", "__len__", "__hash__", "is_contiguous")
 
 
 @dataclass(frozen=True)
@@ -90,13 +90,13 @@ class _Recorder(TorchFunctionMode):
         self.trace.calls.append(Call(target, module, reads, writes, tensors[0].dim() if tensors else 0))
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self.inside_leaf or getattr(func, "__name__", "") in _METADATA:
+        called = getattr(func, "__name__", "")
+        if self.inside_leaf or called in _METADATA:
             return func(*args, **(kwargs or {}))
         reads = tuple(self.number(t) for t in tensors_in((args, kwargs or {})))
         result = func(*args, **(kwargs or {}))
-        if result is None or next(tensors_in(result), None) is not None:
-            name = resolve_name(func) or getattr(func, "__name__", str(func))
-            self.record(name, None, reads, result)
+        if called != "__get__" or next(tensors_in(result), None) is not None:
+            self.record(resolve_name(func) or called or str(func), None, reads, result)
         return result
 
 

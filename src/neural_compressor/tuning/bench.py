@@ -42,6 +42,7 @@ class Bench:
     def measure(self, model: Any) -> Measurement:
         """Everything that can be told of ``model``."""
         accuracy = self.evaluator(model) if self.evaluator is not None else None
+        self.adaptor.settle(model)
         latency = footprint = None
         if self.example_batch is not None:
             # memory first: a warmed-up allocator hides what the first call needs

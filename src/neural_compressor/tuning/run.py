@@ -160,7 +160,7 @@ class TuningRun:
     def _explain(self, interrupt: KeyboardInterrupt) -> None:
         kept = f"; the best model so far (trial {self.best.number}) is in {self.store.model}" if self.best else ""
         message = (
-            f"interrupted after {len(self.trials)} trials, all of them kept in {self.journal.storage}{kept}. "
+            f"interrupted after {len(self.trials)} trials, all of them kept in {self.journal.address}{kept}. "
             "Run the same command again to go on"
         )
         self.progress.interrupted(message)

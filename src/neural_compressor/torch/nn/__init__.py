@@ -9,6 +9,7 @@ from neural_compressor.torch.nn.embedding import QuantEmbedding
 from neural_compressor.torch.nn.half import HalfModule
 from neural_compressor.torch.nn.linear import QuantLinear
 from neural_compressor.torch.nn.recurrent import QuantGRU, QuantLSTM
+from neural_compressor.torch.nn.weight_only import WeightOnlyLinear
 
 __all__ = [
     "QUANT_MODULES",
@@ -27,5 +28,6 @@ __all__ = [
     "QuantMatMul",
     "QuantModule",
     "QuantMul",
+    "WeightOnlyLinear",
     "quantized_module",
 ]

@@ -11,6 +11,7 @@ from neural_compressor.schemes import OpScheme
 from neural_compressor.torch.nn.activation import Range
 from neural_compressor.torch.nn.base import QuantModule, quant_class
 from neural_compressor.torch.nn.half import HalfModule
+from neural_compressor.torch.nn.weight_only import WeightOnlyLinear, is_conv1d
 
 
 def quantized_module(
@@ -22,13 +23,17 @@ def quantized_module(
 ) -> QuantModule:
     """The module that replaces ``module`` under ``scheme``, quantized from its values or rebuilt from ``state``.
 
-    >>> scheme = OpScheme.from_dict({"weight": {"dtype": "int4", "granularity": "per_channel"}})
+    >>> scheme = OpScheme.from_dict({"weight": {"dtype": "nf4", "granularity": "per_channel"}})
     >>> quantized_module(nn.Linear(8, 4), scheme)
-    QuantLinear(in_features=8, out_features=4, int4, mode=weight_only, kernel='simulated')
+    WeightOnlyLinear(in_features=8, out_features=4, nf4, mode=weight_only, kernel='simulated')
     """
     if scheme.is_float and scheme.precision == "fp32":
         raise QuantizationError("an op in fp32 stays the float module it is")
-    cls = HalfModule if scheme.is_float else quant_class(module)
+    cls: type[QuantModule]
+    if scheme.mode == "weight_only" and (type(module) is nn.Linear or is_conv1d(module)):
+        cls = WeightOnlyLinear
+    else:
+        cls = HalfModule if scheme.is_float else quant_class(module)
     if state is not None:
         return cls.from_state(module, scheme, state, relu)
     return cls.from_float(module, scheme, act_ranges, relu)

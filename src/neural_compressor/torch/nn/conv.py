@@ -34,9 +34,9 @@ class QuantConv(WeightedModule):
         self.padding_mode = module.padding_mode
         self.geometry = onednn.ConvGeometry(module.stride, padding, module.dilation, module.groups)
 
-    def forward(self, x: Tensor) -> Tensor:
-        batched = x.dim() == self.dims + 2
-        y = self._convolved(x if batched else x.unsqueeze(0))
+    def forward(self, input: Tensor) -> Tensor:
+        batched = input.dim() == self.dims + 2
+        y = self._convolved(input if batched else input.unsqueeze(0))
         return y if batched else y.squeeze(0)
 
     def _convolved(self, x: Tensor) -> Tensor:

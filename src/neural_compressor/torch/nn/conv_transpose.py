@@ -53,12 +53,12 @@ class QuantConvTranspose(WeightedModule):
         axis = -1 - self.dims
         return super()._rounded(x.movedim(axis, -1), name).movedim(-1, axis)
 
-    def forward(self, x: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
-        inside = self._rounded(x)
+    def forward(self, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
+        inside = self._rounded(input)
         weight, bias = self._parameters_as(inside.dtype)
-        extra = self.output_padding if output_size is None else self._padding_for(x, output_size)
+        extra = self.output_padding if output_size is None else self._padding_for(input, output_size)
         y = _CONVOLVE[self.dims](inside, weight, bias, self.stride, self.padding, extra, self.groups, self.dilation)
-        y = y if x.is_quantized else y.to(x.dtype)
+        y = y if input.is_quantized else y.to(input.dtype)
         return y.relu() if self.relu else y
 
     def _padding_for(self, x: Tensor, output_size: Sequence[int]) -> tuple[int, ...]:

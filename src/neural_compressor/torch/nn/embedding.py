@@ -43,13 +43,13 @@ class QuantEmbedding(WeightedModule):
     def can_emit(self) -> bool:
         return False
 
-    def forward(self, indices: Tensor) -> Tensor:
-        flat = indices.reshape(-1)
+    def forward(self, input: Tensor) -> Tensor:
+        flat = input.reshape(-1)
         if not flat.numel():
             rows = torch.empty(0, self.embedding_dim, device=self.weight_packed.device)
         else:
             rows = _rows_of(self._packed(), flat).unpack().dequantize()
-        y = rows.reshape(*indices.shape, self.embedding_dim).to(self.dtype)
+        y = rows.reshape(*input.shape, self.embedding_dim).to(self.dtype)
         return y.relu() if self.relu else y
 
     weight_packed: Tensor

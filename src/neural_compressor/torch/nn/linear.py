@@ -26,12 +26,12 @@ class QuantLinear(WeightedModule):
         super().__init__(module, scheme, relu)
         self.out_features, self.in_features = self.weight_shape
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         if self.simulated:
-            return self._simulated(x)
-        if x.dim() == 1:  # the kernel wants rows
-            return self._integer(x.unsqueeze(0)).squeeze(0)
-        return self._integer(x)
+            return self._simulated(input)
+        if input.dim() == 1:  # the kernel wants rows
+            return self._integer(input.unsqueeze(0)).squeeze(0)
+        return self._integer(input)
 
     def _simulated(self, x: Tensor) -> Tensor:
         inside = self._rounded(x)

@@ -146,15 +146,15 @@ class QuantRecurrent(QuantModule):
 
     # -- sequences --------------------------------------------------------------------------------------------------
 
-    def forward(self, x: Tensor | PackedSequence, hx: Hidden | None = None) -> tuple[Any, Hidden]:
-        if isinstance(x, PackedSequence):
-            return self._packed_sequence(x, hx)
+    def forward(self, input: Tensor | PackedSequence, hx: Hidden | None = None) -> tuple[Any, Hidden]:
+        if isinstance(input, PackedSequence):
+            return self._packed_sequence(input, hx)
         batch_axis = 0 if self.batch_first else 1
-        batched = x.dim() == 3
+        batched = input.dim() == 3
         if not batched:
-            x = x.unsqueeze(batch_axis)
+            input = input.unsqueeze(batch_axis)
             hx = None if hx is None else _each(hx, lambda h: h.unsqueeze(1))
-        y, hidden = self._cast_and_run(x, None, hx, x.shape[batch_axis])
+        y, hidden = self._cast_and_run(input, None, hx, input.shape[batch_axis])
         if not batched:
             return y.squeeze(batch_axis), _each(hidden, lambda h: h.squeeze(1))
         return y, hidden

@@ -1,0 +1,41 @@
+"""The product with a stored weight that every device can compute: dequantize some rows, multiply, forget them."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from neural_compressor.torch.nn.stored_weight import StoredWeight
+
+# How many values are dequantized at a time: on a CPU so many that they stay in its cache.
+_VALUES = {"cpu": 1 << 20, "cuda": 1 << 25}
+
+
+def dequantized_product(x: Tensor, weight: StoredWeight, dtype: torch.dtype) -> Tensor:
+    """``x @ weight.T`` for rows ``x``, computed in ``dtype``; the whole weight is never there in float."""
+    x = x.to(dtype)
+    values = _VALUES.get(x.device.type, 1 << 22)
+    parts = [F.linear(x, part.dequantize().to(dtype)) for _, part in weight.parts(values)]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+
+def product_dtype(given: torch.dtype, device: str, exact: bool) -> torch.dtype:
+    """What inputs of type ``given`` are multiplied in: the fastest type with three digits, or unless ``exact`` float32.
+
+    >>> product_dtype(torch.bfloat16, "cpu", exact=True)
+    torch.float32
+    """
+    if exact or given == torch.float64:
+        return torch.promote_types(given, torch.float32)
+    if device == "cpu":
+        return torch.bfloat16 if _cpu_multiplies_bf16() else torch.float32
+    return torch.bfloat16 if device == "cuda" and given == torch.float32 else given
+
+
+@functools.cache
+def _cpu_multiplies_bf16() -> bool:
+    """Whether the CPU has instructions for it: without, bfloat16 is slower than float32."""
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()

@@ -1,0 +1,273 @@
+"""Linear layers with quantized weights and float activations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from neural_compressor.algorithms.float_zero_array import FloatZeroArray
+from neural_compressor.algorithms.hadamard import Rotation
+from neural_compressor.algorithms.layer_result import LayerResult
+from neural_compressor.errors import ConfigError, FormatError, QuantizationError
+from neural_compressor.formats import LinearWeight
+from neural_compressor.schemes import OpScheme, PackedArray, QuantizedArray
+from neural_compressor.torch.nn.base import finite
+from neural_compressor.torch.nn.dequantized_product import dequantized_product, product_dtype
+from neural_compressor.torch.nn.input_rotation import rotated
+from neural_compressor.torch.nn.kernels import SIMULATED
+from neural_compressor.torch.nn.packed_weight import buffer_names
+from neural_compressor.torch.nn.stored_weight import StoredWeight
+from neural_compressor.torch.nn.weight_only_kernels import (
+    DEQUANTIZE,
+    WeightOnlyKernel,
+    kernel_of,
+    most_rows,
+)
+from neural_compressor.torch.nn.weighted import WeightedModule
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+def is_conv1d(module: nn.Module) -> bool:
+    """Whether ``module`` is a linear layer that holds its weight as (in, out), as transformers' ``Conv1D`` does."""
+    weight = getattr(module, "weight", None)
+    return type(module).__name__ == "Conv1D" and hasattr(module, "nf") and isinstance(weight, Tensor)
+
+
+class WeightOnlyLinear(WeightedModule):
+    """Replaces ``nn.Linear`` and transformers' ``Conv1D``: packed weights of any data type, inputs and outputs in float.
+
+    The input is multiplied by ``input_scale``, rotated and put in ``input_order`` as far as the layer has these. Then a
+    low-bit kernel multiplies few rows, and a product with the dequantized weight many: :attr:`kernel` tells. Both work
+    with about three decimal digits (bfloat16) whatever the type of the input; ``layer.exact = True`` makes the layer
+    dequantize and multiply in float32.
+
+    >>> layer = nn.Linear(64, 32)
+    >>> scheme = OpScheme.from_dict({"weight": {"dtype": "nf4", "group_size": 32}})
+    >>> WeightOnlyLinear.from_float(layer, scheme)
+    WeightOnlyLinear(in_features=64, out_features=32, nf4, mode=weight_only, kernel='simulated')
+    """
+
+    replaces = nn.Linear
+    inputs = ()
+
+    weight_packed: Tensor
+    weight_scale: Tensor
+    input_scale: Tensor | None
+    input_order: Tensor | None
+
+    def __init__(self, module: nn.Module, scheme: OpScheme, relu: bool = False) -> None:
+        self.transposed = is_conv1d(module)
+        self.channel_axis = 1 if self.transposed else 0
+        super().__init__(module, scheme, relu)
+        if scheme.mode != "weight_only":
+            raise QuantizationError(f"a WeightOnlyLinear computes in mode weight_only, not {scheme.mode}")
+        self.op_type = type(module).__name__
+        self.out_features, self.in_features = self.matrix_shape
+        self._exact = False
+        self._low_bit: WeightOnlyKernel | None = None
+        self._most_rows = 0
+        self._rotation: Rotation | None = None
+
+    # -- making one -------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_layer(cls, module: nn.Module, result: LayerResult, bias: Tensor | None = None) -> Self:
+        """The layer that replaces ``module`` with the weight an algorithm found; ``bias`` is the module's by default.
+
+        Of ``module`` the shapes are read, and the bias where none is given, so that its weight may be on the meta
+        device. The layer is where the arrays of ``result`` are.
+        """
+        new = cls(module, OpScheme(weight=result.array.scheme, mode="weight_only"))
+        if tuple(result.array.shape) != new.matrix_shape:
+            raise QuantizationError(
+                f"a quantized weight of shape {tuple(result.array.shape)} does not fit a {new.op_type} of "
+                f"{new.in_features} inputs and {new.out_features} outputs"
+            )
+        new._keep_array(result.array)
+        new._keep_input(result)
+        own = getattr(module, "bias", None) if bias is None else bias
+        if own is not None and own.is_meta:
+            raise QuantizationError(f"the bias of this {new.op_type} is on the meta device; pass its values as bias")
+        new.register_buffer("bias", None if own is None else finite(own, "the bias").to(new._device, copy=True))
+        new._settle()
+        return new
+
+    def _keep_array(self, array: QuantizedArray | FloatZeroArray) -> None:
+        float_zero = array.zero if isinstance(array, FloatZeroArray) else None
+        if isinstance(array, FloatZeroArray):
+            array = QuantizedArray(array.codes, array.scale, None, array.scheme, array.shape)
+        parts = {name: torch.as_tensor(part).contiguous() for name, part in array.pack().arrays().items()}
+        self.register_buffer("weight_packed", parts["data"])
+        self.register_buffer("weight_scale", parts["scale"])
+        self.register_buffer("weight_zero_point", parts.get("zero_point"))
+        self.register_buffer("weight_tensor_scale", parts.get("tensor_scale"))
+        self.register_buffer("weight_zero", None if float_zero is None else torch.as_tensor(float_zero).contiguous())
+        self.stored_weight().check()
+
+    def _keep_input(self, result: LayerResult | None) -> None:
+        order = scale = turn = None
+        if result is not None and result.order is not None:
+            order = torch.as_tensor(result.order).to(self._device, torch.int32)
+        if result is not None and result.input_scale is not None:
+            scale = 1 / finite(torch.as_tensor(result.input_scale), "the scale of the inputs").to(self._device)
+        if result is not None and result.rotation is not None:
+            seed = -1 if result.rotation.seed is None else result.rotation.seed
+            turn = torch.tensor([result.rotation.block_size, seed], device=self._device)
+        self.register_buffer("input_order", order)
+        self.register_buffer("input_scale", scale)
+        self.register_buffer("input_rotation", turn)
+
+    def _quantize(self, module: nn.Module) -> None:
+        super()._quantize(module)
+        self.register_buffer("weight_zero", None)
+        self._keep_input(None)
+
+    def _stored(self) -> tuple[str, ...]:
+        return *buffer_names("weight"), "weight_zero?", "bias?", "input_order?", "input_scale?", "input_rotation?"
+
+    def _restore(self, module: nn.Module, state: Mapping[str, Tensor]) -> None:
+        super()._restore(module, state)
+        self._check_shape("input_scale", (self.in_features,))
+        self._check_shape("input_order", (self.in_features,))
+        self._check_shape("input_rotation", (2,))
+        order = self.input_order
+        if order is not None and not torch.equal(order.long().sort().values, torch.arange(len(order)).to(order.device)):
+            raise FormatError(f"the stored tensor 'input_order' is not an order of {self.in_features} inputs")
+
+    # -- the weight -------------------------------------------------------------------------------------------------
+
+    @property
+    def matrix_shape(self) -> tuple[int, int]:
+        rows, columns = self.weight_shape
+        return (columns, rows) if self.transposed else (rows, columns)
+
+    def _to_matrix(self, weight: Tensor) -> Tensor:
+        return weight.T.contiguous() if self.transposed else weight
+
+    def _from_matrix(self, matrix: Tensor) -> Tensor:
+        return matrix.T.contiguous() if self.transposed else matrix
+
+    def stored_weight(self) -> StoredWeight:
+        """The weight as it is held, on the memory of the state."""
+        zero_point, tensor_scale, zero = (
+            self._buffers.get(f"weight_{part}") for part in ("zero_point", "tensor_scale", "zero")
+        )
+        return StoredWeight(
+            self.weight_packed, self.weight_scale, zero_point, tensor_scale, zero, self.weight_scheme, self.matrix_shape
+        )
+
+    def _packed(self) -> PackedArray:
+        stored = self.stored_weight()
+        stored.check()
+        scale = stored.scale if stored.scale.dtype == torch.uint8 else stored.scale.float()
+        return PackedArray(stored.data, scale, stored.zero_point, stored.tensor_scale, stored.scheme, stored.shape)
+
+    def weight_array(self) -> QuantizedArray:
+        if self._buffers.get("weight_zero") is not None:
+            raise QuantizationError("a weight with float zero-points is no QuantizedArray; ask for layer_result()")
+        return super().weight_array()
+
+    def layer_result(self) -> LayerResult:
+        """What :meth:`from_layer` makes this layer from."""
+        array: QuantizedArray | FloatZeroArray = self._packed().unpack()
+        zero = self._buffers.get("weight_zero")
+        if zero is not None:
+            array = FloatZeroArray(array.codes, array.scale, zero.float(), array.scheme, array.shape)
+        scale = None if self.input_scale is None else 1 / self.input_scale
+        return LayerResult(array, self.input_order, scale, self._rotation)
+
+    def linear_weight(self) -> LinearWeight:
+        """The layer for a checkpoint format; one that no format can express is an error that says why."""
+        unknown = {
+            "float zero-points": self._buffers.get("weight_zero") is not None,
+            "a scale of its inputs": self.input_scale is not None,
+            "a rotation of its inputs": self._rotation is not None,
+        }
+        if any(unknown.values()):
+            found = " and ".join(what for what, has in unknown.items() if has)
+            raise FormatError(f"a layer with {found} fits no checkpoint format but the toolkit's own")
+        return LinearWeight.from_quantized(self.weight_array(), self.input_order, self.bias)
+
+    def dequantized_weight(self) -> Tensor:
+        """The weight the layer has in effect for inputs as they come: float32, in the layout of the float module."""
+        return self._from_matrix(self.layer_result().dequantize())
+
+    # -- the kernel -------------------------------------------------------------------------------------------------
+
+    @property
+    def exact(self) -> bool:
+        """Whether the layer multiplies with the dequantized weight in float32, whatever that costs."""
+        return self._exact
+
+    @exact.setter
+    def exact(self, value: bool) -> None:
+        self._exact = bool(value)
+        self._settle()
+
+    def _settle(self) -> None:
+        self._prepacked = None
+        stored = self.stored_weight()
+        self._rotation = self._stored_rotation()
+        self._low_bit = None if self._exact else kernel_of(stored)
+        self._most_rows = 0 if self._low_bit is None else most_rows(self._low_bit, stored)
+        self.kernel = SIMULATED if self._low_bit is None else f"{self._low_bit.name} (to {self._most_rows} rows)"
+
+    def _stored_rotation(self) -> Rotation | None:
+        stored = self._buffers.get("input_rotation")
+        if stored is None:
+            return None
+        block, seed = stored.tolist()
+        try:
+            return Rotation(self.in_features, block, None if seed < 0 else seed)
+        except ConfigError as error:
+            raise FormatError(f"the stored tensor 'input_rotation' is {[block, seed]}: {error}") from error
+
+    def kernel_for(self, rows: int) -> str:
+        """What multiplies ``rows`` inputs: a low-bit kernel, or ``"dequantize"``."""
+        return self._low_bit.name if self._low_bit is not None and rows <= self._most_rows else DEQUANTIZE
+
+    @property
+    def can_emit(self) -> bool:
+        return False
+
+    def _prepack(self) -> Any:
+        assert self._low_bit is not None
+        return self._low_bit.pack(self.stored_weight())
+
+    def forward(self, input: Tensor) -> Tensor:
+        if input.shape[-1] != self.in_features:
+            raise QuantizationError(
+                f"a layer of {self.in_features} inputs cannot take a tensor of {tuple(input.shape)}"
+            )
+        y = self._product(self._turned(input).reshape(-1, self.in_features), input.dtype)
+        y = y if self.bias is None else y + self.bias
+        y = y.to(input.dtype).reshape(*input.shape[:-1], self.out_features)
+        return y.relu() if self.relu else y
+
+    def _turned(self, x: Tensor) -> Tensor:
+        """The input as the weight expects it."""
+        x = x if self.input_scale is None else x * self.input_scale
+        x = x if self._rotation is None else rotated(x, self._rotation)
+        return x if self.input_order is None else x.index_select(-1, self.input_order)
+
+    def _product(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
+        if not rows.shape[0]:
+            return rows.new_empty(0, self.out_features)
+        # Low-bit kernels have no gradients.
+        if self._low_bit is None or rows.shape[0] > self._most_rows or (rows.requires_grad and torch.is_grad_enabled()):
+            return dequantized_product(
+                rows, self.stored_weight(), product_dtype(dtype, rows.device.type, exact=self._exact)
+            )
+        return self._low_bit.run(self.prepacked(), rows)
+
+    @property
+    def _device(self) -> torch.device:
+        return self.weight_packed.device
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, {super().extra_repr()}"

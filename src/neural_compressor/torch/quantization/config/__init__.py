@@ -1,0 +1,69 @@
+"""What a user asks of PyTorch quantization: a configuration for each algorithm, and what to tune over."""
+
+from neural_compressor.config.composable import ComposableConfig
+from neural_compressor.config.composed import ComposedConfig
+from neural_compressor.config.tuning_config import TuningConfig
+from neural_compressor.torch.quantization.config.autoround import AutoRoundConfig
+from neural_compressor.torch.quantization.config.awq import AWQConfig
+from neural_compressor.torch.quantization.config.defaults import (
+    get_default_AutoRound_config,
+    get_default_autoround_config,
+    get_default_awq_config,
+    get_default_double_quant_config,
+    get_default_dynamic_config,
+    get_default_fp8_config,
+    get_default_gptq_config,
+    get_default_hqq_config,
+    get_default_mixed_precision_config,
+    get_default_mx_config,
+    get_default_rtn_config,
+    get_default_sq_config,
+    get_default_static_config,
+    get_default_teq_config,
+    get_woq_tuning_config,
+)
+from neural_compressor.torch.quantization.config.double_quant import DoubleQuantConfig
+from neural_compressor.torch.quantization.config.fp8 import FP8Config
+from neural_compressor.torch.quantization.config.gptq import GPTQConfig
+from neural_compressor.torch.quantization.config.hqq import HQQConfig
+from neural_compressor.torch.quantization.config.int8 import DynamicQuantConfig, SmoothQuantConfig, StaticQuantConfig
+from neural_compressor.torch.quantization.config.mixed_precision import MixedPrecisionConfig
+from neural_compressor.torch.quantization.config.mx import MXQuantConfig
+from neural_compressor.torch.quantization.config.rtn import RTNConfig
+from neural_compressor.torch.quantization.config.teq import TEQConfig
+from neural_compressor.torch.quantization.config.weight_only import WeightOnlyConfig
+
+__all__ = [
+    "AWQConfig",
+    "AutoRoundConfig",
+    "ComposableConfig",
+    "ComposedConfig",
+    "DoubleQuantConfig",
+    "DynamicQuantConfig",
+    "FP8Config",
+    "GPTQConfig",
+    "HQQConfig",
+    "MXQuantConfig",
+    "MixedPrecisionConfig",
+    "RTNConfig",
+    "SmoothQuantConfig",
+    "StaticQuantConfig",
+    "TEQConfig",
+    "TuningConfig",
+    "WeightOnlyConfig",
+    "get_default_AutoRound_config",
+    "get_default_autoround_config",
+    "get_default_awq_config",
+    "get_default_double_quant_config",
+    "get_default_dynamic_config",
+    "get_default_fp8_config",
+    "get_default_gptq_config",
+    "get_default_hqq_config",
+    "get_default_mixed_precision_config",
+    "get_default_mx_config",
+    "get_default_rtn_config",
+    "get_default_sq_config",
+    "get_default_static_config",
+    "get_default_teq_config",
+    "get_woq_tuning_config",
+]

@@ -1,0 +1,144 @@
+"""AutoRound."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+from neural_compressor.config.composition import register_config
+from neural_compressor.config.numbers import group_size, is_whole, positive
+from neural_compressor.config.parameter_space import one_or_more, optional
+from neural_compressor.config.words import flag
+from neural_compressor.dtypes import BlockType
+from neural_compressor.errors import ConfigError
+from neural_compressor.schemes import PER_CHANNEL, PER_TENSOR, PerGroup, TensorScheme
+from neural_compressor.torch.quantization.config.fields import (
+    FLOAT,
+    Bits,
+    Count,
+    Flag,
+    GroupSize,
+    Seed,
+    WeightDtype,
+    dtype_of,
+    weight_dtype,
+)
+from neural_compressor.torch.quantization.config.weight_only import WeightOnlyConfig
+
+_SCHEME = re.compile(r"W([1-8])A([1-8]|16|32)(?:G(\d+))?")
+_BLOCK_SCHEMES = {"MXFP4": "mxfp4", "MXFP8": "mxfp8", "NVFP4": "nvfp4"}
+"""Schemes named after the format of both weights and activations."""
+_FLOAT_BITS = (16, 32)
+
+
+def _act_bits(value: Any) -> int:
+    if is_whole(value) and (1 <= value <= 8 or value in _FLOAT_BITS):
+        return int(value)
+    raise ConfigError(f"got {value!r}, expected 16 or 32 to leave activations in float, or 1 to 8 bits")
+
+
+def _scheme(value: Any) -> str:
+    name = value.upper() if isinstance(value, str) else ""
+    if name in _BLOCK_SCHEMES or _SCHEME.fullmatch(name):
+        return name
+    raise ConfigError(
+        f"got {value!r}, expected the bits of weights and activations as in 'W4A16', with a group size as in 'W2A16G64', "
+        f"or one of {', '.join(_BLOCK_SCHEMES)}"
+    )
+
+
+def scheme_fields(name: str) -> dict[str, Any]:
+    """The parameters that a scheme stands for.
+
+    >>> scheme_fields("W2A16G64")
+    {'bits': 2, 'act_bits': 16, 'group_size': 64}
+    """
+    if name in _BLOCK_SCHEMES:
+        block = _BLOCK_SCHEMES[name]
+        kind = dtype_of(block, 0)
+        return {"dtype": kind.name, "act_dtype": kind.name, "bits": kind.bits, "act_bits": kind.bits}
+    found = _SCHEME.fullmatch(name)
+    weight, activation, group = found.groups() if found else (None, None, None)
+    fields = {"bits": weight, "act_bits": activation, "group_size": group}
+    return {field: int(text) for field, text in fields.items() if text is not None}
+
+
+@register_config("torch", "autoround")
+class AutoRoundConfig(WeightOnlyConfig):
+    """AutoRound: the rounding of each weight and the clipping of each group are trained by signed gradient descent.
+
+    ``scheme`` is short for bits of weights and activations (and the group size), and follows them where it is not given.
+    ``lr`` is 1 / ``iters`` by default and ``minmax_lr`` the same as ``lr``. Activations stay in float unless ``act_bits``
+    says otherwise.
+
+    >>> AutoRoundConfig(scheme="W2A16G64").group_size, AutoRoundConfig(bits=3).scheme
+    (64, 'W3A16')
+    """
+
+    dtype: WeightDtype = "int"
+    bits: Bits = 4
+    use_sym: Flag = True
+    group_size: GroupSize = 128
+    act_bits: Annotated[int, one_or_more(_act_bits)] = 16
+    act_group_size: Annotated[int | None, one_or_more(optional(group_size))] = None
+    act_sym: Annotated[bool | None, one_or_more(optional(flag))] = None
+    act_dtype: Annotated[str | None, one_or_more(optional(weight_dtype))] = None
+    act_dynamic: Flag = True
+    iters: Count = 200
+    nsamples: Count = 128
+    seqlen: Count = 2048
+    batch_size: Count = 8
+    lr: Annotated[float | None, one_or_more(optional(positive))] = None
+    minmax_lr: Annotated[float | None, one_or_more(optional(positive))] = None
+    enable_minmax_tuning: Flag = True
+    enable_quanted_input: Flag = True
+    seed: Seed = 42
+    scheme: Annotated[str, one_or_more(_scheme)] = "W4A16"
+    quant_lm_head: Flag = False
+
+    @property
+    def needs_calibration(self) -> bool:
+        """Always."""
+        return True
+
+    @property
+    def learning_rate(self) -> float:
+        """``lr``, or what stands for it."""
+        return 1 / self.iters if self.lr is None else self.lr
+
+    @property
+    def minmax_learning_rate(self) -> float:
+        """``minmax_lr``, or what stands for it."""
+        return self.learning_rate if self.minmax_lr is None else self.minmax_lr
+
+    def activation_scheme(self) -> TensorScheme | None:
+        """How activations are quantized: as the weights where nothing else is said; None where they stay in float."""
+        self.require_single()
+        if self.act_bits in _FLOAT_BITS or not self.quantizes:
+            return None
+        kind = dtype_of(self.act_dtype or "int", self.act_bits)
+        size = self.group_size if self.act_group_size is None else self.act_group_size
+        symmetric = self.use_sym if self.act_sym is None else self.act_sym
+        dynamic = PER_CHANNEL if size == -1 else PerGroup(size)
+        return TensorScheme(kind, symmetric, dynamic if self.act_dynamic or isinstance(kind, BlockType) else PER_TENSOR)
+
+    @classmethod
+    def _settled(cls, values: dict[str, Any], given: frozenset[str]) -> dict[str, Any]:
+        if values["dtype"] == FLOAT:
+            return values
+        usual = {name: field.default for name, field in cls.model_fields.items()}
+        if "scheme" in given or values["scheme"] != usual["scheme"]:
+            spoken = given | {name for name in values if values[name] != usual[name]}
+            values = cls._with(values, scheme_fields(values["scheme"]), spoken, f"scheme {values['scheme']!r}")
+            return cls._settled_activation(super()._settled(values, given), given)
+        values = cls._settled_activation(super()._settled(values, given), given)
+        name = values["dtype"].upper()
+        block = name in _BLOCK_SCHEMES and values["act_dtype"] == values["dtype"]
+        return {**values, "scheme": name if block else f"W{values['bits']}A{values['act_bits']}"}
+
+    @classmethod
+    def _settled_activation(cls, values: dict[str, Any], given: frozenset[str]) -> dict[str, Any]:
+        name = values["act_dtype"]
+        if name in (None, "int"):
+            return values
+        return cls._with(values, {"act_bits": dtype_of(name, 0).bits}, given, f"act_dtype {name!r}")

@@ -1,0 +1,101 @@
+"""Field types that several configurations share. Each takes a value, or a list of values that spans a space."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import PlainValidator
+
+from neural_compressor.config.numbers import group_size, is_whole, number_between, whole_between
+from neural_compressor.config.parameter_space import one_or_more
+from neural_compressor.config.words import as_list, at_least, flag, non_negative, word
+from neural_compressor.dtypes import DType, FloatType, dtype
+from neural_compressor.errors import ConfigError
+
+FLOAT = "fp32"
+"""The data type that leaves an op as it is."""
+
+
+def weight_dtype(value: Any) -> str:
+    """Validate the data type of a weight: ``"int"``, whose width is given apart, or a registered one of up to 8 bits.
+
+    >>> weight_dtype("fp4"), weight_dtype("float32"), weight_dtype("int")
+    ('fp4_e2m1', 'fp32', 'int')
+    """
+    if value == "int":
+        return "int"
+    if not isinstance(value, str):
+        raise ConfigError(f"got {value!r}, expected the name of a data type, such as 'int' or 'nf4'")
+    try:
+        kind = dtype(value)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; or 'int' with bits") from None
+    if kind.name == FLOAT:
+        return FLOAT
+    if kind.bits > 8:
+        hint = "; for whole layers in bf16 or fp16 use MixedPrecisionConfig" if kind.is_float else ""
+        raise ConfigError(
+            f"got {value!r} of {kind.bits} bits, expected 1 to 8 bits, or 'fp32' to leave the op as it is{hint}"
+        )
+    if isinstance(kind, FloatType) and not kind.signed:
+        raise ConfigError(f"got {value!r}, which has no negative values; weights have both signs")
+    return kind.name
+
+
+def dtype_of(name: str, bits: int) -> DType:
+    """The data type called ``name``, of ``bits`` bits where it is ``"int"``."""
+    return dtype(f"int{bits}" if name == "int" else name)
+
+
+def registered_dtype(value: Any) -> str:
+    """Validate the name of any data type, in its registered spelling."""
+    if not isinstance(value, str):
+        raise ConfigError(f"got {value!r}, expected the name of a data type, such as 'int8'")
+    return dtype(value).name
+
+
+def path_text(value: Any) -> str:
+    """Validate a path; empty where there is none."""
+    if isinstance(value, str | os.PathLike):
+        return str(os.fspath(value))
+    raise ConfigError(f"got {value!r}, expected a path")
+
+
+def layer_map(value: Any) -> dict[str, list[str]]:
+    """Validate which layers take the scales of others: names of layers by the name of the one that absorbs.
+
+    >>> layer_map({"norm": "fc1"})
+    {'norm': ['fc1']}
+    """
+    if not isinstance(value, Mapping):
+        raise ConfigError(
+            f"got {value!r}, expected a dict of the names of layers by the layer that absorbs their scales"
+        )
+    found = {name: as_list(layers) for name, layers in value.items()}
+    for name, layers in found.items():
+        if not isinstance(name, str) or not layers or not all(isinstance(layer, str) for layer in layers):
+            raise ConfigError(f"got {{{name!r}: {value[name]!r}}}, expected names of layers by the name of a layer")
+    return found
+
+
+def _group_dim(value: Any) -> int:
+    if is_whole(value) and value == 1:
+        return 1
+    raise ConfigError(f"got {value!r}, expected 1: groups run along the inputs of a weight, as every kernel reads them")
+
+
+Flag = Annotated[bool, one_or_more(flag)]
+Bits = Annotated[int, one_or_more(whole_between(1, 8, "bits"))]
+GroupSize = Annotated[int, one_or_more(group_size)]
+GroupDim = Annotated[int, one_or_more(_group_dim)]
+WeightDtype = Annotated[str, one_or_more(weight_dtype)]
+Dtype = Annotated[str, one_or_more(registered_dtype)]
+Path = Annotated[str, PlainValidator(path_text)]
+LayerMap = Annotated[dict[str, list[str]], PlainValidator(layer_map)]
+Count = Annotated[int, one_or_more(at_least(1))]
+Seed = Annotated[int, one_or_more(at_least(0))]
+Fraction = Annotated[float, one_or_more(number_between(0, 1))]
+Ratio = Annotated[float, one_or_more(non_negative)]
+ScaleSearch = Annotated[str, one_or_more(word(("none", "mse", "importance")))]

@@ -1,0 +1,146 @@
+"""Integer weights and activations: static, dynamic, and static after smoothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from neural_compressor.config.composable import ComposableConfig
+from neural_compressor.config.composition import register_config
+from neural_compressor.config.fields import ExcludedPrecisions
+from neural_compressor.config.numbers import number_between, positive
+from neural_compressor.config.parameter_space import one_or_more
+from neural_compressor.config.words import word
+from neural_compressor.dtypes import IntType, dtype
+from neural_compressor.errors import ConfigError
+from neural_compressor.observers import OBSERVERS
+from neural_compressor.registry import close_matches
+from neural_compressor.schemes import OpScheme, TensorScheme
+from neural_compressor.torch.quantization.config.fields import Dtype, Flag
+
+
+def _observer(value: Any) -> str:
+    if isinstance(value, str) and value in OBSERVERS:
+        return value
+    raise ConfigError(f"got {value!r}; {close_matches(str(value), OBSERVERS)}")
+
+
+def _alpha(value: Any) -> float | str:
+    return "auto" if value == "auto" else number_between(0, 1)(value)
+
+
+Granularity = Annotated[str, one_or_more(word(("per_tensor", "per_channel")))]
+Algorithm = Annotated[str, one_or_more(_observer)]
+Share = Annotated[float, one_or_more(number_between(0, 1))]
+
+
+class ActivationConfig(ComposableConfig):
+    """What the configurations share that quantize weights and activations."""
+
+    if TYPE_CHECKING:
+        w_dtype: str
+        w_sym: bool
+        w_granularity: str
+        w_algo: str
+        act_dtype: str
+        act_sym: bool
+        act_granularity: str
+        act_algo: str
+
+    _mode: ClassVar[str] = "static"
+
+    @property
+    def quantizes(self) -> bool:
+        """Whether weights or activations are quantized, and not left in float."""
+        return not self.op_scheme().is_float
+
+    def op_scheme(self) -> OpScheme:
+        """How an op with a weight computes."""
+        self.require_single()
+        fields = {
+            part: {
+                "dtype": getattr(self, f"{prefix}_dtype"),
+                "scheme": "sym" if getattr(self, f"{prefix}_sym") else "asym",
+                "granularity": getattr(self, f"{prefix}_granularity"),
+                "algorithm": getattr(self, f"{prefix}_algo"),
+            }
+            for part, prefix in (("weight", "w"), ("activation", "act"))
+        }
+        weight, activation = (TensorScheme.from_dict(fields[part]) for part in ("weight", "activation"))
+        if weight.is_float and activation.is_float:
+            return OpScheme(weight, activation, "float")
+        return OpScheme(weight, None if activation.is_float else activation, self._mode)
+
+    @classmethod
+    def _settled(cls, values: dict[str, Any], given: frozenset[str]) -> dict[str, Any]:
+        for prefix in ("w", "act"):
+            kind = dtype(values[f"{prefix}_dtype"])
+            if not isinstance(kind, IntType):
+                values = cls._with(values, {f"{prefix}_sym": True}, given, f"{prefix}_dtype {kind.name!r}")
+        return super()._settled(values, given)
+
+
+@register_config("torch", "dynamic_quant")
+class DynamicQuantConfig(ActivationConfig):
+    """Weights quantized beforehand, the range of activations taken from each batch.
+
+    >>> DynamicQuantConfig().op_scheme().mode
+    'dynamic'
+    """
+
+    w_dtype: Dtype = "int8"
+    w_sym: Flag = True
+    w_granularity: Granularity = "per_tensor"
+    w_algo: Algorithm = "minmax"
+    act_dtype: Dtype = "uint8"
+    act_sym: Flag = False
+    act_granularity: Granularity = "per_tensor"
+    act_algo: Algorithm = "kl"
+
+    _mode: ClassVar[str] = "dynamic"
+
+
+@register_config("torch", "static_quant")
+class StaticQuantConfig(ActivationConfig):
+    """Weights and activations quantized with ranges known beforehand, from calibration data."""
+
+    w_dtype: Dtype = "int8"
+    w_sym: Flag = True
+    w_granularity: Granularity = "per_channel"
+    w_algo: Algorithm = "minmax"
+    act_dtype: Dtype = "uint8"
+    act_sym: Flag = False
+    act_granularity: Granularity = "per_tensor"
+    act_algo: Algorithm = "minmax"
+    excluded_precisions: ExcludedPrecisions = ()
+
+    @property
+    def needs_calibration(self) -> bool:
+        """Always."""
+        return True
+
+
+@register_config("torch", "smooth_quant")
+class SmoothQuantConfig(StaticQuantConfig):
+    """Static quantization after moving the outliers of activations into the weights.
+
+    ``alpha`` says how far they move: from 0 to 1, or ``"auto"`` to search from ``alpha_min`` to ``alpha_max`` in steps of
+    ``alpha_step``, starting at ``init_alpha``.
+    """
+
+    alpha: Annotated[float | str, one_or_more(_alpha)] = 0.5
+    folding: Flag = False
+    scale_sharing: Flag = False
+    init_alpha: Share = 0.5
+    alpha_min: Share = 0.0
+    alpha_max: Share = 1.0
+    alpha_step: Annotated[float, one_or_more(positive)] = 0.1
+    shared_criterion: Annotated[str, one_or_more(word(("min", "mean", "max")))] = "max"
+    do_blockwise: Flag = False
+
+    @classmethod
+    def _settled(cls, values: dict[str, Any], given: frozenset[str]) -> dict[str, Any]:
+        if values["alpha_min"] > values["alpha_max"]:
+            raise ConfigError(
+                f"{cls.__name__}: alpha_min is {values['alpha_min']:g}, above alpha_max {values['alpha_max']:g}"
+            )
+        return super()._settled(values, given)

@@ -1,0 +1,26 @@
+"""Whole layers in half precision."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from neural_compressor.config.composable import ComposableConfig
+from neural_compressor.config.composition import register_config
+from neural_compressor.config.parameter_space import one_or_more
+from neural_compressor.config.words import word
+
+
+@register_config("torch", "mixed_precision")
+class MixedPrecisionConfig(ComposableConfig):
+    """Ops in fp16 or bf16; ``fp32`` leaves them as they are.
+
+    >>> [each.dtype for each in MixedPrecisionConfig(dtype=["fp16", "bf16"]).expand()]
+    ['fp16', 'bf16']
+    """
+
+    dtype: Annotated[str, one_or_more(word(("fp16", "bf16", "fp32")))] = "fp16"
+
+    @property
+    def quantizes(self) -> bool:
+        """Whether ops change at all."""
+        return self.dtype != "fp32"

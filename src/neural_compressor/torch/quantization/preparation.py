@@ -1,0 +1,165 @@
+"""Prepare a model, let calibration data run through it, convert it."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from neural_compressor.errors import ConfigError
+from neural_compressor.schemes import OpScheme, Plan
+from neural_compressor.torch.checkpoint import save_model
+from neural_compressor.torch.checks import check_finite
+from neural_compressor.torch.conversion import Quantization
+from neural_compressor.torch.fold import Structure
+from neural_compressor.torch.quantization.layer_jobs import jobs_for
+from neural_compressor.torch.weight_only.jobs import LayerJob
+from neural_compressor.torch.weight_only.lockstep import Arguments, detached
+from neural_compressor.torch.weight_only.quantizer import WeightOnlyQuantizer
+from neural_compressor.torch.weight_only.streaming import WeightSource, is_empty
+
+_ATTRIBUTE = "_prepared"
+
+
+@dataclass
+class Preparation:
+    """What :func:`prepare` found out and calibration adds to; an attribute of the prepared model."""
+
+    config: Any
+    jobs: dict[str, LayerJob]
+    left: dict[tuple[str, str], str]
+    flags: dict[str, bool]
+    calls: list[Arguments] = field(default_factory=list)
+    hook: Any = None
+
+    def listen(self, model: nn.Module) -> None:
+        """Remember what the model is called with; that is all block-by-block calibration needs."""
+
+        def remember(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            self.calls.append(detached((args, kwargs)))
+
+        self.hook = model.register_forward_pre_hook(remember, with_kwargs=True)
+        if is_empty(model):
+            # A model without weights has no outputs to give: calls are remembered and return None.
+            model.forward = lambda *args, **kwargs: None
+
+    def stop_listening(self) -> None:
+        """End of calibration."""
+        if self.hook is not None:
+            self.hook.remove()
+            self.hook = None
+
+    def source(self, model: nn.Module) -> WeightSource | None:
+        """Where the weights of an empty model come from."""
+        model.__dict__.pop("forward", None)
+        if not is_empty(model):
+            return None
+        folder = next((part.model_path for part in self.config.parts if getattr(part, "model_path", "")), "")
+        if not folder:
+            raise ConfigError(
+                "the model has parameters without values (meta device): set model_path in the configuration to the folder "
+                "of its safetensors"
+            )
+        return WeightSource(folder)
+
+
+def prepare(model: nn.Module, quant_config: Any, inplace: bool = True, example_inputs: Any = None) -> nn.Module:
+    """Make ``model`` ready for calibration: run it on data next, then :func:`convert` it.
+
+    The configuration is resolved here, so a rule that matches nothing or a value that makes no sense is said before any
+    work. ``inplace=False`` works on a copy.
+    """
+    if preparation_of(model) is not None:
+        raise ConfigError("the model is prepared already: calibrate and convert it, or prepare the float model again")
+    if isinstance(getattr(model, "quantization", None), Quantization):
+        raise ConfigError("the model is quantized already; prepare takes a float model")
+    check_finite(model)
+    jobs, left, flags = jobs_for(model, quant_config)
+    model = model if inplace else copy.deepcopy(model)
+    preparation = Preparation(quant_config, jobs, left, flags)
+    if any(job.needs_data for job in jobs.values()):
+        preparation.listen(model)
+    setattr(model, _ATTRIBUTE, preparation)
+    return model
+
+
+def preparation_of(model: nn.Module) -> Preparation | None:
+    """What :func:`prepare` left on the model."""
+    return getattr(model, _ATTRIBUTE, None)
+
+
+def finalize_calibration(model: nn.Module) -> nn.Module:
+    """Stop collecting calibration data."""
+    preparation = preparation_of(model)
+    if preparation is None:
+        raise ConfigError("the model is not prepared: call prepare(model, quant_config) first")
+    preparation.stop_listening()
+    return model
+
+
+def convert(
+    model: nn.Module,
+    quant_config: Any = None,
+    inplace: bool = True,
+    on_block: Callable[[str, int, int], None] | None = None,
+) -> nn.Module:
+    """Quantize a prepared and calibrated model.
+
+    With ``quant_config`` a float model is converted at once, which algorithms that need no data allow.
+    """
+    if preparation_of(model) is None:
+        if quant_config is None:
+            raise ConfigError(
+                "the model is not prepared: call prepare(model, quant_config), calibrate, then convert(model)"
+            )
+        model, inplace = prepare(model, quant_config, inplace=inplace), True
+    model = model if inplace else copy.deepcopy(model)
+    preparation = preparation_of(model)
+    assert preparation is not None
+    preparation.stop_listening()
+    source = preparation.source(model)
+    delattr(model, _ATTRIBUTE)
+    training = model.training
+    model.eval()
+    kinds = {name: type(model.get_submodule(name)).__name__ for name in preparation.jobs}
+    quantizer = WeightOnlyQuantizer(
+        model,
+        preparation.jobs,
+        upstream=preparation.flags["upstream"],
+        true_sequential=preparation.flags["true_sequential"],
+        source=source,
+        on_block=on_block,
+    )
+    missed = quantizer.run(preparation.calls)
+    new = quantizer.model.train(training)
+    schemes = {
+        (name, kinds[name]): OpScheme(weight=job.scheme, mode="weight_only")
+        for name, job in preparation.jobs.items()
+        if name not in missed
+    }
+    reasons = {**preparation.left, **{(name, kinds[name]): why for name, why in missed.items()}}
+    new.quantization = Quantization(Plan(schemes), Structure(), reasons)  # type: ignore[assignment]
+    new.save = functools.partial(save_model, new)  # type: ignore[assignment]
+    return new
+
+
+def quantize(
+    model: nn.Module,
+    quant_config: Any,
+    run_fn: Callable[..., Any] | None = None,
+    run_args: Any = None,
+    inplace: bool = True,
+    example_inputs: Any = None,
+) -> nn.Module:
+    """:func:`prepare`, ``run_fn(model, *run_args)`` where the algorithms need data, :func:`convert`."""
+    prepared = prepare(model, quant_config, inplace, example_inputs)
+    found = preparation_of(prepared)
+    if run_fn is not None and found is not None and found.hook is not None:
+        run_fn(
+            prepared, *(run_args if isinstance(run_args, (tuple, list)) else () if run_args is None else (run_args,))
+        )
+    return convert(prepared)

@@ -1,0 +1,75 @@
+"""Save a quantized model, load it, and read and write Hugging Face checkpoints."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from neural_compressor.errors import ConfigError
+from neural_compressor.registry import close_matches
+from neural_compressor.torch.checkpoint import load_model, save_model
+from neural_compressor.torch.quantization.huggingface import load_checkpoint, write_checkpoint
+
+logger = logging.getLogger("neural_compressor")
+FORMATS = ("default", "huggingface")
+
+
+def save(
+    model: nn.Module, checkpoint_dir: str | Path = "saved_results", format: str = "default", **kwargs: Any
+) -> None:
+    """Write a quantized model into a folder.
+
+    ``format="default"`` is safetensors with a ``qconfig.json``. ``format="huggingface"`` writes a checkpoint that serving
+    engines read: ``layout`` is ``"compressed-tensors"`` (the default), ``"gptq"``, ``"gptq_v2"`` or ``"awq"``.
+    """
+    _known(format)
+    if format == "default":
+        if kwargs:
+            raise ConfigError(f"save() does not know {', '.join(kwargs)} for format 'default'")
+        save_model(model, checkpoint_dir)
+    else:
+        write_checkpoint(model, checkpoint_dir, **kwargs)
+
+
+def load(
+    model_name_or_path: str | Path,
+    original_model: nn.Module | None = None,
+    format: str = "default",
+    device: str = "cpu",
+    torch_dtype: torch.dtype | None = None,
+    **kwargs: Any,
+) -> nn.Module:
+    """Read what :func:`save` wrote, or a quantized Hugging Face checkpoint (GPTQ, AWQ, compressed-tensors).
+
+    ``original_model`` gives the architecture of the default format. ``format="huggingface"`` takes a local folder and
+    builds the model with transformers; what it converts is kept beside the checkpoint for the next time.
+    """
+    _known(format)
+    path = Path(model_name_or_path)
+    if format == "default":
+        if original_model is None:
+            raise ConfigError(
+                "the default format holds tensors, not code: pass original_model, the float model it was made from"
+            )
+        return load_model(path, original_model).to(device)
+    if not path.is_dir():
+        raise ConfigError(f"{path} is not a folder; download the checkpoint first and pass where it is")
+    return load_checkpoint(path, original_model, device, torch_dtype, **kwargs)
+
+
+def _known(format: str) -> None:
+    if format not in FORMATS:
+        raise ConfigError(f"unknown format {format!r}; {close_matches(format, FORMATS)}")
+
+
+def is_quantized_folder(path: str | Path) -> bool:
+    """Whether a folder holds a quantized Hugging Face checkpoint."""
+    file = Path(path) / "config.json"
+    if not file.exists():
+        return False
+    return "quantization_config" in json.loads(file.read_text(encoding="utf-8"))

@@ -1,0 +1,104 @@
+"""Try configurations until one keeps the accuracy promise."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from neural_compressor.config import PostTrainingQuantConfig, TuningCriterion
+from neural_compressor.config.composition import Composition
+from neural_compressor.config.objective import objectives
+from neural_compressor.report.html import write_report
+from neural_compressor.report.terminal import TuningProgress, print_result
+from neural_compressor.schemes import Plan
+from neural_compressor.strategy.base import Proposal
+from neural_compressor.strategy.listed import ListedStrategy
+from neural_compressor.strategy.space import TuningSpace
+from neural_compressor.torch.adaptor import PyTorchAdaptor
+from neural_compressor.torch.inspection import op_records
+from neural_compressor.torch.quantization.config import TuningConfig
+from neural_compressor.torch.quantization.layer_jobs import jobs_for
+from neural_compressor.torch.quantization.preparation import quantize
+from neural_compressor.tuning.evaluator import Evaluator
+from neural_compressor.tuning.loop import tune
+
+_RECIPE = "config"
+
+
+class ConfigAdaptor(PyTorchAdaptor):
+    """PyTorch for plans that carry a whole configuration instead of a scheme for each op."""
+
+    def quantize(
+        self,
+        tune_cfg: Mapping[str, Any],
+        model: nn.Module,
+        dataloader: Iterable[Any] | None = None,
+        q_func: Callable[[nn.Module], Any] | None = None,
+    ) -> nn.Module:
+        config = Composition.from_dict(tune_cfg["recipe_cfgs"][_RECIPE])
+        return quantize(copy.deepcopy(model), config, run_fn=q_func)
+
+    def summary(self, model: nn.Module) -> list[Any]:
+        return op_records(model, self.info.get("model"), self.info.get("example_inputs"), {})
+
+
+def autotune(
+    model: nn.Module,
+    tune_config: TuningConfig,
+    eval_fn: Callable[..., Any],
+    eval_args: Any = None,
+    run_fn: Callable[..., Any] | None = None,
+    run_args: Any = None,
+    example_inputs: Any = None,
+    *,
+    quiet: bool = True,
+) -> nn.Module:
+    """The best model among the configurations of ``tune_config``, by the metric that ``eval_fn(model, *eval_args)`` returns.
+
+    ``run_fn(model, *run_args)`` feeds calibration data to algorithms that need it. The float model is left untouched. A
+    journal in ``tune_config.workspace`` lets a killed run go on; the returned model has the evidence as its attribute
+    ``tuning``, also where the promise was not kept.
+    """
+    configs = tune_config.candidates()
+    for config in configs:
+        jobs_for(model, config)  # what makes no sense is said before any work
+    listed = [Proposal(Plan({}, recipes={_RECIPE: config.to_dict()}), str(config)) for config in configs]
+    space = TuningSpace({}, recipes={_RECIPE: tuple(config.to_dict() for config in configs)})
+    conf = PostTrainingQuantConfig(
+        accuracy_criterion=tune_config.accuracy_criterion,
+        tuning_criterion=TuningCriterion(
+            max_trials=tune_config.max_trials, timeout=tune_config.timeout, objective=objectives("modelsize")
+        ),
+    )
+    workspace = tune_config.workspace or Path("nc_workspace")
+    adaptor = ConfigAdaptor({"example_inputs": example_inputs, "model": model, "workspace": str(workspace)})
+    with TuningProgress(min(tune_config.max_trials, len(listed)), quiet=quiet) as progress:
+        best, result = tune(
+            adaptor,
+            model,
+            conf,
+            space,
+            ListedStrategy(space, listed, tune_config.seed),
+            evaluator=Evaluator(adaptor, eval_func=_with_arguments(eval_fn, eval_args)),
+            calib_func=None if run_fn is None else _with_arguments(run_fn, run_args),
+            example_batch=example_inputs,
+            workspace=workspace,
+            title=type(model).__name__,
+            progress=progress,
+        )
+    result.report = write_report(result, workspace / "report.html")
+    if not quiet:
+        print_result(result)
+    best.tuning = result
+    return best  # type: ignore[no-any-return]
+
+
+def _with_arguments(function: Callable[..., Any], arguments: Any) -> Callable[[Any], Any]:
+    if arguments is None:
+        return function
+    listed = arguments if isinstance(arguments, (tuple, list)) else (arguments,)
+    return lambda model: function(model, *listed)

@@ -1,0 +1,81 @@
+"""Statistics of what reaches the layers of a block; layers that share an input share one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from neural_compressor.algorithms import InputStatistics
+from neural_compressor.errors import CalibrationError
+from neural_compressor.torch.weight_only.lockstep import Arguments, call_block
+
+
+@dataclass(frozen=True)
+class InputGroup:
+    """Layers that are called with the very same tensor, in the order they run, and what reached them."""
+
+    layers: tuple[str, ...]
+    statistics: InputStatistics
+
+
+def _capture(layers: Mapping[str, nn.Module], block: nn.Module, call: Arguments) -> dict[str, torch.Tensor]:
+    """The inputs of the layers in one call of the block, in the order they ran."""
+    inputs: dict[str, torch.Tensor] = {}
+
+    def keep(name: str) -> Any:
+        def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
+            if name in inputs:
+                inputs[name] = torch.cat([inputs[name].flatten(0, -2), args[0].flatten(0, -2)])
+            else:
+                inputs[name] = args[0]
+
+        return hook
+
+    with ExitStack() as stack:
+        for name, layer in layers.items():
+            stack.callback(layer.register_forward_pre_hook(keep(name)).remove)
+        call_block(block, call)
+    return inputs
+
+
+def collect(
+    block: nn.Module,
+    layers: Mapping[str, nn.Module],
+    calls: Sequence[Arguments],
+    float_calls: Sequence[Arguments] | None = None,
+    hessian: bool = True,
+) -> list[InputGroup]:
+    """Run ``block`` over ``calls`` and gather what its ``layers`` are fed, group by group in running order.
+
+    Layers that were not reached are in no group.
+    """
+    groups: dict[str, str] = {}
+    gathered: dict[str, InputStatistics] = {}
+    for index, call in enumerate(calls):
+        inputs = _capture(layers, block, call)
+        floats = _capture(layers, block, float_calls[index]) if float_calls is not None else {}
+        leaders: dict[int, str] = {}
+        for name, x in inputs.items():
+            leader = leaders.setdefault(id(x), name)
+            # A layer that once had an input of its own keeps statistics of its own.
+            if name not in groups:
+                groups[name] = leader
+            elif groups[name] != leader:
+                raise CalibrationError(
+                    f"layer {name!r} shares its input with {leader!r} in some batches and not in others"
+                )
+            if leader == name:
+                reference = floats.get(name)
+                try:
+                    gathered.setdefault(name, InputStatistics(hessian=hessian)).update(x, reference)
+                except CalibrationError as error:
+                    raise CalibrationError(f"layer {name!r}: {error}") from error
+    return [
+        InputGroup(tuple(name for name, first in groups.items() if first == leader), statistics)
+        for leader, statistics in gathered.items()
+    ]

@@ -1,0 +1,51 @@
+"""Weights that come from a checkpoint when their turn comes, so that a model larger than memory can be quantized."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from neural_compressor.errors import FormatError
+from neural_compressor.formats import SafetensorsCheckpoint
+
+
+def is_empty(model: nn.Module) -> bool:
+    """Whether the model has parameters without storage."""
+    return any(p.is_meta for p in model.parameters())
+
+
+class WeightSource:
+    """Fills parameters on the meta device from the safetensors of a folder."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self._tensors = SafetensorsCheckpoint(folder)
+        self._names = set(self._tensors)
+
+    def fill(self, model: nn.Module, prefix: str = "", but: tuple[str, ...] = ()) -> None:
+        """Read every empty parameter under ``prefix``, but those under the prefixes ``but``.
+
+        A parameter that the checkpoint does not have stays empty: it may be tied to another.
+        """
+        for name, parameter in list(model.named_parameters()):
+            if not parameter.is_meta or not name.startswith(prefix) or name.startswith(but) or name not in self._names:
+                continue
+            tensor: torch.Tensor = self._tensors[name]
+            if tensor.shape != parameter.shape:
+                raise FormatError(
+                    f"{self.folder}: {name!r} has shape {tuple(tensor.shape)}, the model wants {tuple(parameter.shape)}"
+                )
+            owner, _, own = name.rpartition(".")
+            filled = nn.Parameter(tensor.to(parameter.dtype), requires_grad=False)
+            model.get_submodule(owner)._parameters[own] = filled
+
+    def finish(self, model: nn.Module) -> None:
+        """Tie what is tied, and refuse a model with parameters still missing."""
+        tie = getattr(model, "tie_weights", None)
+        if callable(tie):
+            tie()
+        missing = [name for name, p in model.named_parameters() if p.is_meta]
+        if missing:
+            raise FormatError(f"{self.folder} has no tensors for {missing[:5]} of a {type(model).__name__}")

@@ -1,0 +1,99 @@
+"""``from_pretrained`` that quantizes, or loads what is quantized already."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from neural_compressor.errors import CalibrationError, ConfigError
+from neural_compressor.torch.quantization import load, quantize, save
+from neural_compressor.torch.quantization.huggingface import transformers_module
+from neural_compressor.torch.quantization.saving import is_quantized_folder
+
+
+class _QuantizingAuto:
+    """A transformers auto class whose ``from_pretrained`` takes a ``quantization_config`` of ours."""
+
+    name = ""
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        pretrained_model_name_or_path: str | Path,
+        *args: Any,
+        quantization_config: Any = None,
+        calibration: Iterable[Any] | Callable[[Any], Any] | None = None,
+        device_map: str = "cpu",
+        **kwargs: Any,
+    ) -> Any:
+        """The model of a local folder.
+
+        With a ``quantization_config`` it is quantized on the way; algorithms that need data take it from ``calibration``:
+        batches (tensors of ids, or dicts), or a function that runs the model. A folder that holds a quantized checkpoint is
+        loaded as such. The returned model has ``save_pretrained`` for quantized weights too.
+        """
+        folder = Path(pretrained_model_name_or_path)
+        if quantization_config is None and folder.is_dir() and is_quantized_folder(folder):
+            dtype = kwargs.pop("torch_dtype", kwargs.pop("dtype", None))
+            return _saving(load(folder, format="huggingface", device=device_map, torch_dtype=dtype))
+        model = getattr(transformers_module(), cls.name).from_pretrained(folder, *args, **kwargs)
+        if quantization_config is None:
+            return model
+        convert = getattr(quantization_config, "to_torch_config", None)
+        config = convert() if callable(convert) else quantization_config
+        if any(part.needs_calibration for part in config.parts) and calibration is None:
+            raise CalibrationError(
+                f"{type(quantization_config).__name__} needs data: pass calibration=batches, or a function of the model"
+            )
+        return _saving(quantize(model.eval(), config, run_fn=_runner(calibration)).to(device_map))
+
+
+def _runner(calibration: Iterable[Any] | Callable[[Any], Any] | None) -> Callable[[Any], Any] | None:
+    if calibration is None or callable(calibration):
+        return calibration
+    batches = calibration
+
+    @torch.no_grad()
+    def run(model: Any) -> None:
+        for batch in batches:
+            if isinstance(batch, dict) or hasattr(batch, "keys"):
+                model(**batch)
+            else:
+                model(batch)
+
+    return run
+
+
+def _saving(model: Any) -> Any:
+    """Give the model a ``save_pretrained`` that writes quantized weights."""
+
+    def save_pretrained(save_directory: str | Path, layout: str = "compressed-tensors", **kwargs: Any) -> None:
+        if kwargs:
+            raise ConfigError(
+                f"save_pretrained of a quantized model takes a folder and a layout, not {', '.join(kwargs)}"
+            )
+        save(model, save_directory, format="huggingface", layout=layout)
+
+    model.save_pretrained = save_pretrained
+    return model
+
+
+class AutoModelForCausalLM(_QuantizingAuto):
+    """Causal language models."""
+
+    name = "AutoModelForCausalLM"
+
+
+class AutoModelForSeq2SeqLM(_QuantizingAuto):
+    """Encoder-decoder language models."""
+
+    name = "AutoModelForSeq2SeqLM"
+
+
+class AutoModel(_QuantizingAuto):
+    """Models without a head."""
+
+    name = "AutoModel"

@@ -1,0 +1,238 @@
+"""Quantization settings in the manner of Hugging Face's ``from_pretrained(quantization_config=...)``."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field, PlainValidator
+
+from neural_compressor.config.base import ConfigModel
+from neural_compressor.config.numbers import group_size, number_between, positive, whole_between
+from neural_compressor.config.parameter_space import optional
+from neural_compressor.config.words import as_list, at_least, flag, word
+from neural_compressor.errors import ConfigError
+from neural_compressor.torch.quantization import config as torch_config
+from neural_compressor.torch.quantization.config.fields import LayerMap, Path, weight_dtype
+
+_FLOATS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+_OTHER_NAMES = {
+    "use_sym": "sym",
+    "dtype": "weight_dtype",
+    "nsamples": "n_samples",
+    "seqlen": "seq_len",
+    "act_order": "desc_act",
+    "percdamp": "damp_percent",
+    "block_size": "blocksize",
+    "use_auto_scale": "auto_scale",
+    "use_auto_clip": "auto_clip",
+    "absorb_to_layer": "absorb_layer_dict",
+}
+"""The names that the parameters have in ``neural_compressor.torch``, which are understood too."""
+
+
+def _precision(value: Any) -> str | None:
+    """A floating-point precision by name, or as ``torch.bfloat16``."""
+    if value is None:
+        return None
+    name = str(value).removeprefix("torch.")
+    return word(("fp32", "bf16", "fp16"))(_FLOATS.get(name, name))
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    names = tuple(as_list(value))
+    if not all(isinstance(name, str) and name for name in names):
+        raise ConfigError(f"got {value!r}, expected the names of modules")
+    return names
+
+
+Flag = Annotated[bool, PlainValidator(flag)]
+Count = Annotated[int, PlainValidator(at_least(1))]
+Precision = Annotated[str | None, PlainValidator(_precision)]
+GroupSize = Annotated[int, PlainValidator(group_size)]
+WeightDtype = Annotated[str, PlainValidator(weight_dtype)]
+Rate = Annotated[float | None, PlainValidator(optional(positive))]
+
+
+class PretrainedQuantConfig(ConfigModel):
+    """What all of them share.
+
+    ``weight_dtype`` is ``"int"`` (with ``bits``), or a data type such as ``"nf4"``. ``compute_dtype`` is the precision
+    the rest of the model runs in, ``scale_dtype`` that of the scales; None leaves them as they come.
+    ``modules_to_not_convert`` names modules that stay in float with all that is in them, by the end of their name.
+    """
+
+    quant_method: ClassVar[str]
+    _torch_class: ClassVar[type[torch_config.WeightOnlyConfig]]
+    _torch_names: ClassVar[dict[str, str]] = {}
+
+    bits: Annotated[int, PlainValidator(whole_between(1, 8, "bits"))] = 4
+    group_size: GroupSize = 32
+    sym: Flag = True
+    weight_dtype: WeightDtype = "int"
+    compute_dtype: Precision = None
+    scale_dtype: Precision = None
+    quant_lm_head: Flag = False
+    modules_to_not_convert: Annotated[tuple[str, ...], PlainValidator(_names)] = ()
+
+    def __init__(self, **values: Any) -> None:
+        for other, name in _OTHER_NAMES.items():
+            if other in values and name in type(self).model_fields:
+                if name in values:
+                    raise ConfigError(f"{type(self).__name__} got {name} twice, as {name!r} and as {other!r}")
+                values[name] = values.pop(other)
+        super().__init__(**values)
+
+    @property
+    def use_sym(self) -> bool:
+        """``sym`` by the name it has elsewhere."""
+        return self.sym
+
+    def to_torch_config(self) -> torch_config.WeightOnlyConfig:
+        """The same settings for :mod:`neural_compressor.torch.quantization`."""
+        names = {"bits": "bits", "group_size": "group_size", "sym": "use_sym", "weight_dtype": "dtype"}
+        names |= {"quant_lm_head": "quant_lm_head", **self._torch_names}
+        fields = type(self).model_fields
+        values = {target: getattr(self, name) for name, target in names.items()}
+        # What was not spoken of follows from the data type.
+        unspoken = {names[name] for name in ("bits", "group_size") if getattr(self, name) == fields[name].default}
+        if self.weight_dtype != "int":
+            values = {name: value for name, value in values.items() if name not in unspoken}
+        config = self._torch_class.from_dict({name: value for name, value in values.items() if value is not None})
+        for name in self.modules_to_not_convert:
+            config.set_local(rf"(.*\.)?{re.escape(name)}(\..*)?", self._torch_class.from_dict({"dtype": "fp32"}))
+        return config
+
+
+class CalibratedConfig(PretrainedQuantConfig):
+    """What those share that need data: ``n_samples`` texts of ``dataset`` of ``seq_len`` tokens, by the ``tokenizer``.
+
+    ``dataset`` is a text file, a list of texts or an iterable of batches.
+    """
+
+    tokenizer: Any = None
+    dataset: Any = None
+    batch_size: Count = 8
+    n_samples: Count = 128
+    seq_len: Count = 2048
+
+
+class LayerWise(ConfigModel):
+    """What those share that can take weights from the checkpoint block by block."""
+
+    use_layer_wise: Annotated[bool | None, PlainValidator(optional(flag))] = None
+    model_path: Path = ""
+
+
+_LAYER_WISE = {"use_layer_wise": "use_layer_wise", "model_path": "model_path"}
+
+
+class RtnConfig(PretrainedQuantConfig, LayerWise):
+    """Round to nearest.
+
+    >>> RtnConfig(bits=8, group_size=-1).to_torch_config()
+    RTNConfig(bits=8, group_size=-1)
+    """
+
+    quant_method = "rtn"
+    _torch_class = torch_config.RTNConfig
+    _torch_names: ClassVar = {"use_full_range": "use_full_range", "mse_range": "use_mse_search", **_LAYER_WISE}
+
+    use_full_range: Flag = False
+    mse_range: Flag = False
+
+
+class GPTQConfig(CalibratedConfig, LayerWise):
+    """GPTQ; ``desc_act`` takes the inputs with the largest activations first."""
+
+    quant_method = "gptq"
+    _torch_class = torch_config.GPTQConfig
+    _torch_names: ClassVar = {
+        "desc_act": "act_order",
+        "damp_percent": "percdamp",
+        "blocksize": "block_size",
+        "static_groups": "static_groups",
+        "true_sequential": "true_sequential",
+        "use_mse_search": "use_mse_search",
+        **_LAYER_WISE,
+    }
+
+    blocksize: Count = 128
+    damp_percent: Annotated[float, PlainValidator(number_between(0, 1))] = 0.01
+    desc_act: Flag = False
+    static_groups: Flag = False
+    use_mse_search: Flag = False
+    true_sequential: Flag = False
+
+
+class AwqConfig(CalibratedConfig, LayerWise):
+    """AWQ; ``zero_point`` is the opposite of ``sym``, and the default."""
+
+    quant_method = "awq"
+    _torch_class = torch_config.AWQConfig
+    _torch_names: ClassVar = {
+        "auto_scale": "use_auto_scale",
+        "auto_clip": "use_auto_clip",
+        "folding": "folding",
+        "absorb_layer_dict": "absorb_layer_dict",
+        **_LAYER_WISE,
+    }
+
+    sym: Flag = False
+    zero_point: Flag = True
+    auto_scale: Flag = True
+    auto_clip: Flag = True
+    folding: Flag = False
+    absorb_layer_dict: LayerMap = Field(default_factory=dict)
+
+    def __init__(self, **values: Any) -> None:
+        sym = values.get("sym", values.get("use_sym"))
+        if isinstance(sym, bool):
+            values.setdefault("zero_point", not sym)
+        elif isinstance(values.get("zero_point"), bool):
+            values["sym"] = not values["zero_point"]
+        super().__init__(**values)
+        if self.sym == self.zero_point:
+            raise ConfigError(
+                f"AwqConfig: sym={self.sym} and zero_point={self.zero_point} contradict; give one of them"
+            )
+
+
+class TeqConfig(CalibratedConfig, LayerWise):
+    """TEQ."""
+
+    quant_method = "teq"
+    _torch_class = torch_config.TEQConfig
+    _torch_names: ClassVar = {"folding": "folding", "absorb_layer_dict": "absorb_to_layer", **_LAYER_WISE}
+
+    folding: Flag = True
+    absorb_layer_dict: LayerMap = Field(default_factory=dict)
+
+
+class AutoRoundConfig(CalibratedConfig):
+    """AutoRound; ``disable_quanted_input`` tunes each block on the inputs of the float model."""
+
+    quant_method = "autoround"
+    _torch_class = torch_config.AutoRoundConfig
+    _torch_names: ClassVar = {
+        "n_samples": "nsamples",
+        "seq_len": "seqlen",
+        "batch_size": "batch_size",
+        "iters": "iters",
+        "lr": "lr",
+        "minmax_lr": "minmax_lr",
+        "seed": "seed",
+    }
+
+    group_size: GroupSize = 128
+    iters: Count = 200
+    lr: Rate = None
+    minmax_lr: Rate = None
+    disable_quanted_input: Flag = False
+    seed: Annotated[int, PlainValidator(at_least(0))] = 42
+
+    def to_torch_config(self) -> torch_config.WeightOnlyConfig:
+        """The same settings for :mod:`neural_compressor.torch.quantization`."""
+        config = super().to_torch_config()
+        config.enable_quanted_input = not self.disable_quanted_input
+        return config

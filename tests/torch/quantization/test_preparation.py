@@ -1,0 +1,178 @@
+"""prepare, calibrate, convert: every algorithm, on any model."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from neural_compressor.errors import CalibrationError, ConfigError, QuantizationError
+from neural_compressor.torch.nn import WeightOnlyLinear
+from neural_compressor.torch.quantization import (
+    AutoRoundConfig,
+    AWQConfig,
+    GPTQConfig,
+    HQQConfig,
+    RTNConfig,
+    TEQConfig,
+    convert,
+    finalize_calibration,
+    prepare,
+    quantize,
+)
+
+CONFIGS = {
+    "rtn": lambda: RTNConfig(bits=4, group_size=16),
+    "rtn-search": lambda: RTNConfig(bits=4, group_size=16, use_mse_search=True),
+    "rtn-importance": lambda: RTNConfig(bits=4, group_size=16, scale_search="importance"),
+    "rtn-hadamard": lambda: RTNConfig(bits=4, group_size=16, hadamard=True),
+    "gptq": lambda: GPTQConfig(bits=4, group_size=16),
+    "gptq-order": lambda: GPTQConfig(bits=4, group_size=16, act_order=True),
+    "gptq-best": lambda: GPTQConfig(
+        bits=4, group_size=16, act_order=True, static_groups=True, use_mse_search=True, correct_upstream=True
+    ),
+    "gptq-sequential": lambda: GPTQConfig(bits=4, group_size=16, true_sequential=True),
+    "awq": lambda: AWQConfig(bits=4, group_size=16),
+    "awq-folding": lambda: AWQConfig(bits=4, group_size=16, folding=True),
+    "teq": lambda: TEQConfig(bits=4, group_size=16),
+    "hqq": lambda: HQQConfig(bits=4, group_size=16),
+    "autoround": lambda: AutoRoundConfig(bits=4, group_size=16, iters=5),
+}
+
+
+def relative_error(actual, expected):
+    return float(((actual - expected).norm() / expected.norm()).detach())
+
+
+def quantized_names(model):
+    return {name for name, m in model.named_modules() if isinstance(m, WeightOnlyLinear)}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_algorithm_on_a_stack_of_blocks(stack, tokens, run, name):
+    reference = copy.deepcopy(stack)
+    model = quantize(stack, CONFIGS[name](), run_fn=run)
+    assert quantized_names(model) == {f"blocks.{i}.{n}" for i in range(3) for n in ("up", "gate", "down")}
+    with torch.no_grad():
+        assert relative_error(model(tokens[0]), reference(tokens[0])) < 0.1
+    assert "quant_lm_head" in model.quantization.reasons["lm_head", "Linear"]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_algorithm_on_a_plain_mlp(mlp, name):
+    reference, x = copy.deepcopy(mlp), torch.randn(64, 16)
+    model = quantize(mlp, CONFIGS[name](), run_fn=lambda m: m(x))
+    assert quantized_names(model) == {"0", "2"}
+    with torch.no_grad():
+        assert relative_error(model(x), reference(x)) < 0.25
+
+
+def test_prepare_calibrate_convert(stack, tokens):
+    prepared = prepare(stack, GPTQConfig(group_size=16))
+    for ids in tokens:
+        prepared(ids)
+    finalize_calibration(prepared)
+    prepared(tokens[0])
+    assert quantized_names(convert(prepared))
+
+
+def test_gptq_beats_rtn(stack, tokens, run):
+    errors = {}
+    for name, config in {
+        "rtn": RTNConfig(bits=2, group_size=16, use_sym=False),
+        "gptq": GPTQConfig(bits=2, group_size=16, use_sym=False),
+    }.items():
+        model = quantize(copy.deepcopy(stack), config, run_fn=run)
+        with torch.no_grad():
+            errors[name] = sum(float((model(ids) - stack(ids)).square().sum()) for ids in tokens)
+    assert errors["gptq"] < 0.8 * errors["rtn"]
+
+
+def test_folding_leaves_no_scale_at_run_time(stack, tokens, run):
+    reference = copy.deepcopy(stack)
+    model = quantize(stack, AWQConfig(bits=4, group_size=16, folding=True), run_fn=run)
+    assert all(m.input_scale is None for m in model.modules() if isinstance(m, WeightOnlyLinear))
+    assert not torch.equal(model.blocks[0].norm.weight, reference.blocks[0].norm.weight)
+    with torch.no_grad():
+        assert relative_error(model(tokens[0]), reference(tokens[0])) < 0.1
+
+
+def test_local_rules(stack, run):
+    config = RTNConfig(group_size=16).set_local(r"blocks\.0\..*", RTNConfig(dtype="fp32"))
+    config.set_local("lm_head", RTNConfig(bits=8, group_size=-1))
+    model = quantize(stack, config)
+    assert not {n for n in quantized_names(model) if n.startswith("blocks.0")}
+    assert model.lm_head.scheme.weight.dtype.name == "int8"
+
+
+def test_a_rule_that_matches_nothing_names_what_is_near():
+    with pytest.raises(ConfigError, match="fc1"):
+        prepare(_Fresh(), RTNConfig().set_local("fc2", RTNConfig()))
+
+
+class _Fresh(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc1 = nn.Linear(4, 4)
+
+
+def test_a_model_that_is_itself_a_layer():
+    layer, x = nn.Linear(32, 8), torch.randn(4, 32)
+    with torch.no_grad():
+        assert relative_error(quantize(copy.deepcopy(layer), RTNConfig(bits=8))(x), layer(x)) < 0.05
+
+
+def test_what_is_left_in_float_is_listed():
+    class Experts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weights = nn.Parameter(torch.randn(4, 8, 8))
+            self.router = nn.Linear(8, 4)
+
+        def forward(self, x):
+            return torch.einsum("bi,eij,be->bj", x, self.weights, self.router(x).softmax(-1))
+
+    model = quantize(Experts(), RTNConfig(group_size=8))
+    (reason,) = [why for (name, _), why in model.quantization.reasons.items() if name == "weights"]
+    assert "stack of 4 matrices" in reason
+
+
+def test_a_layer_that_calibration_missed_is_left_and_listed(caplog):
+    class Branch(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x, use_b=False):
+            return self.b(x) if use_b else self.a(x)
+
+    model = quantize(Branch(), GPTQConfig(group_size=8), run_fn=lambda m: m(torch.randn(4, 8)))
+    assert quantized_names(model) == {"a"}
+    assert model.quantization.reasons["b", "Linear"] == "calibration never reached it"
+    assert "'b'" in caplog.text
+
+
+def test_bad_input(stack, run):
+    with pytest.raises(ConfigError, match="not prepared"):
+        convert(stack)
+    prepared = prepare(stack, GPTQConfig(group_size=16))
+    with pytest.raises(ConfigError, match="prepared already"):
+        prepare(prepared, GPTQConfig())
+    with pytest.raises(CalibrationError, match="run the prepared model"):
+        convert(prepared)
+
+
+def test_numbers_that_are_none(stack):
+    stack.blocks[1].up.weight.data[0, 0] = torch.nan
+    with pytest.raises(QuantizationError, match=r"blocks\.1\.up\.weight"):
+        prepare(stack, RTNConfig())
+
+
+def test_nan_in_calibration_names_the_layer(mlp):
+    with pytest.raises(CalibrationError, match="'0'"):
+        quantize(mlp, GPTQConfig(group_size=16), run_fn=lambda m: m(torch.full((4, 16), torch.nan)))
+
+
+def test_a_group_that_does_not_divide_is_shorter_at_the_end():
+    model = quantize(nn.Sequential(nn.Linear(20, 4)), RTNConfig(bits=8, group_size=16))
+    assert model[0].weight_scale.shape == (4, 2)

@@ -1,0 +1,55 @@
+"""autotune on the tuning loop."""
+
+import copy
+
+import torch
+
+from neural_compressor.torch.quantization import GPTQConfig, RTNConfig, TuningConfig, autotune
+
+
+def distance(reference, tokens):
+    @torch.no_grad()
+    def error(model):
+        return float(sum((model(ids) - reference(ids)).square().mean() for ids in tokens)) + 1.0
+
+    return error
+
+
+def test_as_documented(stack, tokens, tmp_path):
+    before = copy.deepcopy(stack.state_dict())
+    tune_config = TuningConfig(
+        config_set=RTNConfig(use_sym=[False, True], group_size=[32, 128]),
+        tolerable_loss=0.2,
+        max_trials=10,
+        workspace=tmp_path,
+    )
+    q_model = autotune(stack, tune_config=tune_config, eval_fn=lambda model: 1.0)
+    assert q_model.tuning.met
+    assert len(q_model.tuning.trials) == 1, "the first configuration keeps the promise"
+    assert all(torch.equal(v, stack.state_dict()[k]) for k, v in before.items())
+    assert (tmp_path / "report.html").exists()
+
+
+def test_lower_is_better_and_the_best_is_returned(stack, tokens, run, tmp_path):
+    error = distance(stack, tokens)
+    tune_config = TuningConfig(
+        config_set=[RTNConfig(bits=2), GPTQConfig(bits=3, group_size=16), RTNConfig(bits=8)],
+        tolerable_loss=1e-4,
+        higher_is_better=False,
+        workspace=tmp_path,
+    )
+    q_model = autotune(stack, tune_config, eval_fn=error, run_fn=run)
+    losses = [t.loss for t in q_model.tuning.trials]
+    assert len(losses) == 3
+    assert q_model.tuning.best.number == 3, losses
+    assert q_model.tuning.met
+    assert abs(error(q_model) - q_model.tuning.best.measurement.accuracy) < 1e-9
+
+
+def test_a_missed_promise_returns_the_best(stack, tokens, tmp_path):
+    tune_config = TuningConfig(
+        config_set=RTNConfig(bits=[2, 3]), tolerable_loss=0.0, higher_is_better=False, workspace=tmp_path
+    )
+    q_model = autotune(stack, tune_config, eval_fn=distance(stack, tokens))
+    assert not q_model.tuning.met
+    assert q_model.tuning.best.number == 2

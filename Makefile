@@ -9,7 +9,7 @@ quickstart: $(STAMP)  ## train a small CNN on real data, tune it to int8, save t
 	$(BIN)/python examples/quickstart.py
 
 test: $(STAMP) lint  ## everything that must hold
-	$(BIN)/python -m pytest -q -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
 
 test-slow: $(STAMP)  ## long checks and the browser
 	$(BIN)/python -m pytest -q -m slow

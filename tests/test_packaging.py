@@ -66,10 +66,10 @@ def test_the_wheel_installs_into_an_empty_environment(tmp_path):
     done = subprocess.run(install, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     code = (
-        "import time; start = time.perf_counter(); import neural_compressor; taken = time.perf_counter() - start\n"
+        "import sys; before = set(sys.modules); import neural_compressor; new = set(sys.modules) - before\n"
         "from neural_compressor import quantization, config\n"
         "import neural_compressor.adaptor as a, pathlib\n"
-        "print(taken < 1, (pathlib.Path(a.__file__).parent / 'pytorch_cpu.yaml').exists())\n"
+        "print(len(new) < 40, (pathlib.Path(a.__file__).parent / 'pytorch_cpu.yaml').exists())\n"
         "import neural_compressor.torch.adaptor"
     )
     done = run(code, python=str(python), cwd=tmp_path, env={**os.environ, "PYTHONPATH": ""})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import numpy as np
@@ -10,8 +9,7 @@ import pytest
 
 from neural_compressor.algorithms import FloatZeroArray, hqq, rtn
 from neural_compressor.dtypes import dtype
-from neural_compressor.errors import ConfigError
-from neural_compressor.schemes import PER_CHANNEL, PER_TENSOR, PerGroup, QuantizedArray, TensorScheme
+from neural_compressor.schemes import PER_CHANNEL, PerGroup, QuantizedArray, TensorScheme
 
 SCHEME = TensorScheme(dtype("uint3"), False, PerGroup(32))
 
@@ -86,26 +84,3 @@ def test_the_size_of_the_weights_does_not_matter(factor: float, weight: Any) -> 
     found, scaled = hqq(weight, SCHEME), hqq(weight * np.float32(factor), SCHEME)
     np.testing.assert_array_equal(found.codes, scaled.codes)
     np.testing.assert_allclose(scaled.dequantize(), found.dequantize() * factor, rtol=1e-5)
-
-
-@pytest.mark.parametrize("library", ["numpy", "torch"])
-def test_two_layers_of_512_take_well_under_a_second(library: str) -> None:
-    weights = [np.random.default_rng(seed).standard_normal((512, 512)).astype(np.float32) for seed in (0, 1)]
-    if library == "torch":
-        weights = [pytest.importorskip("torch").from_numpy(weight) for weight in weights]
-    start = time.perf_counter()
-    for weight in weights:
-        hqq(weight, TensorScheme(dtype("uint4"), False, PerGroup(64)))
-    assert time.perf_counter() - start < 1.0
-
-
-def test_bad_input_is_refused(weight: Any) -> None:
-    for scheme in (TensorScheme(dtype("int4"), True, PerGroup(32)), TensorScheme(dtype("nf4"), True, PerGroup(32))):
-        with pytest.raises(ConfigError, match="asymmetric integer"):
-            hqq(weight, scheme)
-    with pytest.raises(ConfigError, match="per_group or per_channel"):
-        hqq(weight, TensorScheme(dtype("uint4"), False, PER_TENSOR))
-    with pytest.raises(ConfigError, match="exponent p"):
-        hqq(weight, SCHEME, p=1.5)
-    with pytest.raises(ConfigError, match="at least one iteration"):
-        hqq(weight, SCHEME, iterations=0)

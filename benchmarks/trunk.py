@@ -19,6 +19,7 @@ import warnings
 from collections.abc import Callable
 
 import torch
+from peak_memory import peak_mib
 from rich.console import Console
 from rich.table import Table
 from sklearn.datasets import load_digits
@@ -28,6 +29,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from neural_compressor import quantization
 from neural_compressor.config import PostTrainingQuantConfig
+from neural_compressor.strategy.build import build_space
 from neural_compressor.torch.adaptor import PyTorchAdaptor
 
 
@@ -99,11 +101,16 @@ def latencies(
     return {name: 1e3 * statistics.median(values) for name, values in times.items()}
 
 
-def ours(model: nn.Module, x: torch.Tensor, samples: int, algorithm: str = "minmax") -> nn.Module:
-    """One default static quantization, calibrated on ``samples`` samples in batches of 10."""
+def prepared(x: torch.Tensor, samples: int, algorithm: str) -> tuple[PostTrainingQuantConfig, DataLoader]:
+    """The configuration of one default static quantization, and ``samples`` samples in batches of 10."""
     rule = {".*": {"activation": {"algorithm": [algorithm]}}}
     conf = PostTrainingQuantConfig(approach="static", calibration_sampling_size=[samples], op_type_dict=rule)
-    loader = DataLoader(TensorDataset(x[:samples], torch.zeros(len(x[:samples]))), batch_size=10)
+    return conf, DataLoader(TensorDataset(x[:samples], torch.zeros(len(x[:samples]))), batch_size=10)
+
+
+def ours(model: nn.Module, x: torch.Tensor, samples: int, algorithm: str = "minmax") -> nn.Module:
+    """One default static quantization."""
+    conf, loader = prepared(x, samples, algorithm)
     with tempfile.TemporaryDirectory() as workspace:
         fitted = quantization.fit(model, conf, calib_dataloader=loader, quiet=True, workspace=workspace)
     return fitted.model  # type: ignore[no-any-return]
@@ -147,14 +154,16 @@ def compare(console: Console, seconds: float) -> None:
 
 def calibrate_once(name: str, samples: int, algorithm: str) -> None:
     """In a process of its own: calibrate, print seconds and peak memory as JSON."""
-    import resource
-
     torch.manual_seed(0)
     model, x = MODELS[name]().eval(), torch.rand(10, 1, 32, 32).repeat(samples // 10, 1, 1, 1)
+    conf, loader = prepared(x, samples, algorithm)
+    adaptor = PyTorchAdaptor({"dataloader": loader})
+    plan = build_space(adaptor.query_fw_capability(model), conf).default_plan()
     start = time.perf_counter()
-    ours(model, x, samples, algorithm)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 - x.nbytes / 2**20
-    print(json.dumps({"seconds": time.perf_counter() - start, "peak_mib": peak}))
+    adaptor.quantize(plan.to_tune_cfg(), model, loader)
+    seconds = time.perf_counter() - start
+    peak = peak_mib() - x.nbytes / 2**20
+    print(json.dumps({"seconds": seconds, "peak_mib": peak}))
 
 
 def calibration(console: Console) -> bool:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from peak_memory import peak_mib
 from rich.console import Console
 from rich.table import Table
 
@@ -111,8 +112,6 @@ def config_for(algorithm: str, scheme: str) -> Any:
 
 def one(options: argparse.Namespace, algorithm: str, scheme: str) -> dict[str, Any]:
     """Quantize and evaluate once; the numbers of one cell."""
-    import resource
-
     from neural_compressor.torch.quantization import quantize
 
     model, tokenizer = load_model(options.model)
@@ -132,7 +131,7 @@ def one(options: argparse.Namespace, algorithm: str, scheme: str) -> dict[str, A
     start = time.perf_counter()
     model = quantize(model, config, run_fn=run)
     seconds = time.perf_counter() - start
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    peak = peak_mib() / 1024
     return {"perplexity": perplexity(model, data), "seconds": seconds, "peak_gib": peak}
 
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from neural_compressor.algorithms import LayerResult
 from neural_compressor.errors import ConfigError, FormatError, MissingDependencyError, WorkspaceError
-from neural_compressor.formats import FORMATS, LinearWeight, QuantizedCheckpoint, ShardWriter, new_folder
+from neural_compressor.formats import FORMATS, QuantizedCheckpoint, ShardWriter, new_folder
 from neural_compressor.registry import close_matches
 from neural_compressor.schemes import OpScheme, Plan
 from neural_compressor.torch.checkpoint import load_model, save_model, unique_state
@@ -122,7 +122,7 @@ def _convert(folder: Path, model: nn.Module, dtype: torch.dtype | None) -> nn.Mo
         others = {name: checkpoint.tensors[name] for name in checkpoint.others}
     if dtype is not None:
         others = {name: t.to(dtype) if t.is_floating_point() else t for name, t in others.items()}
-    missing, unexpected = model.load_state_dict(others, strict=False, assign=True)
+    unexpected = model.load_state_dict(others, strict=False, assign=True).unexpected_keys
     tie = getattr(model, "tie_weights", None)
     if callable(tie):
         tie()
@@ -131,7 +131,6 @@ def _convert(folder: Path, model: nn.Module, dtype: torch.dtype | None) -> nn.Mo
         raise FormatError(
             f"{folder} does not fill a {type(model).__name__}: missing {empty[:5]}, unexpected {unexpected[:5]}"
         )
-    del missing
     left = {key: why for key, why in find_layers(model).left.items() if key not in schemes}
     model.quantization = Quantization(Plan(schemes), Structure(), left)  # type: ignore[assignment]
     return model
@@ -172,10 +171,3 @@ def write_checkpoint(model: nn.Module, folder: str | Path, layout: str = "compre
         (fresh / "config.json").write_text(json.dumps(settings, indent=2, default=str), encoding="utf-8")
         for file, content in format.files(block).items():
             (fresh / file).write_text(json.dumps(content, indent=2), encoding="utf-8")
-
-
-def linear_weights(model: nn.Module) -> Iterator[tuple[str, LinearWeight]]:
-    """The weight-only layers of a model as format-neutral values."""
-    for name, module in model.named_modules():
-        if isinstance(module, WeightOnlyLinear):
-            yield name, module.linear_weight()

@@ -330,7 +330,6 @@ def test_a_scheme_follows_the_parameters() -> None:
     again = AutoRoundConfig.from_dict(AutoRoundConfig(bits=[2, 4]).to_dict())
     assert [c.scheme for c in again.expand()] == ["W2A16", "W4A16"]
     assert AutoRoundConfig(act_dtype="fp8_e4m3").act_bits == 8
-    assert AutoRoundConfig(iters=50).minmax_learning_rate == pytest.approx(0.02)
 
 
 def test_int8_configurations_say_how_an_op_computes() -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from neural_compressor.algorithms import InputStatistics, LayerResult
-from neural_compressor.errors import CalibrationError, NeuralCompressorError, QuantizationError
+from neural_compressor.errors import CalibrationError, ConfigError, NeuralCompressorError, QuantizationError
 from neural_compressor.torch.fold import replace_module
 from neural_compressor.torch.nn import WeightOnlyLinear
 from neural_compressor.torch.weight_only.absorb import absorb, absorbing_norm
@@ -71,6 +71,12 @@ class WeightOnlyQuantizer:
         blocks = find_blocks(self.model, layers) or [""]
         inside = {block: [n for n in layers if n.startswith(f"{block}." if block else "")] for block in blocks}
         outside = [n for n in layers if not any(n in members for members in inside.values())]
+        alone = [n for n in outside if self.jobs[n].algorithm == BLOCKWISE]
+        if alone:
+            raise ConfigError(
+                f"{_some(alone)}: AutoRound trains the layers of a block together, and these are in none; "
+                "give them another configuration with set_local"
+            )
         float_stream = self.upstream or any(self.jobs[n].algorithm == BLOCKWISE for n in layers)
         self._fill(but=tuple(f"{block}." for block in blocks if block))
         steps = Lockstep(self.model, calls, blocks, float_stream, enter=lambda block: self._fill(f"{block}."))
@@ -91,6 +97,9 @@ class WeightOnlyQuantizer:
     def _quantize_block(self, stop: Stop, layers: Mapping[str, nn.Module]) -> None:
         block = self.model.get_submodule(stop.block)
         by_group = {n: m for n, m in layers.items() if self.jobs[n].algorithm != BLOCKWISE}
+        trained = {n: m for n, m in layers.items() if self.jobs[n].algorithm == BLOCKWISE}
+        # What training aims at is what the block gives while all of it is float.
+        targets = [_first(call_block(block, call)) for call in stop.float_calls or stop.calls] if trained else []
         floats = stop.float_calls if self.upstream else None
         remaining = dict(by_group)
         while remaining:
@@ -102,18 +111,19 @@ class WeightOnlyQuantizer:
                 self._note_missed(set(remaining) - done)
                 break
             remaining = {n: m for n, m in remaining.items() if n not in done}
-        trained = {n: m for n, m in layers.items() if self.jobs[n].algorithm == BLOCKWISE}
         if trained:
-            self._train_block(block, trained, stop)
+            self._train_block(block, trained, stop, targets)
 
-    def _train_block(self, block: nn.Module, layers: Mapping[str, nn.Module], stop: Stop) -> None:
+    def _train_block(
+        self, block: nn.Module, layers: Mapping[str, nn.Module], stop: Stop, targets: list[torch.Tensor]
+    ) -> None:
         job = self.jobs[next(iter(layers))]
         options = AutoRoundOptions(**{k: v for k, v in job.options.items() if k != "quantized_input"})
-        floats = stop.float_calls or stop.calls
-        targets = [_first(call_block(block, call)) for call in floats]
-        inputs = stop.calls if job.options.get("quantized_input", True) else floats
+        inputs = stop.calls if job.options.get("quantized_input", True) else stop.float_calls or stop.calls
         schemes = {name: self.jobs[name].scheme for name in layers}
-        for name, result in tune_block(block, dict(layers), schemes, list(inputs), targets, options).items():
+        found = tune_block(block, dict(layers), schemes, list(inputs), targets, options)
+        self._note_missed(set(layers) - set(found))
+        for name, result in found.items():
             self._install(name, result)
 
     def _quantize_kinds(self, group: InputGroup, stop: Stop) -> None:

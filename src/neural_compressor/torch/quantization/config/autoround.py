@@ -68,7 +68,8 @@ class AutoRoundConfig(WeightOnlyConfig):
     """AutoRound: the rounding of each weight and the clipping of each group are trained by signed gradient descent.
 
     ``scheme`` is short for bits of weights and activations (and the group size), and follows them where it is not given.
-    ``lr`` is 1 / ``iters`` by default and ``minmax_lr`` the same as ``lr``. Activations stay in float unless ``act_bits``
+    ``lr`` is 1 / ``iters`` by default and ``minmax_lr`` smaller, the more bits there are.
+    Activations stay in float unless ``act_bits``
     says otherwise.
 
     >>> AutoRoundConfig(scheme="W2A16G64").group_size, AutoRoundConfig(bits=3).scheme
@@ -100,16 +101,6 @@ class AutoRoundConfig(WeightOnlyConfig):
     def needs_calibration(self) -> bool:
         """Always."""
         return True
-
-    @property
-    def learning_rate(self) -> float:
-        """``lr``, or what stands for it."""
-        return 1 / self.iters if self.lr is None else self.lr
-
-    @property
-    def minmax_learning_rate(self) -> float:
-        """``minmax_lr``, or what stands for it."""
-        return self.learning_rate if self.minmax_lr is None else self.minmax_lr
 
     def activation_scheme(self) -> TensorScheme | None:
         """How activations are quantized: as the weights where nothing else is said; None where they stay in float."""

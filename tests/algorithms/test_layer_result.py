@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from neural_compressor.algorithms import FloatZeroArray, LayerResult, Rotation, hqq, rtn
+from neural_compressor.algorithms import FloatZeroArray, LayerResult, Rotation, double_quant, hqq, rtn
 from neural_compressor.dtypes import dtype
+from neural_compressor.errors import QuantizationError
 from neural_compressor.schemes import PER_CHANNEL, PER_TENSOR, PerGroup, TensorScheme
 
 
@@ -45,3 +46,11 @@ def test_rows_can_be_split(part: Any, weight: Any) -> None:
         pieces = result.split([1, 40, 7])
         assert [piece.array.shape for piece in pieces] == [(1, 96), (40, 96), (7, 96)]
         np.testing.assert_array_equal(np.concatenate([piece.dequantize() for piece in pieces]), result.dequantize())
+
+
+def test_scales_that_run_on_from_row_to_row_are_not_split(weight: Any) -> None:
+    runs = TensorScheme(dtype("uint8"), False, PerGroup(256))
+    for scales, zeros in ((runs, None), (None, runs)):
+        array = double_quant(hqq(weight, TensorScheme(dtype("uint4"), False, PerGroup(32))), scales, zeros)
+        with pytest.raises(QuantizationError, match="split the weight before double_quant"):
+            LayerResult(array).split([40, 8])

@@ -40,6 +40,14 @@ def test_sums_are_those_of_all_vectors(inputs: int) -> None:
     assert statistics.cross is None
 
 
+def test_asking_does_not_disturb_what_comes_later() -> None:
+    x = numbers(40, 300)
+    statistics = seen(x[:13])
+    np.testing.assert_array_equal(statistics.hessian, statistics.hessian.T)
+    statistics.update(x[13:])
+    np.testing.assert_array_equal(statistics.hessian, seen(x[:13], x[13:]).hessian)
+
+
 def test_cross_is_the_sum_with_the_difference() -> None:
     x, reference = numbers(50, 300), numbers(50, 300, seed=1)
     statistics = seen((x[:20], reference[:20]), (x[20:], reference[20:]))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
 from neural_compressor.dtypes import CodebookType, dtype
-from neural_compressor.errors import FormatError
-from neural_compressor.schemes import PER_CHANNEL, PackedArray, PerGroup, TensorScheme, quantize
+from neural_compressor.errors import FormatError, QuantizationError
+from neural_compressor.schemes import PER_CHANNEL, PackedArray, PerGroup, QuantizedArray, TensorScheme, quantize
 
 RNG = np.random.default_rng(0)
 
@@ -106,3 +109,61 @@ def test_torch_tensors_are_stored_as_torch_tensors() -> None:
     }
     back = PackedArray.from_arrays(arrays, q.scheme, (4, 40)).unpack()
     assert torch.equal(back.dequantize(), q.dequantize())
+
+
+# -- scales that are quantized themselves -----------------------------------------------------------------------------
+
+SECOND = {
+    "uint8 asym": TensorScheme(dtype("uint8"), False, PerGroup(16)),
+    "int6 sym": TensorScheme(dtype("int6"), True, PerGroup(8)),
+    "int3 in one run": TensorScheme(dtype("int3"), True, PER_CHANNEL),
+    "fp8": TensorScheme(dtype("fp8_e4m3"), True, PerGroup(100)),
+    "nf4": TensorScheme(dtype("nf4"), True, PerGroup(16)),
+}
+
+
+def nested(first: TensorScheme, second: TensorScheme) -> tuple[QuantizedArray, Any]:
+    """A tensor with quantized scales, and its values by the definition."""
+    plain = quantize(RNG.standard_normal((6, 40)).astype(np.float32), first)
+    scale = quantize(plain.scale.reshape(1, -1), second)
+    values = replace(plain, scale=scale.dequantize().reshape(plain.scale.shape)).dequantize()
+    return replace(plain, scale=scale, scheme=replace(first, scales=second)), values
+
+
+@pytest.mark.parametrize("second", SECOND.values(), ids=SECOND)
+@pytest.mark.parametrize("name", ["int4", "uint3", "nf4"])
+@pytest.mark.parametrize("part", [PerGroup(16), PER_CHANNEL], ids=str)
+def test_quantized_scales_mean_the_numbers_they_stand_for(name: str, part: Any, second: TensorScheme) -> None:
+    q, values = nested(TensorScheme(dtype(name), name != "uint3", part), second)
+    assert np.array_equal(q.dequantize(), values)
+    arrays = q.pack().arrays()
+    assert q.nbytes_packed == sum(array.nbytes for array in arrays.values())
+    back = PackedArray.from_arrays(arrays, q.scheme, q.shape).unpack()
+    assert np.array_equal(back.dequantize(), values)
+    assert np.array_equal(back.scale.codes, q.scale.codes)
+    assert back.scheme == TensorScheme.from_dict(q.scheme.to_dict())
+
+
+def test_quantized_scales_are_stored_as_arrays_of_their_own() -> None:
+    q, _ = nested(TensorScheme(dtype("int4"), True, PerGroup(8)), SECOND["uint8 asym"])
+    arrays = q.pack().arrays()
+    assert {name: (array.shape, array.dtype.name) for name, array in arrays.items()} == {
+        "data": ((6, 20), "uint8"),
+        "scale.data": ((1, 30), "uint8"),
+        "scale.scale": ((1, 2), "float32"),
+        "scale.zero_point": ((1, 2), "uint8"),
+    }
+    for name in arrays:
+        with pytest.raises(FormatError, match=f"'{name}'"):
+            PackedArray.from_arrays({**arrays, name: arrays[name][..., :-1]}, q.scheme, q.shape)
+    with pytest.raises(FormatError, match=r"'scale\.data'"):
+        PackedArray.from_arrays({**arrays, "scale": q.qparams.scale}, q.scheme, q.shape)
+
+
+def test_scales_are_what_the_scheme_says() -> None:
+    first, second = TensorScheme(dtype("int4"), True, PerGroup(8)), SECOND["uint8 asym"]
+    q, _ = nested(first, second)
+    with pytest.raises(QuantizationError, match="asks for scales in uint8, and they are in float"):
+        quantize(np.ones((2, 16), np.float32), q.scheme)
+    with pytest.raises(QuantizationError, match="asks for scales in float, and they are in uint8"):
+        replace(q, scheme=first)

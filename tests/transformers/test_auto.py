@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from neural_compressor.errors import CalibrationError
+from neural_compressor.errors import CalibrationError, ConfigError
 
 transformers = pytest.importorskip("transformers", reason="the transformers extra is not installed")
 
@@ -33,3 +33,46 @@ def test_quantize_save_and_load(folder, tmp_path):
         folder, quantization_config=GPTQConfig(bits=4, group_size=32), calibration=[ids]
     )
     assert calibrated.quantization.plan
+
+
+def test_the_data_of_the_config_serves_for_calibration(folder):
+    from neural_compressor.transformers import AutoModelForCausalLM, GPTQConfig
+
+    ids = torch.randint(0, 64, (6, 10), generator=torch.Generator().manual_seed(0))
+    config = GPTQConfig(bits=4, group_size=32, dataset=[ids, ids], n_samples=4, seq_len=5)
+    found = AutoModelForCausalLM.from_pretrained(folder, quantization_config=config)
+    plain = GPTQConfig(bits=4, group_size=32)
+    expected = AutoModelForCausalLM.from_pretrained(folder, quantization_config=plain, calibration=[ids[:4, :5]])
+    other = AutoModelForCausalLM.from_pretrained(folder, quantization_config=plain, calibration=[ids])
+    state = [m.model.layers[1].mlp.up_proj.weight_packed for m in (found, expected, other)]
+    assert torch.equal(state[0], state[1])
+    assert not torch.equal(state[0], state[2])
+
+
+def test_precisions_of_scales_and_of_the_rest(folder):
+    from neural_compressor.transformers import AutoModelForCausalLM, RtnConfig
+
+    ids = torch.randint(0, 64, (2, 10), generator=torch.Generator().manual_seed(0))
+    plain = AutoModelForCausalLM.from_pretrained(folder, quantization_config=RtnConfig(group_size=32))
+    config = RtnConfig(group_size=32, compute_dtype=torch.bfloat16, scale_dtype="fp16")
+    model = AutoModelForCausalLM.from_pretrained(folder, quantization_config=config)
+    assert model.model.layers[0].mlp.up_proj.weight_scale.dtype == torch.float16
+    assert model.lm_head.weight.dtype == model.model.norm.weight.dtype == torch.bfloat16
+    with torch.no_grad():
+        given = model(ids).logits
+        assert given.dtype == torch.bfloat16
+        torch.testing.assert_close(given.float(), plain(ids).logits, rtol=0.05, atol=0.05)
+
+
+def test_weights_are_read_when_their_turn_comes(folder, monkeypatch):
+    from neural_compressor.transformers import AutoModelForCausalLM, RtnConfig
+
+    ids = torch.randint(0, 64, (2, 10), generator=torch.Generator().manual_seed(0))
+    whole = AutoModelForCausalLM.from_pretrained(folder, quantization_config=RtnConfig(group_size=32))
+    monkeypatch.setattr(transformers.PreTrainedModel, "from_pretrained", None)
+    config = RtnConfig(group_size=32, use_layer_wise=True)
+    streamed = AutoModelForCausalLM.from_pretrained(folder, quantization_config=config)
+    with torch.no_grad():
+        assert torch.equal(streamed(ids).logits, whole(ids).logits)
+    with pytest.raises(ConfigError, match="attn_implementation"):
+        AutoModelForCausalLM.from_pretrained(folder, quantization_config=config, attn_implementation="eager")

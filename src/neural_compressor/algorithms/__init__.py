@@ -6,7 +6,7 @@ Everything is written once against the Python array API, so NumPy and torch, on 
 from neural_compressor.algorithms.awq import awq_clip, awq_scale, round_scaled
 from neural_compressor.algorithms.bias_correction import bias_correction
 from neural_compressor.algorithms.catalogue import ALGORITHMS, WeightOnlyAlgorithm, register_algorithm
-from neural_compressor.algorithms.double_quant import DoubleQuantized, double_quant, quantize_parameter
+from neural_compressor.algorithms.double_quant import double_quant, quantize_parameter
 from neural_compressor.algorithms.equalization import equalize, equalizing_scale
 from neural_compressor.algorithms.float_zero_array import FloatZeroArray
 from neural_compressor.algorithms.gptq import gptq
@@ -23,7 +23,6 @@ from neural_compressor.algorithms.weight_qparams import weight_qparams
 
 __all__ = [
     "ALGORITHMS",
-    "DoubleQuantized",
     "FloatZeroArray",
     "InputStatistics",
     "LayerResult",

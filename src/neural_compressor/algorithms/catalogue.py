@@ -73,6 +73,7 @@ def _rtn(
     *,
     search: str | None = None,
     full_range: bool = False,
+    ratio: float = 1.0,
     rotation: Rotation | None = None,
 ) -> LayerResult:
     """Round to nearest; a search weighs each input with its mean square, where that is known."""
@@ -81,7 +82,7 @@ def _rtn(
         importance = statistics.mean_square
         if rotation is not None:
             importance = array_namespace(importance).linalg.diagonal(rotation.apply_to_hessian(statistics.hessian))
-    array = rtn(_rotated(weight, rotation), scheme, importance, search, full_range=full_range)
+    array = rtn(_rotated(weight, rotation), scheme, importance, search, full_range=full_range, ratio=ratio)
     return LayerResult(array, rotation=rotation)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Any
 
 from array_api_compat import array_namespace
 
@@ -11,46 +11,21 @@ from neural_compressor.algorithms.float_zero_array import FloatZeroArray
 from neural_compressor.algorithms.rtn import round_with
 from neural_compressor.dtypes import BlockType, IntType
 from neural_compressor.errors import ConfigError, QuantizationError
-from neural_compressor.schemes import QuantizedArray, TensorScheme, quantize
+from neural_compressor.schemes import PerTensor, QuantizedArray, TensorScheme, quantize
 from neural_compressor.schemes.affine import integer_limits
 from neural_compressor.schemes.arrays import Array
 
 
-@dataclass(frozen=True)
-class DoubleQuantized:
-    """A quantized weight whose scales, float zero points or both are themselves quantized.
-
-    ``array`` is the weight with the numbers that ``scale`` and ``zero`` stand for. Those hold them as one long row of
-    codes, because a row of a weight has few; what is None is stored as it is.
-    """
-
-    array: QuantizedArray | FloatZeroArray
-    scale: QuantizedArray | None = None
-    zero: QuantizedArray | None = None
-
-    def dequantize(self) -> Array:
-        """The values of the weight: float32, in its shape."""
-        return self.array.dequantize()
-
-    @property
-    def nbytes_packed(self) -> int:
-        """Bytes of the packed form, scales included."""
-        small = [part for part in (self.scale, self.zero) if part is not None]
-        return self.array.nbytes_packed + sum(part.nbytes_packed - 4 * math.prod(part.shape) for part in small)
-
-
 def double_quant(
     array: QuantizedArray | FloatZeroArray,
-    scheme: TensorScheme,
+    scales: TensorScheme | None,
+    zeros: TensorScheme | None = None,
     weight: Array | None = None,
-    *,
-    scale: bool = True,
-    zero: bool = True,
-) -> DoubleQuantized:
-    """``array`` with its scales and float zero points quantized as ``scheme`` says, for instance uint8 in runs of 256.
+) -> QuantizedArray | FloatZeroArray:
+    """``array`` with its scales and float zero points quantized as the schemes say, for instance uint8 in runs of 256.
 
-    With the ``weight`` the array was made from, weights are rounded again to the grid that the new numbers span. Integer
-    zero points have no more bits than the weight already and stay.
+    What has no scheme stays in float. Integer zero points have no more bits than the weight already and stay. With the
+    ``weight`` the array was made from, weights are rounded again to the grid that the new numbers span.
 
     >>> import numpy as np
     >>> from neural_compressor.algorithms.rtn import rtn
@@ -61,24 +36,26 @@ def double_quant(
     >>> q.nbytes_packed, double_quant(q, TensorScheme(dtype("uint8"), False, PerGroup(256))).nbytes_packed
     (2560, 2181)
     """
-    if array.scale is None or array.scale.ndim == 0 or isinstance(array.scheme.dtype, BlockType):
+    wanted = {name: how for name, how in (("scale", scales), ("zero", zeros)) if how is not None}
+    if not wanted:
+        return array
+    scheme = array.scheme
+    if scheme.is_float or isinstance(scheme.dtype, BlockType) or isinstance(scheme.granularity, PerTensor):
         raise QuantizationError(
-            f"a {array.scheme.dtype.name} weight quantized {array.scheme.granularity.name} has no float32 scales worth "
+            f"a {scheme.dtype.name} weight quantized {scheme.granularity.name} has no float32 scales worth "
             "quantizing; double quantization is for per_group and per_channel weights"
         )
-    xp = array_namespace(array.scale)
-    scales = quantize_parameter(array.scale, scheme) if scale else None
-    if scales is not None:
-        array = replace(array, scale=xp.reshape(scales.dequantize(), array.scale.shape))
-    zeros = quantize_parameter(array.zero, scheme) if zero and isinstance(array, FloatZeroArray) else None
-    if zeros is not None and isinstance(array, FloatZeroArray):
-        array = replace(array, zero=xp.reshape(zeros.dequantize(), array.zero.shape))
-    if weight is not None:
-        if isinstance(array, FloatZeroArray):
-            array = array.rounded(weight)
-        else:
-            array = round_with(weight, array.scheme, array.qparams)
-    return DoubleQuantized(array, scales, zeros)
+    if zeros is not None and not isinstance(array, FloatZeroArray):
+        raise QuantizationError("the zero points of this weight are integers of its own bits; leave them as they are")
+    if scheme.scales is not None or scheme.zeros is not None:
+        raise QuantizationError("the scales of this weight are quantized already")
+    codes: dict[str, Any] = {name: quantize_parameter(getattr(array, name), how) for name, how in wanted.items()}
+    new = replace(array, **codes, scheme=replace(scheme, scales=scales, zeros=zeros))
+    if weight is None:
+        return new
+    if isinstance(new, FloatZeroArray):
+        return new.rounded(weight)
+    return replace(new, codes=round_with(weight, scheme, new.qparams).codes)
 
 
 def quantize_parameter(values: Array, scheme: TensorScheme) -> QuantizedArray:
@@ -89,7 +66,7 @@ def quantize_parameter(values: Array, scheme: TensorScheme) -> QuantizedArray:
     if scheme.is_float or isinstance(scheme.dtype, BlockType):
         raise ConfigError(f"scales are quantized to an integer, float or codebook type, not {scheme.dtype.name}")
     xp = array_namespace(values)
-    row = xp.reshape(values, (-1,))
+    row = xp.reshape(values, (1, -1))
     quantized = quantize(row, scheme)
     if not isinstance(scheme.dtype, IntType):
         return quantized

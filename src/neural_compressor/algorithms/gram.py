@@ -27,6 +27,15 @@ def add_upper_gram(upper: Array, x: Array) -> None:
         upper[strip, strip.start :] += _product(x[:, strip], x[:, strip.start :])
 
 
+def mirror_upper(upper: Array) -> None:
+    """Copy what is above the diagonal to below it, in place: no second matrix of that size is made."""
+    xp = array_namespace(upper)
+    for strip in _strips(upper.shape[0]):
+        corner = upper[strip, strip]
+        upper[strip, strip] = xp.triu(corner) + xp.triu(corner, k=1).T
+        upper[strip.stop :, strip] = upper[strip, strip.stop :].T
+
+
 def add_cross_gram(cross: Array, x: Array, reference: Array) -> None:
     """Add ``xᵀ (reference - x)`` to ``cross``."""
     difference = as_float32(reference) - as_float32(x)

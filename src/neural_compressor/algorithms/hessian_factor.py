@@ -64,10 +64,13 @@ def _factor(hessian: Array, mean: float, added: Array) -> Array | None:
     """
     xp = array_namespace(hessian)
     try:
-        inverse = _lower_inverse(xp.linalg.cholesky(_reversed(hessian, mean, added)))
+        lower = xp.linalg.cholesky(_reversed(hessian, mean, added))
+        _invert_lower(lower)
     except xp.linalg.LinAlgError:
         return None
-    return xp.flip(inverse) if bool(xp.all(xp.isfinite(inverse))) else None
+    # Of NaN and Inf the largest or the smallest is one; looking at each value would take a matrix of answers.
+    finite = bool(xp.isfinite(xp.max(lower))) and bool(xp.isfinite(xp.min(lower)))
+    return xp.flip(lower) if finite else None
 
 
 def _reversed(hessian: Array, mean: float, added: Array) -> Array:
@@ -78,15 +81,15 @@ def _reversed(hessian: Array, mean: float, added: Array) -> Array:
     return damped
 
 
-def _lower_inverse(lower: Array) -> Array:
-    """The inverse of a lower triangular matrix by halves: matrix products, which every library does at full speed."""
+def _invert_lower(lower: Array) -> None:
+    """Turn a lower triangular matrix into its inverse, by halves: products, which every library does at full speed."""
     xp = array_namespace(lower)
     size = lower.shape[0]
     if size <= _LEAF:
-        return xp.tril(xp.linalg.inv(lower))
+        lower[...] = xp.tril(xp.linalg.inv(lower))
+        return
     half = size // 2
-    first, second = _lower_inverse(lower[:half, :half]), _lower_inverse(lower[half:, half:])
-    inverse = xp.zeros_like(lower)
-    inverse[:half, :half], inverse[half:, half:] = first, second
-    inverse[half:, :half] = -xp.matmul(second, xp.matmul(lower[half:, :half], first))
-    return inverse
+    first, below, second = lower[:half, :half], lower[half:, :half], lower[half:, half:]
+    _invert_lower(first)
+    _invert_lower(second)
+    below[...] = -xp.matmul(second, xp.matmul(below, first))

@@ -62,6 +62,8 @@ class LayerResult:
         """
         if sum(rows) != self.array.shape[0]:
             raise QuantizationError(f"{self.array.shape[0]} rows cannot be split into {list(rows)}")
+        if self.array.scheme.scales is not None or self.array.scheme.zeros is not None:
+            raise QuantizationError("quantized scales run on from row to row; split the weight before double_quant")
         results, start = [], 0
         for count in rows:
             results.append(replace(self, array=_rows(self.array, slice(start, start + count))))

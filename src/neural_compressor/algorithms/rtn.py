@@ -19,10 +19,12 @@ def rtn(
     search: str | None = None,
     *,
     full_range: bool = False,
+    ratio: float = 1.0,
 ) -> QuantizedArray:
     """``weight`` (outputs, inputs) rounded to the grid of ``scheme``.
 
-    The options choose the scales, as :func:`~neural_compressor.algorithms.weight_qparams.weight_qparams` says.
+    The options choose the scales, as :func:`~neural_compressor.algorithms.weight_qparams.weight_qparams` says; ``ratio``
+    then shrinks them, so that values outside are cut off.
 
     >>> import numpy as np
     >>> from neural_compressor.dtypes import dtype
@@ -31,7 +33,8 @@ def rtn(
     [[1, -5, 7]]
     """
     weight = checked_weight(weight, scheme)
-    qparams = weight_qparams(weight, scheme, search=search, importance=importance, full_range=full_range)
+    ranged = weight if ratio == 1 else weight * ratio
+    qparams = weight_qparams(ranged, scheme, search=search, importance=importance, full_range=full_range)
     return round_with(weight, scheme, qparams)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array_api_compat import array_namespace, is_torch_array
 
-from neural_compressor.algorithms.gram import add_cross_gram, add_upper_gram, zero_square
+from neural_compressor.algorithms.gram import add_cross_gram, add_upper_gram, mirror_upper, zero_square
 from neural_compressor.algorithms.moments import Moments
 from neural_compressor.errors import CalibrationError
 from neural_compressor.schemes.arrays import Array, like
@@ -74,12 +74,12 @@ class InputStatistics:
 
     @property
     def hessian(self) -> Array:
-        """The sum of ``x xᵀ`` over all vectors, (inputs, inputs) float32."""
+        """The sum of ``x xᵀ`` over all vectors, (inputs, inputs) float32; not to be written to, the next update does."""
         self._seen()
         if self._upper is None:
             raise CalibrationError("these statistics keep no Hessian; make them with InputStatistics(hessian=True)")
-        xp = array_namespace(self._upper)
-        return xp.triu(self._upper) + xp.triu(self._upper, k=1).T
+        mirror_upper(self._upper)
+        return self._upper
 
     @property
     def cross(self) -> Array | None:

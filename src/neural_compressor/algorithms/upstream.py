@@ -20,4 +20,6 @@ def upstream_corrected(target: Array, cross: Array, factor: Array, mean_diagonal
         return target
     xp = array_namespace(target)
     wanted = xp.matmul(factor.T, xp.matmul(factor, xp.matmul(cross, target)))
-    return target + wanted * (mix / mean_diagonal)
+    wanted *= mix / mean_diagonal
+    wanted += target
+    return wanted

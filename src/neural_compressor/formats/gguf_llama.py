@@ -136,12 +136,12 @@ def _kv_heads(config: Mapping[str, Any]) -> int:
 
 
 def _check(config: Mapping[str, Any]) -> None:
-    missing = [key for key in _REQUIRED if key not in config]
-    if missing:
-        raise FormatError(f"the configuration of a Llama model has {', '.join(missing)}; this one does not")
     kind = config.get("model_type", "llama")
     if kind not in MODEL_TYPES:
         raise FormatError(f"models of the types {', '.join(MODEL_TYPES)} are exported to GGUF, not {kind!r}")
+    missing = [key for key in _REQUIRED if key not in config]
+    if missing:
+        raise FormatError(f"the configuration of a Llama model has {', '.join(missing)}; this one does not")
 
 
 def _rope(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -149,7 +149,7 @@ class LinearWeight:
         >>> LinearWeight.from_quantized(q).codes.tolist()
         [[15, 5, 13, 15]]
         """
-        kind, part, scale = array.scheme.dtype, array.scheme.granularity, array.scale
+        kind, part, scale = array.scheme.dtype, array.scheme.granularity, array.qparams.scale
         per_row = isinstance(part, PerChannel) and part.axis in (0, -2)
         if not isinstance(kind, IntType) or kind.bits > 8 or len(array.shape) != 2 or scale is None:
             raise FormatError(
@@ -159,7 +159,7 @@ class LinearWeight:
             raise FormatError(f"a linear weight has scales per group or per output channel, not {part.name}")
         xp = array_namespace(array.codes)
         shift = 1 << (kind.bits - 1)
-        codes, zero_point = array.codes, array.zero_point
+        codes, scale, zero_point = array.codes, as_float32(scale), array.zero_point
         if kind.signed:
             codes = xp.astype(xp.astype(codes, xp.int16) + shift, xp.uint8)
             zero_point = None if zero_point is None else zero_point + shift

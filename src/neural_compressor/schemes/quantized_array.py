@@ -10,7 +10,7 @@ import numpy as np
 from array_api_compat import array_namespace
 
 from neural_compressor.dtypes import BlockType, IntType
-from neural_compressor.errors import FormatError
+from neural_compressor.errors import FormatError, QuantizationError
 from neural_compressor.schemes.affine import QParams
 from neural_compressor.schemes.arrays import Array
 from neural_compressor.schemes.grid import code_dtype, decode, encode
@@ -22,10 +22,11 @@ from neural_compressor.schemes.scheme import TensorScheme
 
 @dataclass(frozen=True)
 class QuantizedArray:
-    """Codes in the tensor's shape, with the scales (float32) that give them meaning.
+    """Codes in the tensor's shape, with the scales that give them meaning.
 
     The code of an integer type is the integer, of a float type its bit pattern, of a codebook the position in it.
-    ``scale`` is None for fp32, fp16 and bf16, and fp32 has its values for codes.
+    ``scale`` is float32, or quantized itself where ``scheme.scales`` says how: :attr:`qparams` has the numbers. It is
+    None for fp32, fp16 and bf16, and fp32 has its values for codes.
 
     >>> import numpy as np
     >>> from neural_compressor.dtypes import dtype
@@ -36,25 +37,29 @@ class QuantizedArray:
     """
 
     codes: Array
-    scale: Array | None
+    scale: Array | QuantizedArray | None
     zero_point: Array | None
     scheme: TensorScheme
     shape: tuple[int, ...]
     tensor_scale: Array | None = None
 
+    def __post_init__(self) -> None:
+        require_stored_as("scales", self.scale, self.scheme.scales)
+
     @property
     def qparams(self) -> QParams:
-        """Scale and zero point as one value."""
-        return QParams(self.scale, self.zero_point, self.tensor_scale)
+        """Scale and zero point as one value, in numbers."""
+        return QParams(parameter_values(self.scale, self.scheme, self.shape), self.zero_point, self.tensor_scale)
 
     def dequantize(self) -> Array:
         """The values the codes stand for: float32, in the original shape."""
         if is_plain_float32(self.scheme):
             return self.codes
+        qparams = self.qparams
         steps = to_parts(decode(self.codes, element_type(self.scheme)), scale_granularity(self.scheme))
-        zero_point = zero_points(self.scheme, self.qparams, self.shape)
+        zero_point = zero_points(self.scheme, qparams, self.shape)
         steps = steps if zero_point is None else steps - zero_point
-        return from_steps(steps, self.scheme, self.qparams, self.shape)
+        return from_steps(steps, self.scheme, qparams, self.shape)
 
     @property
     def nbytes_packed(self) -> int:
@@ -70,7 +75,9 @@ class QuantizedArray:
             return PackedArray(self.codes, None, None, None, self.scheme, self.shape)
         data = pack_bits(xp.reshape(self.codes, _rows(self.shape)), kind.bits)
         scale, zero_point = self.scale, self.zero_point
-        if isinstance(self.scheme.dtype, BlockType):
+        if isinstance(scale, QuantizedArray):
+            scale = scale.pack()
+        elif isinstance(self.scheme.dtype, BlockType):
             scale = encode(scale, self.scheme.dtype.scale)
         if zero_point is not None:
             zero_point = xp.astype(zero_point, code_dtype(xp, kind))
@@ -82,11 +89,12 @@ class PackedArray:
     """What a checkpoint stores of a quantized tensor.
 
     ``data`` is uint8 with one row for each slice along the first axis of ``shape`` (one row in all for a vector), so
-    rows can be sliced; for fp32 it is the values. The scales of a block format are codes of its scale type.
+    rows can be sliced; for fp32 it is the values. The scales of a block format are codes of its scale type, scales that
+    are quantized are packed.
     """
 
     data: Array
-    scale: Array | None
+    scale: Array | PackedArray | None
     zero_point: Array | None
     tensor_scale: Array | None
     scheme: TensorScheme
@@ -105,17 +113,22 @@ class PackedArray:
             codes = (wide ^ sign) - sign
         codes = xp.reshape(xp.astype(codes, code_dtype(xp, kind), copy=False), self.shape)
         scale, zero_point = self.scale, self.zero_point
-        if isinstance(self.scheme.dtype, BlockType):
+        if isinstance(scale, PackedArray):
+            scale = scale.unpack()
+        elif isinstance(self.scheme.dtype, BlockType):
             scale = decode(scale, self.scheme.dtype.scale)
         if zero_point is not None:
             zero_point = xp.astype(zero_point, xp.int32)
         return QuantizedArray(codes, scale, zero_point, self.scheme, self.shape, self.tensor_scale)
 
     def arrays(self) -> dict[str, Array]:
-        """The arrays to write, by name; what the scheme does not have is left out."""
+        """The arrays to write, by name; what the scheme does not have is left out, and packed scales are several."""
+        scale = {"": self.scale}
+        if isinstance(self.scale, PackedArray):
+            scale = {f".{name}": array for name, array in self.scale.arrays().items()}
         fields = {
             "data": self.data,
-            "scale": self.scale,
+            **{f"scale{part}": array for part, array in scale.items()},
             "zero_point": self.zero_point,
             "tensor_scale": self.tensor_scale,
         }
@@ -131,8 +144,40 @@ class PackedArray:
             raise FormatError(
                 f"a {scheme.dtype.name} tensor of shape {shape} is stored as arrays {wanted}, found {found}"
             )
-        return cls(
-            arrays["data"], arrays.get("scale"), arrays.get("zero_point"), arrays.get("tensor_scale"), scheme, shape
+        scale = arrays.get("scale")
+        if scheme.scales is not None:
+            inner = {name.removeprefix("scale."): array for name, array in arrays.items() if name.startswith("scale.")}
+            scale = cls.from_arrays(inner, scheme.scales, parameter_row(scheme, shape))
+        return cls(arrays["data"], scale, arrays.get("zero_point"), arrays.get("tensor_scale"), scheme, shape)
+
+
+def parameter_row(scheme: TensorScheme, shape: tuple[int, ...]) -> tuple[int, int]:
+    """The shape in which scales (and float zero points) are quantized: one long row, because a row of a weight has few.
+
+    >>> from neural_compressor.dtypes import dtype
+    >>> from neural_compressor.schemes import PerGroup
+    >>> parameter_row(TensorScheme(dtype("int4"), granularity=PerGroup(32)), (8, 64))
+    (1, 16)
+    """
+    return 1, math.prod(scale_shape(shape, scale_granularity(scheme)))
+
+
+def parameter_values(parameter: Array | QuantizedArray, scheme: TensorScheme, shape: tuple[int, ...]) -> Array:
+    """Scales or zero points of a tensor of ``shape`` as numbers, in the shape their granularity says."""
+    if not isinstance(parameter, QuantizedArray):
+        return parameter
+    values = parameter.dequantize()
+    return array_namespace(values).reshape(values, scale_shape(shape, scale_granularity(scheme)))
+
+
+def require_stored_as(what: str, parameter: Array | QuantizedArray | None, scheme: TensorScheme | None) -> None:
+    """Refuse scales or zero points that are not what the scheme of their tensor says of them."""
+    found = parameter.scheme if isinstance(parameter, QuantizedArray) else None
+    if found != scheme:
+        told, given = (how.dtype.name if how else "float" for how in (scheme, found))
+        raise QuantizationError(
+            f"the scheme of a quantized array asks for {what} in {told}, and they are in {given}; quantize the tensor "
+            "with float ones, then these with double_quant"
         )
 
 
@@ -150,7 +195,11 @@ def _stored(scheme: TensorScheme, shape: tuple[int, ...]) -> dict[str, tuple[tup
     if scheme.is_float:
         return arrays
     scales = scale_shape(shape, scale_granularity(scheme))
-    arrays["scale"] = (scales, "uint8" if isinstance(kind, BlockType) else "float32")
+    if scheme.scales is None:
+        arrays["scale"] = (scales, "uint8" if isinstance(kind, BlockType) else "float32")
+    else:
+        inner = _stored(scheme.scales, parameter_row(scheme, shape))
+        arrays |= {f"scale.{name}": stored for name, stored in inner.items()}
     if isinstance(kind, IntType) and not (scheme.symmetric and kind.signed):
         arrays["zero_point"] = (scales, np.dtype(code_dtype(np, kind)).name)
     if isinstance(kind, BlockType) and kind.tensor_scale:

@@ -21,6 +21,8 @@ _TENSOR_FIELDS = (
     "axis",
     "bits",
     "reduce_range",
+    "scales",
+    "zeros",
     "quant_mode",
 )
 
@@ -28,6 +30,9 @@ _TENSOR_FIELDS = (
 @dataclass(frozen=True)
 class TensorScheme:
     """A data type with the way values are mapped to it.
+
+    ``scales`` says how the scales themselves are stored, ``zeros`` how zero points that are no integers are: as codes in
+    one long row. Where they are None that is as floats.
 
     >>> TensorScheme.from_dict({"dtype": "int4", "scheme": "sym", "granularity": "per_channel"}).dtype.name
     'int4'
@@ -38,6 +43,8 @@ class TensorScheme:
     granularity: Granularity = PER_TENSOR
     algorithm: str = "minmax"
     reduce_range: bool = False
+    scales: TensorScheme | None = None
+    zeros: TensorScheme | None = None
 
     @property
     def is_float(self) -> bool:
@@ -60,7 +67,8 @@ class TensorScheme:
             out["axis"] = self.granularity.axis
         if self.reduce_range:
             out["reduce_range"] = True
-        return out
+        nested = {"scales": self.scales, "zeros": self.zeros}
+        return out | {name: scheme.to_dict() for name, scheme in nested.items() if scheme is not None}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> TensorScheme:
@@ -79,6 +87,7 @@ class TensorScheme:
             granularity=_granularity(data),
             algorithm=data.get("algorithm", "minmax"),
             reduce_range=bool(data.get("reduce_range", False)),
+            **{name: cls.from_dict(data[name]) for name in ("scales", "zeros") if name in data},
         )
 
 

@@ -20,6 +20,7 @@ from neural_compressor.formats import new_folder
 from neural_compressor.schemes import Plan
 from neural_compressor.torch.conversion import Quantization, rebuild
 from neural_compressor.torch.fold import Structure, replace_module
+from neural_compressor.torch.nn.matrix_stack import open_stacks
 
 WEIGHTS, CONFIG, VERSION = "model.safetensors", "qconfig.json", 1
 
@@ -77,6 +78,7 @@ def load_model(path: str | Path, model: nn.Module) -> nn.Module:
     done = Quantization(Plan.from_json(json.dumps(config["plan"])), structure, reasons, config["relays"])
     try:
         base = copy.deepcopy(model)
+        open_stacks(base, (name for name, _ in done.plan))
         for norm, layer in structure.folded.items():
             replace_module(base, norm, nn.Identity())
             _own_parameters(base.get_submodule(layer))

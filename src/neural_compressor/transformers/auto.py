@@ -9,9 +9,13 @@ from typing import Any
 import torch
 
 from neural_compressor.errors import CalibrationError, ConfigError
+from neural_compressor.torch.nn.scale_precision import hold_scales_in
 from neural_compressor.torch.quantization import load, quantize, save
-from neural_compressor.torch.quantization.huggingface import transformers_module
+from neural_compressor.torch.quantization.huggingface import empty_model, transformers_module
 from neural_compressor.torch.quantization.saving import is_quantized_folder
+from neural_compressor.transformers.calibration_data import calls_for
+
+_PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class _QuantizingAuto:
@@ -32,23 +36,55 @@ class _QuantizingAuto:
         """The model of a local folder.
 
         With a ``quantization_config`` it is quantized on the way; algorithms that need data take it from ``calibration``:
-        batches (tensors of ids, or dicts), or a function that runs the model. A folder that holds a quantized checkpoint is
-        loaded as such. The returned model has ``save_pretrained`` for quantized weights too.
+        batches (tensors of ids, or dicts), or a function that runs the model; or from the ``dataset`` of the config. A
+        folder that holds a quantized checkpoint is loaded as such. The returned model has ``save_pretrained`` for
+        quantized weights too.
         """
         folder = Path(pretrained_model_name_or_path)
         if quantization_config is None and folder.is_dir() and is_quantized_folder(folder):
             dtype = kwargs.pop("torch_dtype", kwargs.pop("dtype", None))
             return _saving(load(folder, format="huggingface", device=device_map, torch_dtype=dtype))
-        model = getattr(transformers_module(), cls.name).from_pretrained(folder, *args, **kwargs)
         if quantization_config is None:
-            return model
+            return getattr(transformers_module(), cls.name).from_pretrained(folder, *args, **kwargs)
         convert = getattr(quantization_config, "to_torch_config", None)
         config = convert() if callable(convert) else quantization_config
+        if calibration is None and getattr(quantization_config, "dataset", None) is not None:
+            calibration = _dataset(quantization_config, folder)
         if any(part.needs_calibration for part in config.parts) and calibration is None:
             raise CalibrationError(
-                f"{type(quantization_config).__name__} needs data: pass calibration=batches, or a function of the model"
+                f"{type(quantization_config).__name__} needs data: pass calibration=batches, or a function of the model, or "
+                "give the config a dataset"
             )
-        return _saving(quantize(model.eval(), config, run_fn=_runner(calibration)).to(device_map))
+        if getattr(quantization_config, "use_layer_wise", False):
+            model = cls._without_weights(folder, *args, **kwargs)
+            config.model_path = config.model_path or str(folder)
+        else:
+            model = getattr(transformers_module(), cls.name).from_pretrained(folder, *args, **kwargs).eval()
+        model = quantize(model, config, run_fn=_runner(calibration))
+        if (scales := getattr(quantization_config, "scale_dtype", None)) is not None:
+            hold_scales_in(model, _PRECISIONS[scales])
+        if (rest := getattr(quantization_config, "compute_dtype", None)) is not None:
+            model = model.to(_PRECISIONS[rest])
+        return _saving(model.to(device_map))
+
+    @classmethod
+    def _without_weights(cls, folder: Path, *args: Any, **kwargs: Any) -> Any:
+        dtype = kwargs.pop("torch_dtype", kwargs.pop("dtype", None))
+        if args or kwargs:
+            raise ConfigError(
+                f"with use_layer_wise=True the model is built from its config.json, and only dtype can be given; "
+                f"{', '.join(kwargs) or args} has no place there"
+            )
+        return empty_model(folder, dtype, getattr(transformers_module(), cls.name))
+
+
+def _dataset(config: Any, folder: Path) -> Callable[[Any], Any]:
+    @torch.no_grad()
+    def run(model: Any) -> None:
+        for args, kwargs in calls_for(config, folder):
+            model(*args, **kwargs)
+
+    return run
 
 
 def _runner(calibration: Iterable[Any] | Callable[[Any], Any] | None) -> Callable[[Any], Any] | None:

@@ -58,7 +58,8 @@ class PretrainedQuantConfig(ConfigModel):
     """What all of them share.
 
     ``weight_dtype`` is ``"int"`` (with ``bits``), or a data type such as ``"nf4"``. ``compute_dtype`` is the precision
-    the rest of the model runs in, ``scale_dtype`` that of the scales; None leaves them as they come.
+    that what stays in float is cast to once the model is quantized, ``scale_dtype`` the one that scales are rounded to;
+    None leaves them as they come.
     ``modules_to_not_convert`` names modules that stay in float with all that is in them, by the end of their name.
     """
 
@@ -105,9 +106,10 @@ class PretrainedQuantConfig(ConfigModel):
 
 
 class CalibratedConfig(PretrainedQuantConfig):
-    """What those share that need data: ``n_samples`` texts of ``dataset`` of ``seq_len`` tokens, by the ``tokenizer``.
+    """What those share that need data: ``n_samples`` samples of ``dataset`` of ``seq_len`` tokens, by the ``tokenizer``.
 
-    ``dataset`` is a text file, a list of texts or an iterable of batches.
+    ``dataset`` is a text file, a list of texts or an iterable of batches. Texts are fed ``batch_size`` samples at a time;
+    without a ``tokenizer`` that of the model's folder is taken.
     """
 
     tokenizer: Any = None
@@ -118,7 +120,11 @@ class CalibratedConfig(PretrainedQuantConfig):
 
 
 class LayerWise(ConfigModel):
-    """What those share that can take weights from the checkpoint block by block."""
+    """What those share that can take weights from the checkpoint block by block.
+
+    With ``use_layer_wise=True`` the model is built without weights, and those of ``model_path`` (by default its own folder)
+    are read when their turn comes.
+    """
 
     use_layer_wise: Annotated[bool | None, PlainValidator(optional(flag))] = None
     model_path: Path = ""

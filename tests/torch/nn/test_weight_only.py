@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -314,6 +315,15 @@ def test_linear_weight_is_for_formats():
         FormatError, match="a scale of its inputs and a rotation of its inputs fits no checkpoint format"
     ):
         turned.linear_weight()
+
+
+def test_formats_get_scales_of_32_bits():
+    array = rtn(torch.randn(48, 64), INT4)
+    layer = WeightOnlyLinear.from_layer(nn.Linear(64, 48), LayerResult(replace(array, scale=array.scale.bfloat16())))
+    found = layer.linear_weight()
+    assert found.scale.dtype == torch.float32
+    assert torch.equal(found.dequantize(), layer.dequantized_weight())
+    assert layer.layer_result().array.scale.dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda layer: pickle.loads(pickle.dumps(layer))])

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from neural_compressor.algorithms import LayerResult, Rotation, hqq, rtn
+from neural_compressor.algorithms import LayerResult, Rotation, double_quant, hqq, rtn
 from neural_compressor.dtypes import dtype
 from neural_compressor.schemes import PER_CHANNEL, PerGroup, TensorScheme
 from neural_compressor.torch.nn import WeightOnlyLinear
@@ -89,3 +89,15 @@ def test_made_on_the_gpu():
 def test_the_empty_batch():
     layer = made(torch.randn(64, 256), LayerResult(rtn(torch.randn(64, 256), SCHEMES["int4 g32"][0]))).to("cuda")
     assert layer(torch.empty(2, 0, 256, device="cuda")).shape == (2, 0, 64)
+
+
+@pytest.mark.parametrize("name", ["int4 g32", "uint4 asym g64", "nf4 g64"])
+def test_quantized_scales_compute_as_on_the_cpu(name):
+    weight, x = torch.randn(64, 256), torch.randn(5, 256)
+    array = double_quant(rtn(weight, SCHEMES[name][0]), TensorScheme(dtype("int6"), True, PerGroup(8)))
+    layer = made(weight, LayerResult(array)).to("cuda")
+    assert layer.kernel_for(1) == SCHEMES[name][1]
+    assert torch.equal(layer.stored_weight().dequantize().cpu(), array.dequantize())
+    expected = x.double() @ array.dequantize().double().T + layer.bias.double().cpu()
+    assert error(layer(x.cuda()), expected) < 8e-3
+    assert {t.device.type for t in layer.state_dict().values()} == {"cuda"}

@@ -7,14 +7,17 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from neural_compressor.algorithms import LayerResult, Rotation, hqq, rtn
+from neural_compressor.algorithms import LayerResult, Rotation, double_quant, hqq, rtn
 from neural_compressor.dtypes import dtype
 from neural_compressor.errors import FormatError
-from neural_compressor.schemes import PER_CHANNEL, PER_TENSOR, PerGroup, TensorScheme
+from neural_compressor.schemes import PER_CHANNEL, PER_TENSOR, PerGroup, QuantizedArray, TensorScheme
+from neural_compressor.schemes.ranges import scale_shape
 from neural_compressor.torch.nn import WeightOnlyLinear, ort_matmul
 
 SHAPE = (48, 96)
 G32 = PerGroup(32)
+BYTES = TensorScheme(dtype("int8"), False, PerGroup(64))
+SIX = TensorScheme(dtype("int6"), True, PerGroup(8))
 
 
 def array_of(name, symmetric=True, granularity=G32, make=rtn):
@@ -34,6 +37,12 @@ RESULTS = {
     "order": lambda: LayerResult(array_of("int4"), order=torch.randperm(96)),
     "scale": lambda: LayerResult(array_of("int4"), input_scale=torch.rand(96) + 0.5),
     "rotation": lambda: LayerResult(array_of("int4"), rotation=Rotation(96, seed=3)),
+    "int4 double": lambda: LayerResult(double_quant(array_of("int4"), BYTES)),
+    "uint4 asym double": lambda: LayerResult(double_quant(array_of("uint4", False), SIX)),
+    "int8 channel double": lambda: LayerResult(double_quant(array_of("int8", granularity=PER_CHANNEL), BYTES)),
+    "nf4 double": lambda: LayerResult(double_quant(array_of("nf4"), TensorScheme(dtype("fp8_e4m3"), True, G32))),
+    "hqq zeros": lambda: LayerResult(double_quant(array_of("uint4", False, make=hqq), None, BYTES)),
+    "hqq double": lambda: LayerResult(double_quant(array_of("uint3", False, make=hqq), SIX, BYTES)),
     "half scales": lambda: LayerResult(replace(found := array_of("int4"), scale=found.scale.half())),
 }
 
@@ -73,6 +82,7 @@ def test_round_trip_through_safetensors(tmp_path, result, bias):
     assert {name: t.dtype for name, t in again.state_dict().items()} == {name: t.dtype for name, t in state.items()}
     assert all(torch.equal(tensor, state[name]) for name, tensor in again.state_dict().items())
     assert again.kernel == layer.kernel
+    assert torch.equal(again.dequantized_weight(), layer.dequantized_weight())
     for rows in (1, 7):
         x = torch.randn(rows, SHAPE[1])
         assert torch.equal(again(x), layer(x))
@@ -90,6 +100,59 @@ def test_what_is_stored():
         "input_scale": ((96,), torch.float32),
         "input_rotation": ((2,), torch.int64),
     }
+
+
+def test_quantized_scales_are_stored_as_their_codes():
+    array = double_quant(array_of("uint4", False, make=hqq), SIX, BYTES)
+    state = made(LayerResult(array), bias=False).state_dict()
+    assert {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in state.items()} == {
+        "weight_packed": ((48, 48), torch.uint8),
+        "weight_scale_packed": ((1, 108), torch.uint8),  # 144 scales of 6 bits
+        "weight_scale_scale": ((1, 18), torch.float32),
+        "weight_zero_packed": ((1, 144), torch.uint8),
+        "weight_zero_scale": ((1, 3), torch.float32),
+        "weight_zero_zero_point": ((1, 3), torch.int8),
+    }
+    assert nbytes(state) == array.nbytes_packed
+
+
+DOUBLE = [name for name in RESULTS if "double" in name or name == "hqq zeros"]
+
+
+@pytest.mark.parametrize("name", DOUBLE)
+def test_quantized_scales_compute_as_the_floats_they_stand_for(name):
+    """The same kernel gives the same bits, and what it holds is no larger."""
+    result = RESULTS[name]()
+    array, scales = result.array, scale_shape(SHAPE, result.array.scheme.granularity)
+    parts = {"scale": array.scale, "zero": getattr(array, "zero", None)}
+    floats = {n: q.dequantize().reshape(scales) for n, q in parts.items() if isinstance(q, QuantizedArray)}
+    plain = replace(array, **floats, scheme=replace(array.scheme, scales=None, zeros=None))
+    assert torch.equal(plain.dequantize(), array.dequantize())
+    compact, wide = made(result, bias=False), made(LayerResult(plain), bias=False)
+    assert compact.kernel == wide.kernel
+    assert torch.equal(compact.stored_weight().dequantize(), plain.dequantize())
+    for exact in (False, True):
+        compact.exact = wide.exact = exact
+        for rows in (1, 700):
+            x = torch.randn(rows, SHAPE[1])
+            assert torch.equal(compact(x), wide(x))
+
+
+@pytest.mark.parametrize("name", DOUBLE)
+def test_layer_result_of_quantized_scales_makes_the_same_layer(name):
+    layer = made(RESULTS[name](), bias=False)
+    again = made(layer.layer_result(), bias=False).state_dict()
+    assert set(again) == set(layer.state_dict())
+    assert all(torch.equal(tensor, again[part]) for part, tensor in layer.state_dict().items())
+
+
+def test_quantized_scales_move_with_the_layer():
+    layer = made(RESULTS["hqq double"]())
+    layer.half()
+    assert {name: t.dtype for name, t in layer.state_dict().items() if name.endswith("scale_scale")} == {
+        "weight_scale_scale": torch.float32
+    }
+    assert layer.to("meta").simulated
 
 
 def test_running_changes_no_state():
@@ -120,6 +183,25 @@ def test_int4_is_small_on_disk_and_in_memory(name, size):
     assert 0.25 * full < nbytes(layer) < 0.36 * full
     layer(torch.randn(300, 1024))
     assert nbytes(layer) < 0.36 * full
+
+
+@pytest.mark.parametrize("name", ["int4", "nf4"])
+def test_quantized_scales_are_smaller_on_disk_and_in_memory(name):
+    """4 bits with a float scale to 32 weights are 5 bits a weight; with scales of 8 bits in runs of 256 they are 4.26."""
+    weight, inputs = torch.randn(512, 1024), torch.randn(1, 1024)
+    array = rtn(weight, TensorScheme(dtype(name), granularity=G32))
+    runs = TensorScheme(dtype("int8"), False, PerGroup(256))
+    held = []
+    for each in (array, double_quant(array, runs)):
+        layer = WeightOnlyLinear.from_layer(nn.Linear(1024, 512, bias=False), LayerResult(each))
+        before = nbytes(layer)
+        layer(inputs)
+        held.append((before, nbytes(layer)))
+    scales = 512 * 1024 // 32
+    codes = 512 * 1024 // 2
+    assert [before for before, _ in held] == [codes + 4 * scales, codes + scales + scales // 256 * 5]
+    assert held[1][0] * 8 / weight.numel() == pytest.approx(4.255, abs=0.001)
+    assert held[1][1] - held[0][1] == held[1][0] - held[0][0], "the kernel's own layout is the same"
 
 
 @pytest.mark.parametrize("name", ["nf4", "mxfp8"])
@@ -175,6 +257,26 @@ def _as(name, change):
 def test_a_state_that_does_not_fit_is_refused(damage, message):
     result = LayerResult(array_of("uint4", False), torch.randperm(96), torch.ones(96), Rotation(96, seed=3))
     layer = made(result)
+    state = dict(layer.state_dict())
+    damage(state)
+    with pytest.raises(FormatError, match=message):
+        WeightOnlyLinear.from_state(nn.Linear(SHAPE[1], SHAPE[0]), layer.scheme, state)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (_without("weight_scale_packed"), "missing .'weight_scale_packed'."),
+        (_without("weight_zero_scale"), "missing .'weight_zero_scale'."),
+        (_without("weight_zero_zero_point"), "'weight_zero': a int8 tensor of shape .* is stored as"),
+        (_as("weight_scale_packed", lambda t: t[:, :-1]), "'weight_scale': a int6 tensor of shape .* is stored as"),
+        (_as("weight_scale_scale", lambda t: t.half()), "'weight_scale': .*'float16'"),
+        (lambda state: state.update(weight_scale=torch.ones(48, 3)), "not known .'weight_scale'."),
+        (lambda state: state.update(weight_zero_point=torch.ones(48, 3, dtype=torch.uint8)), "none is needed"),
+    ],
+)
+def test_codes_of_scales_that_do_not_fit_are_refused(damage, message):
+    layer = made(LayerResult(double_quant(array_of("uint4", False, make=hqq), SIX, BYTES)))
     state = dict(layer.state_dict())
     damage(state)
     with pytest.raises(FormatError, match=message):

@@ -240,6 +240,7 @@ def test_nonsense_is_refused_by_every_weight_only_configuration(cls: type, field
         (RTNConfig, {"use_sym": False, "use_full_range": True}, ["use_full_range", "int4 asym"]),
         (RTNConfig, {"dtype": "mxfp4", "use_double_quant": True}, ["use_double_quant", "mxfp4"]),
         (RTNConfig, {"use_double_quant": True, "double_quant_dtype": "fp32"}, ["double_quant_dtype", "fp32"]),
+        (RTNConfig, {"use_double_quant": True, "double_quant_dtype": "mxfp8"}, ["double_quant_dtype", "mxfp8"]),
         (RTNConfig, {"group_dim": 0}, ["group_dim", "got 0", "along the inputs"]),
         (RTNConfig, {"scale_search": "mze"}, ["scale_search", "'mse'"]),
         (RTNConfig, {"model_path": 3}, ["model_path", "path"]),

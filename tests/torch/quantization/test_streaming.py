@@ -1,6 +1,7 @@
 """Models larger than memory: weights come from the checkpoint block by block."""
 
 import json
+import weakref
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch
 from neural_compressor.errors import ConfigError, FormatError
 from neural_compressor.torch import load_empty_model
 from neural_compressor.torch.quantization import GPTQConfig, HQQConfig, RTNConfig, quantize
+from neural_compressor.torch.weight_only.jobs import LayerJob
 from neural_compressor.torch.weight_only.streaming import WeightSource
 
 transformers = pytest.importorskip("transformers", reason="the transformers extra is not installed")
@@ -72,3 +74,27 @@ def test_float_weights_are_held_for_one_block_at_a_time(folder, monkeypatch, met
     block = 4 * 64 * 64 + 3 * 64 * 96
     assert 0 < max(held) <= block, "the floats of a block are gone before those of the next are read"
     assert not any(p.dim() == 2 for n, p in model.named_parameters() if n.startswith("model.layers."))
+
+
+@pytest.mark.parametrize("options", [{}, {"true_sequential": True}], ids=["at once", "true sequential"])
+def test_float_weights_go_as_the_layers_of_a_block_are_quantized(folder, monkeypatch, options):
+    ids = torch.randint(0, 64, (2, 16))
+    fill, run, weights, left = WeightSource.fill, LayerJob.run, [], []
+
+    def remembering(source, model, *args, **kwargs):
+        fill(source, model, *args, **kwargs)
+        known = [ref() for ref in weights]
+        for name, weight in model.named_parameters():
+            if "_proj" in name and not weight.is_meta and not any(weight is k for k in known):
+                weights.append(weakref.ref(weight))
+
+    def counting(job, *args, **kwargs):
+        left.append(sum(ref() is not None for ref in weights))
+        return run(job, *args, **kwargs)
+
+    monkeypatch.setattr(WeightSource, "fill", remembering)
+    monkeypatch.setattr(LayerJob, "run", counting)
+    config = GPTQConfig(bits=4, group_size=32, model_path=str(folder), **options)
+    quantize(load_empty_model(folder), config, run_fn=lambda m: m(ids))
+    # Of seven layers: without q, k, v; without o; without gate and up; without down.
+    assert left == [4, 3, 1, 0] * 3

@@ -81,6 +81,14 @@ def test_a_block_loses_less_than_by_rounding(bits, symmetric, granularity):
     assert trained < 0.7 * loss_with(made, rounded(scheme, made))
 
 
+@pytest.mark.parametrize("name", ["nf4", "fp4_e2m1"])
+def test_values_that_are_not_evenly_spaced_are_learned_too(name):
+    scheme, made = TensorScheme(dtype(name), granularity=PerGroup(16)), make()
+    trained = loss_with(made, dequantized(tune(scheme, made)))
+    assert trained < 0.75 * loss_with(made, dequantized(tune(scheme, made, AutoRoundOptions(iters=0, amp=False))))
+    assert trained < 0.7 * loss_with(made, rounded(scheme, made))
+
+
 def test_samples_not_trained_on_gain_too():
     scheme, made = TensorScheme(dtype("int3"), False, PerGroup(16)), make(samples=48)
     block, layers, calls, targets = made
@@ -296,8 +304,8 @@ def test_bad_calls_are_refused():
         tune_block(block, layers, {n: s for n, s in schemes.items() if n != "h.0.down"}, calls, targets, QUICK)
     with pytest.raises(ConfigError, match="no layers to tune"):
         tune_block(block, {}, {}, calls, targets, QUICK)
-    with pytest.raises(ConfigError, match=r"layer 'h\.0\.up'.*nf4 is none"):
-        tune_block(block, layers, {**schemes, "h.0.up": TensorScheme(dtype("nf4"))}, calls, targets, QUICK)
+    with pytest.raises(ConfigError, match=r"layer 'h\.0\.up'.*those of mxfp4"):
+        tune_block(block, layers, {**schemes, "h.0.up": TensorScheme(dtype("mxfp4"))}, calls, targets, QUICK)
 
 
 def test_a_weight_with_nan_is_refused_by_name():

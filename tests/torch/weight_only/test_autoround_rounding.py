@@ -1,6 +1,7 @@
 """The learned rounding of one weight: its steps, its codes, its layouts."""
 
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -174,11 +175,60 @@ def test_a_negative_scale_turns_the_direction():
     assert torch.equal(rounding.result().dequantize(), out)
 
 
-@pytest.mark.parametrize("name", ["nf4", "fp4_e2m1", "fp8_e4m3", "mxfp4"])
-def test_types_without_integer_steps_are_refused(name):
+VALUES = ["nf4", "fp4_e2m1", "fp8_e4m3"]
+
+
+def textbook_of_values(weight, kind, scale, gradients, rate, scale_rate):
+    """Training on a grid of values, one scale in all: places are read off a piecewise linear map."""
+    grid = np.asarray(kind.grid, dtype=np.float32)
+    offset, factor = np.zeros(SHAPE, np.float32), np.float32(1)
+
+    def numbers():
+        exact = weight / (scale * factor)
+        far = [2 * grid[0] - grid[1], *grid, 2 * grid[-1] - grid[-2]]  # the row goes on as it ends
+        rounded = np.rint(np.interp(exact, far, np.arange(-1, len(grid) + 1)) + offset)
+        inside = (rounded >= 0) & (rounded <= len(grid) - 1)
+        return grid[np.clip(rounded, 0, len(grid) - 1).astype(int)], exact, inside
+
+    for gradient in gradients:
+        value, exact, inside = numbers()
+        by_scale = np.sum(gradient * (value - exact * inside))
+        offset = np.clip(offset - rate * np.sign(gradient * inside), -0.5, 0.5)
+        factor = factor - scale_rate * np.sign(by_scale)
+    return numbers()[0] * scale * factor
+
+
+@pytest.mark.parametrize("name", VALUES)
+@pytest.mark.parametrize("scale_rate", [0.0, 0.03], ids=["scales_fixed", "scales_learned"])
+def test_steps_on_a_grid_of_values_follow_the_textbook(name, scale_rate):
     scheme = TensorScheme(dtype(name))
-    with pytest.raises(ConfigError, match=f"{name} is none"):
-        LearnedRounding(torch.randn(2, 32), scheme, QParams(torch.tensor(1.0)))
+    weight, qparams, rounding = make(scheme)
+    gradients = [torch.randn(SHAPE) for _ in range(6)]
+    out = torch.empty(SHAPE)
+    for gradient in gradients:
+        rounding.step(gradient, 0.15, scale_rate, out)
+    expected = textbook_of_values(
+        weight.numpy(), scheme.dtype, qparams.scale.numpy(), [g.numpy() for g in gradients], 0.15, scale_rate
+    )
+    assert not torch.allclose(out, fake_quantize(weight, scheme, qparams))
+    torch.testing.assert_close(out, torch.from_numpy(expected.astype(np.float32)))
+
+
+@pytest.mark.parametrize("name", VALUES)
+@pytest.mark.parametrize("granularity", GRANULARITIES.values(), ids=GRANULARITIES)
+def test_codes_of_values_dequantize_to_what_was_trained_with(name, granularity):
+    weight, qparams, rounding = make(TensorScheme(dtype(name), granularity=granularity), narrowed=0.8)
+    assert torch.equal(rounding.values(), fake_quantize(weight, rounding.scheme, qparams))
+    out = torch.empty(SHAPE)
+    for _ in range(3):
+        rounding.step(torch.randn(SHAPE), 0.2, 0.05, out)
+    assert torch.equal(rounding.result().dequantize(), out)
+    assert torch.equal(rounding.result().pack().unpack().dequantize(), out)
+
+
+def test_types_with_scales_of_a_small_type_are_refused():
+    with pytest.raises(ConfigError, match="those of mxfp4"):
+        LearnedRounding(torch.randn(2, 32), TensorScheme(dtype("mxfp4")), QParams(torch.tensor(1.0)))
 
 
 def test_missing_scales_are_refused():

@@ -11,7 +11,8 @@ from neural_compressor.schemes import OpScheme
 from neural_compressor.torch.nn.activation import Range
 from neural_compressor.torch.nn.base import QuantModule, quant_class
 from neural_compressor.torch.nn.half import HalfModule
-from neural_compressor.torch.nn.weight_only import WeightOnlyLinear, is_conv1d
+from neural_compressor.torch.nn.matrix_stack import MatrixStack, weight_only_class
+from neural_compressor.torch.nn.weight_only import is_conv1d
 
 
 def quantized_module(
@@ -30,8 +31,8 @@ def quantized_module(
     if scheme.is_float and scheme.precision == "fp32":
         raise QuantizationError("an op in fp32 stays the float module it is")
     cls: type[QuantModule]
-    if scheme.mode == "weight_only" and (type(module) is nn.Linear or is_conv1d(module)):
-        cls = WeightOnlyLinear
+    if scheme.mode == "weight_only" and (type(module) in (nn.Linear, MatrixStack) or is_conv1d(module)):
+        cls = weight_only_class(module)
     else:
         cls = HalfModule if scheme.is_float else quant_class(module)
     if state is not None:

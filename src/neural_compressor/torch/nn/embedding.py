@@ -63,6 +63,6 @@ def _rows_of(table: PackedArray, indices: Tensor) -> PackedArray:
     shared = isinstance(scale_granularity(table.scheme), PerTensor)
     scale, zero = table.scale, table.zero_point
     if not shared:
-        assert scale is not None
+        assert isinstance(scale, Tensor)
         scale, zero = scale[indices], None if zero is None else zero[indices]
     return replace(table, data=table.data[indices], scale=scale, zero_point=zero, shape=(len(indices), table.shape[1]))

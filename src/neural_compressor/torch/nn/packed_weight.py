@@ -2,31 +2,71 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
+from neural_compressor.errors import FormatError
 from neural_compressor.schemes import PackedArray, TensorScheme, quantize
 
 _PARTS = {"packed": "data", "scale": "scale", "zero_point": "zero_point", "tensor_scale": "tensor_scale"}
 
 
-def buffer_names(name: str) -> tuple[str, ...]:
-    """The buffers of the weight ``name``; those with a question mark depend on the scheme.
+def buffer_names(name: str, scales: TensorScheme | None = None) -> tuple[str, ...]:
+    """The buffers of the weight ``name``; those with a question mark depend on its scheme.
+
+    ``scales`` is what the scheme says of the scales.
 
     >>> buffer_names("weight")
     ('weight_packed', 'weight_scale', 'weight_zero_point?', 'weight_tensor_scale?')
     """
-    return f"{name}_packed", f"{name}_scale", f"{name}_zero_point?", f"{name}_tensor_scale?"
+    scale = parameter_names(f"{name}_scale", scales)
+    return f"{name}_packed", *scale, f"{name}_zero_point?", f"{name}_tensor_scale?"
 
 
 def keep_packed(module: nn.Module, name: str, matrix: Tensor, scheme: TensorScheme) -> None:
     """Quantize ``matrix`` and register what is stored of it."""
-    arrays = quantize(matrix, scheme).pack().arrays()
+    keep_array(module, name, quantize(matrix, scheme).pack())
+
+
+def keep_array(module: nn.Module, name: str, array: PackedArray) -> None:
+    """Register what is stored of ``array``."""
     for suffix, part in _PARTS.items():
-        module.register_buffer(f"{name}_{suffix}", arrays.get(part))
+        keep_parameter(module, f"{name}_{suffix}", getattr(array, part))
 
 
 def packed_array(module: nn.Module, name: str, scheme: TensorScheme, shape: tuple[int, ...]) -> PackedArray:
     """The packed weight ``name``; tensors that do not fit the scheme and the shape are refused."""
     found = {part: module._buffers.get(f"{name}_{suffix}") for suffix, part in _PARTS.items()}
     arrays = {part: tensor for part, tensor in found.items() if tensor is not None}
-    return PackedArray.from_arrays(arrays, scheme, shape)
+    try:
+        return PackedArray.from_arrays(arrays, scheme, shape)
+    except FormatError as error:
+        raise FormatError(f"{name!r}: {error}") from error
+
+
+# -- scales and zero points: floats, or where a scheme says how packed themselves -----------------------------------
+
+
+def parameter_names(name: str, how: TensorScheme | None) -> tuple[str, ...]:
+    """The buffers of the scales or zero points ``name``.
+
+    >>> from neural_compressor.dtypes import dtype
+    >>> parameter_names("weight_scale", TensorScheme(dtype("uint8"), False))[:2]
+    ('weight_scale_packed', 'weight_scale_scale')
+    """
+    return (name,) if how is None else buffer_names(name.removesuffix("?"), how.scales)
+
+
+def keep_parameter(module: nn.Module, name: str, parameter: Tensor | PackedArray | None) -> None:
+    """Register what is stored of scales or zero points."""
+    if isinstance(parameter, PackedArray):
+        keep_array(module, name, parameter)
+    else:
+        module.register_buffer(name, None if parameter is None else torch.as_tensor(parameter).contiguous())
+
+
+def stored_parameter(
+    module: nn.Module, name: str, how: TensorScheme | None, shape: tuple[int, ...]
+) -> Tensor | PackedArray | None:
+    """The scales or zero points ``name`` as they are stored, in ``shape`` where they are packed."""
+    return module._buffers.get(name) if how is None else packed_array(module, name, how, shape)

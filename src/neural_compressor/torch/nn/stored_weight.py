@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -34,6 +35,18 @@ class StoredWeight:
     float_zero: Tensor | None
     scheme: TensorScheme
     shape: tuple[int, int]
+
+    @classmethod
+    def of(cls, packed: PackedArray, float_zero: Tensor | PackedArray | None = None) -> StoredWeight:
+        """The weight ``packed`` on its memory; scales and zeros that are packed themselves are written out."""
+        rows, columns = packed.shape
+        scales = scale_shape(packed.shape, scale_granularity(packed.scheme))
+
+        def written_out(parameter: Any) -> Any:
+            return cls.of(parameter).dequantize().reshape(scales) if isinstance(parameter, PackedArray) else parameter
+
+        scale, zero = written_out(packed.scale), written_out(float_zero)
+        return cls(packed.data, scale, packed.zero_point, packed.tensor_scale, zero, packed.scheme, (rows, columns))
 
     def check(self) -> None:
         """Refuse tensors that cannot be a matrix of this scheme and shape."""

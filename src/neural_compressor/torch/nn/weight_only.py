@@ -14,11 +14,18 @@ from neural_compressor.algorithms.layer_result import LayerResult
 from neural_compressor.errors import ConfigError, FormatError, QuantizationError
 from neural_compressor.formats import LinearWeight
 from neural_compressor.schemes import OpScheme, PackedArray, QuantizedArray
+from neural_compressor.schemes.quantized_array import parameter_row
 from neural_compressor.torch.nn.base import finite
 from neural_compressor.torch.nn.dequantized_product import dequantized_product, product_dtype
 from neural_compressor.torch.nn.input_rotation import rotated
 from neural_compressor.torch.nn.kernels import SIMULATED
-from neural_compressor.torch.nn.packed_weight import buffer_names
+from neural_compressor.torch.nn.packed_weight import (
+    buffer_names,
+    keep_array,
+    keep_parameter,
+    parameter_names,
+    stored_parameter,
+)
 from neural_compressor.torch.nn.stored_weight import StoredWeight
 from neural_compressor.torch.nn.weight_only_kernels import (
     DEQUANTIZE,
@@ -56,7 +63,6 @@ class WeightOnlyLinear(WeightedModule):
     inputs = ()
 
     weight_packed: Tensor
-    weight_scale: Tensor
     input_scale: Tensor | None
     input_order: Tensor | None
 
@@ -98,15 +104,11 @@ class WeightOnlyLinear(WeightedModule):
         return new
 
     def _keep_array(self, array: QuantizedArray | FloatZeroArray) -> None:
-        float_zero = array.zero if isinstance(array, FloatZeroArray) else None
+        zero = None
         if isinstance(array, FloatZeroArray):
-            array = QuantizedArray(array.codes, array.scale, None, array.scheme, array.shape)
-        parts = {name: torch.as_tensor(part).contiguous() for name, part in array.pack().arrays().items()}
-        self.register_buffer("weight_packed", parts["data"])
-        self.register_buffer("weight_scale", parts["scale"])
-        self.register_buffer("weight_zero_point", parts.get("zero_point"))
-        self.register_buffer("weight_tensor_scale", parts.get("tensor_scale"))
-        self.register_buffer("weight_zero", None if float_zero is None else torch.as_tensor(float_zero).contiguous())
+            zero, array = array.zero, QuantizedArray(array.codes, array.scale, None, array.scheme, array.shape)
+        keep_array(self, "weight", array.pack())
+        keep_parameter(self, "weight_zero", zero.pack() if isinstance(zero, QuantizedArray) else zero)
         self.stored_weight().check()
 
     def _keep_input(self, result: LayerResult | None) -> None:
@@ -128,10 +130,13 @@ class WeightOnlyLinear(WeightedModule):
         self._keep_input(None)
 
     def _stored(self) -> tuple[str, ...]:
-        return *buffer_names("weight"), "weight_zero?", "bias?", "input_order?", "input_scale?", "input_rotation?"
+        scheme = self.weight_scheme
+        weight = *buffer_names("weight", scheme.scales), *parameter_names("weight_zero?", scheme.zeros)
+        return *weight, "bias?", "input_order?", "input_scale?", "input_rotation?"
 
     def _restore(self, module: nn.Module, state: Mapping[str, Tensor]) -> None:
         super()._restore(module, state)
+        self.stored_weight().check()
         self._check_shape("input_scale", (self.in_features,))
         self._check_shape("input_order", (self.in_features,))
         self._check_shape("input_rotation", (2,))
@@ -153,38 +158,38 @@ class WeightOnlyLinear(WeightedModule):
         return matrix.T.contiguous() if self.transposed else matrix
 
     def stored_weight(self) -> StoredWeight:
-        """The weight as it is held, on the memory of the state."""
-        zero_point, tensor_scale, zero = (
-            self._buffers.get(f"weight_{part}") for part in ("zero_point", "tensor_scale", "zero")
-        )
-        return StoredWeight(
-            self.weight_packed, self.weight_scale, zero_point, tensor_scale, zero, self.weight_scheme, self.matrix_shape
-        )
+        """The weight as it is held, on the memory of the state; scales that are quantized are written out."""
+        return StoredWeight.of(self._packed(), self._float_zero())
 
     def _packed(self) -> PackedArray:
-        stored = self.stored_weight()
-        stored.check()
-        scale = stored.scale if stored.scale.dtype == torch.uint8 else stored.scale.float()
-        return PackedArray(stored.data, scale, stored.zero_point, stored.tensor_scale, stored.scheme, stored.shape)
+        scheme, shape = self.weight_scheme, self.matrix_shape
+        scale = stored_parameter(self, "weight_scale", scheme.scales, parameter_row(scheme, shape))
+        zero_point, tensor_scale = (self._buffers.get(f"weight_{part}") for part in ("zero_point", "tensor_scale"))
+        return PackedArray(self.weight_packed, scale, zero_point, tensor_scale, scheme, shape)
+
+    def _float_zero(self) -> Tensor | PackedArray | None:
+        scheme = self.weight_scheme
+        return stored_parameter(self, "weight_zero", scheme.zeros, parameter_row(scheme, self.matrix_shape))
 
     def weight_array(self) -> QuantizedArray:
-        if self._buffers.get("weight_zero") is not None:
+        if self._float_zero() is not None:
             raise QuantizationError("a weight with float zero-points is no QuantizedArray; ask for layer_result()")
         return super().weight_array()
 
     def layer_result(self) -> LayerResult:
         """What :meth:`from_layer` makes this layer from."""
         array: QuantizedArray | FloatZeroArray = self._packed().unpack()
-        zero = self._buffers.get("weight_zero")
+        zero = self._float_zero()
         if zero is not None:
-            array = FloatZeroArray(array.codes, array.scale, zero.float(), array.scheme, array.shape)
+            numbers = zero.unpack() if isinstance(zero, PackedArray) else zero
+            array = FloatZeroArray(array.codes, array.scale, numbers, array.scheme, array.shape)
         scale = None if self.input_scale is None else 1 / self.input_scale
         return LayerResult(array, self.input_order, scale, self._rotation)
 
     def linear_weight(self) -> LinearWeight:
         """The layer for a checkpoint format; one that no format can express is an error that says why."""
         unknown = {
-            "float zero-points": self._buffers.get("weight_zero") is not None,
+            "float zero-points": self._float_zero() is not None,
             "a scale of its inputs": self.input_scale is not None,
             "a rotation of its inputs": self._rotation is not None,
         }

@@ -57,20 +57,22 @@ def parameters_on_meta() -> Iterator[None]:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
-def empty_model(folder: Path, dtype: torch.dtype | None) -> nn.Module:
-    """The architecture that the config.json of a folder describes, without weights."""
+def empty_model(folder: Path, dtype: torch.dtype | None, kind: Any = None) -> nn.Module:
+    """The model that the config.json of a folder describes, without weights; ``kind`` is the class, where that is known."""
     transformers = transformers_module()
     config = transformers.AutoConfig.from_pretrained(folder)
     if hasattr(config, "quantization_config"):
         del config.quantization_config
     names = getattr(config, "architectures", None) or []
-    kind = getattr(transformers, names[0], None) if names else transformers.AutoModelForCausalLM
+    if kind is None:
+        kind = getattr(transformers, names[0], None) if names else transformers.AutoModelForCausalLM
     if kind is None:
         raise FormatError(
             f"{folder / 'config.json'} names the architecture {names[0]!r}, which transformers does not have"
         )
+    make = kind.from_config if hasattr(kind, "from_config") else kind._from_config
     with parameters_on_meta():
-        model: nn.Module = kind._from_config(config, dtype=dtype or getattr(config, "dtype", None) or torch.float32)
+        model: nn.Module = make(config, dtype=dtype or getattr(config, "dtype", None) or torch.float32)
     return model.eval()
 
 
@@ -149,7 +151,10 @@ def write_checkpoint(model: nn.Module, folder: str | Path, layout: str = "compre
         raise ConfigError("the model has no weight-only layer; quantize it first")
     specs, packed = {}, {}
     for name, layer in layers.items():
-        weight = layer.linear_weight()
+        try:
+            weight = layer.linear_weight()
+        except FormatError as error:
+            raise FormatError(f"layer {name!r} cannot be stored as {layout}: {error}") from error
         if reason := format.why_not(weight):
             raise FormatError(f"layer {name!r} cannot be stored as {layout}: {reason}")
         specs[name] = weight.spec

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
 from neural_compressor.dtypes import dtype
 from neural_compressor.errors import ConfigError
-from neural_compressor.schemes import PerGroup, TensorScheme
+from neural_compressor.registry import close_matches
+from neural_compressor.schemes import PER_CHANNEL, PerGroup, TensorScheme
 from neural_compressor.torch.quantization.config.autoround import AutoRoundConfig
 from neural_compressor.torch.quantization.config.gptq import GPTQConfig
 from neural_compressor.torch.quantization.config.hqq import HQQConfig
 from neural_compressor.torch.quantization.config.weight_only import WeightOnlyConfig
-from neural_compressor.torch.weight_only.jobs import LayerJob
-from neural_compressor.torch.weight_only.layers import find_layers, output_head
+from neural_compressor.torch.weight_only.autoround_grid import check_scheme
+from neural_compressor.torch.weight_only.calibration_limit import UNLIMITED, CalibrationLimit
+from neural_compressor.torch.weight_only.jobs import BLOCKWISE, LayerJob
+from neural_compressor.torch.weight_only.layers import find_blocks, find_layers, output_head
 
 
 def _rtn(config: Any) -> dict[str, Any]:
@@ -36,27 +40,36 @@ def _gptq(config: Any) -> dict[str, Any]:
 
 
 def _awq(config: Any) -> dict[str, Any]:
-    _refuse(config, "use_full_range", "absorb_layer_dict")
-    return {"auto_scale": config.use_auto_scale, "auto_clip": config.use_auto_clip}
+    _refuse_full_range(config)
+    return {"auto_scale": config.use_auto_scale, "auto_clip": config.use_auto_clip or bool(config.range_search)}
 
 
 def _teq(config: Any) -> dict[str, Any]:
-    _refuse(config, "use_full_range", "absorb_to_layer")
+    _refuse_full_range(config)
     return {"clip": bool(config.range_search)}
 
 
-def _refuse(config: Any, *fields: str) -> None:
-    """A parameter that would be ignored is refused; which layers take up a scale is found by watching the model."""
-    for name in fields:
-        if getattr(config, name):
-            raise ConfigError(f"{type(config).__name__}.{name} has no effect here; leave it out")
+def _refuse_full_range(config: Any) -> None:
+    if config.use_full_range:
+        raise ConfigError(
+            f"{type(config).__name__}.use_full_range: scales of the inputs are chosen for ranges with a sign on either "
+            "side; leave it out, or use RTNConfig, which has it"
+        )
 
 
 def _autoround(config: AutoRoundConfig) -> dict[str, Any]:
     if config.activation_scheme() is not None:
         raise ConfigError(
-            f"AutoRoundConfig.act_bits={config.act_bits}: activations of weight-only layers stay in float"
+            f"AutoRoundConfig.act_bits={config.act_bits}: layers with learned rounding take float activations; leave "
+            "act_bits at 16 (scheme 'W4A16'), or use StaticQuantConfig or DynamicQuantConfig for both"
         )
+    fields = type(config).model_fields
+    if idle := [name for name in _ACTIVATIONS if getattr(config, name) != fields[name].default]:
+        raise ConfigError(
+            f"AutoRoundConfig.{idle[0]} says how activations are quantized, and with act_bits={config.act_bits} they stay "
+            "in float; leave it out"
+        )
+    check_scheme(config.weight_scheme())
     return {
         "iters": config.iters,
         "lr": config.lr,
@@ -64,10 +77,10 @@ def _autoround(config: AutoRoundConfig) -> dict[str, Any]:
         "batch_size": config.batch_size,
         "enable_minmax_tuning": config.enable_minmax_tuning,
         "seed": config.seed,
-        "quantized_input": config.enable_quanted_input,
     }
 
 
+_ACTIVATIONS = ("act_dtype", "act_group_size", "act_sym", "act_dynamic")
 _OPTIONS: Mapping[str, Callable[[Any], dict[str, Any]]] = {
     "rtn": _rtn,
     "gptq": _gptq,
@@ -87,50 +100,87 @@ def layer_job(config: WeightOnlyConfig) -> LayerJob:
     scales = getattr(config, "double_quant_scheme", lambda: None)()
     zeros = None
     if isinstance(config, HQQConfig):
-        in_runs = TensorScheme(dtype("uint8"), False, PerGroup(config.scale_quant_group_size))
+        size = config.scale_quant_group_size
+        in_runs = TensorScheme(dtype("uint8"), False, PER_CHANNEL if size == -1 else PerGroup(size))
         scales, zeros = in_runs if config.quant_scale else None, in_runs if config.quant_zero else None
     return LayerJob(
         config.name,
-        config.weight_scheme(),
+        replace(config.weight_scheme(), scales=scales, zeros=zeros),
         _OPTIONS[config.name](config),
         importance=getattr(config, "range_search", None) == "importance",
         hadamard=getattr(config, "hadamard", False),
         folding=getattr(config, "folding", False),
-        scales=scales,
-        zeros=zeros,
+        quantized_input=getattr(config, "enable_quanted_input", True),
+        absorb=getattr(config, "absorb_layer_dict", None) or getattr(config, "absorb_to_layer", {}),
+        limit=CalibrationLimit(config.nsamples, config.seqlen) if isinstance(config, AutoRoundConfig) else UNLIMITED,
     )
 
 
 def _names_head(model: nn.Module, config: Any) -> bool:
     """Whether a rule of its own asks for the output head."""
-    found = find_layers(model, with_head=True).linear
-    head = output_head(model)
-    kinds = {name: type(module) for name, module in found.items()}
-    return any(found[name] is head and assigned.explicit for name, assigned in config.assign(kinds).items())
+    found = find_layers(model, with_head=True)
+    weights, head = {**found.linear, **found.stacks}, output_head(model)
+    kinds = {name: type(module) for name, module in weights.items()}
+    return any(weights[name] is head and assigned.explicit for name, assigned in config.assign(kinds).items())
 
 
 def jobs_for(model: nn.Module, config: Any) -> tuple[dict[str, LayerJob], dict[tuple[str, str], str], dict[str, bool]]:
     """The jobs of a model's layers, the weights left in float with the reason, and what the whole run has to do."""
     with_head = any(getattr(part, "quant_lm_head", False) for part in config.parts)
     found = find_layers(model, with_head or _names_head(model, config))
-    if not found.linear:
+    if not found.linear and not found.stacks:
         raise ConfigError(f"a model of type {type(model).__name__} has no linear layer whose weight could be quantized")
     heads = {name: kind for (name, kind), why in found.left.items() if "quant_lm_head" in why}
-    kinds = {**{name: type(module) for name, module in found.linear.items()}, **heads}
+    weights = {**found.linear, **found.stacks}
+    kinds = {**{name: type(module) for name, module in weights.items()}, **heads}
     jobs, left = {}, dict(found.left)
     flags = {"upstream": False, "true_sequential": False}
     for name, each in config.resolve(kinds).items():
         if name in heads:
             continue
-        kind = type(found.linear[name]).__name__
+        kind = type(weights[name]).__name__
         if each is None:
             left[name, kind] = "no part of the configuration claims it"
         elif not each.quantizes:
             left[name, kind] = "its configuration leaves it in float"
+        elif name in found.stacks and each.needs_calibration:
+            left[name, kind] = _needs_each_expert(each)
         else:
             jobs[name] = layer_job(each)
             flags["upstream"] |= isinstance(each, GPTQConfig) and each.correct_upstream
             flags["true_sequential"] |= isinstance(each, GPTQConfig) and each.true_sequential
     if not jobs:
         raise ConfigError("the configuration leaves every layer in float; nothing would be quantized")
+    _check_absorbers(model, jobs)
+    _check_training(model, jobs)
     return jobs, left, flags
+
+
+def _needs_each_expert(config: Any) -> str:
+    return (
+        f"experts fused into one parameter, of which {type(config).__name__} would have to see the inputs of each; "
+        "RTNConfig() or HQQConfig() for it, with set_local, quantizes it"
+    )
+
+
+def _check_absorbers(model: nn.Module, jobs: Mapping[str, LayerJob]) -> None:
+    modules = dict(model.named_modules())
+    named = {name for job in jobs.values() for norm, layers in job.absorb.items() for name in (norm, *layers)}
+    for name in sorted(named):
+        if name not in modules:
+            raise ConfigError(
+                f"a layer is to take up the scales of others, and none is called {name!r}; {close_matches(name, modules)}"
+            )
+
+
+def _check_training(model: nn.Module, jobs: Mapping[str, LayerJob]) -> None:
+    """Layers of a block are trained together, so each must ask for the same training."""
+    trained = {name: job for name, job in jobs.items() if job.algorithm == BLOCKWISE}
+    for block in find_blocks(model, trained) or [""]:
+        inside = {name: job for name, job in trained.items() if name.startswith(f"{block}." if block else "")}
+        wanted = {repr((job.options, job.quantized_input)): name for name, job in inside.items()}
+        if len(wanted) > 1:
+            raise ConfigError(
+                f"the layers {sorted(wanted.values())} are trained together with AutoRound, and their configurations differ "
+                "in more than the data type; give them the same iters, lr, minmax_lr, batch_size, seed and enable_ fields"
+            )

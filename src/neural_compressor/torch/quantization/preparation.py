@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,16 +13,20 @@ from torch import nn
 
 from neural_compressor.errors import ConfigError
 from neural_compressor.schemes import OpScheme, Plan
+from neural_compressor.torch.batches import batch_size
 from neural_compressor.torch.checkpoint import save_model
 from neural_compressor.torch.checks import check_finite
 from neural_compressor.torch.conversion import Quantization
 from neural_compressor.torch.fold import Structure
 from neural_compressor.torch.quantization.layer_jobs import jobs_for
+from neural_compressor.torch.weight_only.calibration_limit import CalibrationLimit
 from neural_compressor.torch.weight_only.jobs import LayerJob
-from neural_compressor.torch.weight_only.lockstep import Arguments, detached
+from neural_compressor.torch.weight_only.layers import op_type
 from neural_compressor.torch.weight_only.quantizer import WeightOnlyQuantizer
+from neural_compressor.torch.weight_only.replay import Arguments, remembered
 from neural_compressor.torch.weight_only.streaming import WeightSource, is_empty
 
+logger = logging.getLogger("neural_compressor")
 _ATTRIBUTE = "_prepared"
 
 
@@ -34,13 +39,21 @@ class Preparation:
     left: dict[tuple[str, str], str]
     flags: dict[str, bool]
     calls: list[Arguments] = field(default_factory=list)
+    samples: int = 0
     hook: Any = None
 
     def listen(self, model: nn.Module) -> None:
         """Remember what the model is called with; that is all block-by-block calibration needs."""
+        limit = CalibrationLimit.covering(job.limit for job in self.jobs.values() if job.needs_data)
 
         def remember(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            self.calls.append(detached((args, kwargs)))
+            call = remembered(module, args, kwargs)
+            used = limit.cut(call, self.samples)
+            if used is not None:
+                self.calls.append(used)
+            if self.samples <= limit.samples < self.samples + batch_size(call):
+                logger.warning("calibration data behind the first %d samples is not used (nsamples)", limit.samples)
+            self.samples += batch_size(call)
 
         self.hook = model.register_forward_pre_hook(remember, with_kwargs=True)
         if is_empty(model):
@@ -125,7 +138,7 @@ def convert(
     delattr(model, _ATTRIBUTE)
     training = model.training
     model.eval()
-    kinds = {name: type(model.get_submodule(name)).__name__ for name in preparation.jobs}
+    kinds = {name: op_type(model, name) for name in preparation.jobs}
     quantizer = WeightOnlyQuantizer(
         model,
         preparation.jobs,

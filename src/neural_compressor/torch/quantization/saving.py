@@ -13,10 +13,11 @@ from torch import nn
 from neural_compressor.errors import ConfigError
 from neural_compressor.registry import close_matches
 from neural_compressor.torch.checkpoint import load_model, save_model
+from neural_compressor.torch.quantization.gguf import write_gguf_model
 from neural_compressor.torch.quantization.huggingface import load_checkpoint, write_checkpoint
 
 logger = logging.getLogger("neural_compressor")
-FORMATS = ("default", "huggingface")
+FORMATS = ("default", "huggingface", "gguf")
 
 
 def save(
@@ -26,12 +27,17 @@ def save(
 
     ``format="default"`` is safetensors with a ``qconfig.json``. ``format="huggingface"`` writes a checkpoint that serving
     engines read: ``layout`` is ``"compressed-tensors"`` (the default), ``"gptq"``, ``"gptq_v2"`` or ``"awq"``.
+    ``format="gguf"`` writes a model of the Llama family as one file for llama.cpp, ``checkpoint_dir`` itself where that
+    ends in ``.gguf``: ``tokenizer`` gives its vocabulary (see
+    :func:`~neural_compressor.torch.quantization.gguf.write_gguf_model` for more).
     """
     _known(format)
     if format == "default":
         if kwargs:
             raise ConfigError(f"save() does not know {', '.join(kwargs)} for format 'default'")
         save_model(model, checkpoint_dir)
+    elif format == "gguf":
+        write_gguf_model(model, checkpoint_dir, **kwargs)
     else:
         write_checkpoint(model, checkpoint_dir, **kwargs)
 
@@ -57,6 +63,10 @@ def load(
                 "the default format holds tensors, not code: pass original_model, the float model it was made from"
             )
         return load_model(path, original_model).to(device)
+    if format == "gguf":
+        raise ConfigError(
+            "GGUF files are written, not read; transformers reads them: from_pretrained(dir, gguf_file=...)"
+        )
     if not path.is_dir():
         raise ConfigError(f"{path} is not a folder; download the checkpoint first and pass where it is")
     return load_checkpoint(path, original_model, device, torch_dtype, **kwargs)

@@ -7,8 +7,9 @@ from collections.abc import Collection
 import torch
 from torch import nn
 
+from neural_compressor.errors import ConfigError
 from neural_compressor.torch.watch import watch
-from neural_compressor.torch.weight_only.lockstep import Arguments, call_block
+from neural_compressor.torch.weight_only.replay import Arguments, call_block
 
 
 def absorbing_norm(block: nn.Module, layers: Collection[str], call: Arguments, prefix: str) -> nn.Module | None:
@@ -31,9 +32,22 @@ def absorbing_norm(block: nn.Module, layers: Collection[str], call: Arguments, p
     return norm if _follows_weight(norm) else None
 
 
+def named_norm(model: nn.Module, name: str) -> nn.Module:
+    """The module ``name``, which must be able to take up a scale of its outputs."""
+    norm = model.get_submodule(name)
+    if not _follows_weight(norm):
+        raise ConfigError(
+            f"{name!r} ({type(norm).__name__}) cannot take up a scale: dividing a vector in its weight must divide its "
+            "output; name a normalisation, or leave the layers out to have their scale applied at run time"
+        )
+    return norm
+
+
 def _vectors(norm: nn.Module) -> list[torch.Tensor]:
-    own = [getattr(norm, name, None) for name in ("weight", "bias")]
-    return [p for p in own if isinstance(p, torch.Tensor) and p.dim() == 1]
+    weight, bias = getattr(norm, "weight", None), getattr(norm, "bias", None)
+    if not isinstance(weight, torch.Tensor) or weight.dim() != 1:
+        return []
+    return [weight, bias] if isinstance(bias, torch.Tensor) else [weight]
 
 
 @torch.no_grad()

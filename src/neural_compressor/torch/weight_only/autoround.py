@@ -15,10 +15,11 @@ from neural_compressor.errors import CalibrationError, ConfigError, NeuralCompre
 from neural_compressor.schemes import TensorScheme
 from neural_compressor.torch.nn.weight_only import is_conv1d
 from neural_compressor.torch.weight_only.autoround_block import RecordedBlock, weight_of
+from neural_compressor.torch.weight_only.autoround_grid import check_scheme
 from neural_compressor.torch.weight_only.autoround_options import AutoRoundOptions
-from neural_compressor.torch.weight_only.autoround_rounding import LearnedRounding, check_scheme
+from neural_compressor.torch.weight_only.autoround_rounding import LearnedRounding
 from neural_compressor.torch.weight_only.autoround_samples import Sample, batches, samples_of
-from neural_compressor.torch.weight_only.lockstep import Arguments
+from neural_compressor.torch.weight_only.replay import Arguments
 
 __all__ = ["AutoRoundOptions", "tune_block"]
 

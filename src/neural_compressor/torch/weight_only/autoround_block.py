@@ -12,7 +12,7 @@ from torch.func import functional_call
 
 from neural_compressor.errors import CalibrationError, ConfigError
 from neural_compressor.torch.nn.weight_only import is_conv1d
-from neural_compressor.torch.weight_only.lockstep import Arguments
+from neural_compressor.torch.weight_only.replay import Arguments, independent
 
 
 class RecordedBlock:
@@ -56,7 +56,7 @@ class RecordedBlock:
 
     def __call__(self, call: Arguments, weights: Mapping[str, Tensor] | None = None) -> Tensor:
         """The first tensor the block gives, with ``weights`` (outputs, inputs) by the names of the layers."""
-        args, kwargs = _moved(call[0], self.device), _moved(dict(call[1]), self.device)
+        args, kwargs = independent(call, lambda tensor: _plain(tensor.to(self.device)))
         swapped = {
             self._keys[name]: weight.T if is_conv1d(self.layers[name]) else weight
             for name, weight in (weights or {}).items()
@@ -127,17 +127,6 @@ def first_tensor(output: Any) -> Tensor:
         elif isinstance(value, tuple | list):
             pending[:0] = list(value)
     raise CalibrationError(f"a block must give a tensor to be tuned, and this one gave {type(output).__name__}")
-
-
-def _moved(value: Any, device: torch.device) -> Any:
-    """The same arguments with their tensors on ``device``."""
-    if isinstance(value, Tensor):
-        return _plain(value.to(device))
-    if isinstance(value, dict):
-        return {key: _moved(item, device) for key, item in value.items()}
-    if type(value) in (tuple, list):
-        return type(value)(_moved(item, device) for item in value)
-    return value
 
 
 def _plain(tensor: Tensor) -> Tensor:

@@ -2,8 +2,9 @@
 
 A weight ``w`` with scale ``s`` and zero point ``z`` becomes ``(clip(round(w / s + v) + z) - z) * s``. AutoRound (Cheng et
 al. 2023) learns ``v``, one number a weight within half a step, and a factor for each ``s``, by the sign of the gradient
-that a rounding which lets gradients straight through would have. There is no autograd in here: one pass over a cache-sized
-part of the weight at a time takes the gradient in and puts the new values out.
+that a rounding which lets gradients straight through would have. Where the numbers of a type are not evenly spaced, their
+places in a row are: half a step is then half the way to the next of them. There is no autograd in here: one pass over a
+cache-sized part of the weight at a time takes the gradient in and puts the new values out.
 """
 
 from __future__ import annotations
@@ -14,29 +15,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from neural_compressor.dtypes import IntType
 from neural_compressor.errors import ConfigError
 from neural_compressor.schemes import PER_TENSOR, QParams, QuantizedArray, TensorScheme
-from neural_compressor.schemes.affine import integer_limits
-from neural_compressor.schemes.grid import code_dtype
 from neural_compressor.schemes.ranges import from_parts, to_parts
+from neural_compressor.torch.weight_only.autoround_grid import grid_of
 
 _CPU_VALUES = 1 << 17  # half a megabyte of float32: what a part needs stays in the cache of a core
 _FACTORS = (0.25, 2.0)
 
 
-def check_scheme(scheme: TensorScheme) -> None:
-    """Refuse what has no integer steps to round to."""
-    if not isinstance(scheme.dtype, IntType):
-        raise ConfigError(
-            f"AutoRound learns to round to integers, and {scheme.dtype.name} is none; use an integer type (int2 to int8), "
-            "or rtn, gptq or awq for this one"
-        )
-
-
 class LearnedRounding:
-    """``weight`` (outputs, inputs) on the integer grid of ``scheme``, at first rounded to nearest with ``qparams``.
+    """``weight`` (outputs, inputs) on the grid of ``scheme``, at first rounded to nearest with ``qparams``.
 
+    >>> from neural_compressor.dtypes import IntType
     >>> from neural_compressor.schemes import qparams_of
     >>> w, scheme = torch.tensor([[0.4, -0.7, 7.0]]), TensorScheme(IntType(4))
     >>> rounding = LearnedRounding(w, scheme, qparams_of(w, scheme))
@@ -47,7 +38,6 @@ class LearnedRounding:
     """
 
     def __init__(self, weight: Tensor, scheme: TensorScheme, qparams: QParams, momentum: float = 0.0) -> None:
-        check_scheme(scheme)
         if qparams.scale is None:
             raise ConfigError(f"{scheme.dtype.name} needs scales to start from, and the parameters given have none")
         self.scheme = scheme
@@ -68,8 +58,7 @@ class LearnedRounding:
         zero = (
             torch.zeros_like(self._start) if qparams.zero_point is None else qparams.zero_point.reshape(-1, 1).float()
         )
-        low, high = integer_limits(scheme)
-        self._zero, self._low, self._high = zero, low - zero, high - zero
+        self._grid = grid_of(scheme, zero)
 
     @property
     def scale(self) -> Tensor:
@@ -87,7 +76,7 @@ class LearnedRounding:
         lines = self._lines_in(out)
         for part in self._parts():
             scale = self._scale(part)
-            lines[part] = self._steps(part, self._weight[part] / scale)[0].mul_(scale)
+            lines[part] = self._numbers(part, self._weight[part] / scale).mul_(scale)
         return self._put(lines, out)
 
     def step(self, gradient: Tensor, rate: float, scale_rate: float, out: Tensor) -> Tensor:
@@ -99,12 +88,13 @@ class LearnedRounding:
         for part in self._parts():
             slope, scale = gradients[part].float(), self._scale(part)
             exact = self._weight[part] / scale
-            steps, rounded = self._steps(part, exact)
+            places, rounded = self._places(part, exact)
             # 1 where no end of the grid clipped the weight, else 0: a mask in float is many times faster than in bool.
-            inside = rounded.sub_(steps).abs_().clamp_(max=1.0).neg_().add_(1.0)
+            inside = rounded.sub_(places).abs_().clamp_(max=1.0).neg_().add_(1.0)
             if scale_rate:
-                # By the scale a value grows as its code; less weight / scale, which shrinks, where it is not clipped.
-                by_scale = steps.sub_(exact.mul_(inside)).mul_(slope).sum(1, keepdim=True)
+                # By the scale a value grows as its number; less weight / scale, which shrinks, where it is not clipped.
+                numbers = self._grid.numbers(places)
+                by_scale = numbers.sub_(exact.mul_(inside)).mul_(slope).sum(1, keepdim=True)
                 moved = self._factor[part].sub_(torch.sign(by_scale * self._start[part]), alpha=scale_rate)
                 self._factor[part] = moved.clamp_(*_FACTORS)
                 scale = self._scale(part)
@@ -113,24 +103,26 @@ class LearnedRounding:
                 slope = self._trend[part].mul_(self._momentum).add_(slope)
             direction = (slope * inside).mul_(torch.sign(scale)).sign_()
             self._offset[part] = self._offset[part].sub_(direction, alpha=rate).clamp_(-0.5, 0.5)
-            lines[part] = self._steps(part, exact)[0].mul_(scale)
+            lines[part] = self._numbers(part, exact).mul_(scale)
         return self._put(lines, out)
 
     def result(self) -> QuantizedArray:
         """Codes and scales that dequantize to exactly :meth:`values`."""
-        kind = self.scheme.dtype
-        assert isinstance(kind, IntType)
-        codes = torch.empty(self._weight.shape, dtype=code_dtype(torch, kind), device=self._weight.device)
-        for part in self._parts():
-            steps, _ = self._steps(part, self._weight[part] / self._scale(part))
-            codes[part] = steps.add_(self._zero[part]).to(codes.dtype)
-        whole = from_parts(codes.reshape(self._parts_shape), self.shape, self.scheme.granularity)
+        lines = [
+            self._grid.codes(part, self._numbers(part, self._weight[part] / self._scale(part)))
+            for part in self._parts()
+        ]
+        whole = from_parts(torch.cat(lines).reshape(self._parts_shape), self.shape, self.scheme.granularity)
         return QuantizedArray(whole.contiguous(), self.scale, self._zero_point, self.scheme, self.shape)
 
-    def _steps(self, part: slice, exact: Tensor) -> tuple[Tensor, Tensor]:
-        """The weights of a part in whole steps of the grid, and the same before the ends of the grid clipped them."""
-        rounded = (exact + self._offset[part]).round_()
-        return torch.minimum(torch.maximum(rounded, self._low[part]), self._high[part]), rounded
+    def _numbers(self, part: slice, exact: Tensor) -> Tensor:
+        """The numbers of the grid that the weights of a part become."""
+        return self._grid.numbers(self._places(part, exact)[0])
+
+    def _places(self, part: slice, exact: Tensor) -> tuple[Tensor, Tensor]:
+        """The places of those numbers, and the same before the ends of the grid clipped them."""
+        rounded = (self._grid.places(part, exact) + self._offset[part]).round_()
+        return self._grid.clipped(part, rounded), rounded
 
     def _scale(self, part: slice) -> Tensor:
         scale: Tensor = self._start[part] * self._factor[part]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from neural_compressor.torch.weight_only.autoround_block import RecordedBlock
-from neural_compressor.torch.weight_only.lockstep import Arguments
+from neural_compressor.torch.weight_only.replay import Arguments, independent
 
 Sample = tuple[Arguments, Tensor]
 """A call, and the target of its first output."""
@@ -55,14 +54,8 @@ def _runs(length: int, size: int) -> list[slice]:
     return [slice(start, start + size) for start in range(0, length, size)]
 
 
-def _cut(value: Any, length: int, rows: slice) -> Any:
-    if isinstance(value, Tensor):
-        return value[rows] if value.ndim and value.shape[0] == length else value
-    if isinstance(value, dict):
-        return {key: _cut(item, length, rows) for key, item in value.items()}
-    if type(value) in (tuple, list):
-        return type(value)(_cut(item, length, rows) for item in value)
-    return value
+def _cut(call: Arguments, length: int, rows: slice) -> Arguments:
+    return independent(call, lambda t: t[rows] if t.ndim and t.shape[0] == length else t)
 
 
 def _cuts_well(recorded: RecordedBlock, call: Arguments, target: Tensor, size: int) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,26 +11,30 @@ from torch import nn
 
 from neural_compressor.algorithms import (
     ALGORITHMS,
-    FloatZeroArray,
     InputStatistics,
     LayerResult,
     Rotation,
-    quantize_parameter,
+    double_quant,
 )
+from neural_compressor.errors import ConfigError
 from neural_compressor.schemes import TensorScheme
 from neural_compressor.torch.nn.weight_only import is_conv1d
+from neural_compressor.torch.weight_only.autoround_layer import tune_layer
+from neural_compressor.torch.weight_only.autoround_options import AutoRoundOptions
+from neural_compressor.torch.weight_only.calibration_limit import UNLIMITED, CalibrationLimit
 
 BLOCKWISE = "autoround"
-"""The algorithm that works on a whole block; all others work on layers that share an input."""
+"""The algorithm that trains a whole block; all others work on layers that share an input."""
 
 
 @dataclass(frozen=True)
 class LayerJob:
-    """How one layer is quantized: ``options`` are the algorithm's own.
+    """How one layer is quantized, its scales included: ``options`` are the algorithm's own.
 
     ``importance`` weighs the search of scales with calibration data; ``hadamard`` rotates the inputs; ``folding`` lets a
-    scale of the inputs go into the normalisation before, or leaves it out; ``scales`` and ``zeros`` say how the scales
-    and float zero points are themselves rounded.
+    scale of the inputs go into the normalisation before, or leaves it out. ``quantized_input`` says whether training takes
+    the inputs that arrive behind quantized layers, or those of the float model. ``absorb`` names layers that share an input
+    by the normalisation that takes up their scale, and ``limit`` is how much of the data is wanted.
     """
 
     algorithm: str
@@ -39,8 +43,9 @@ class LayerJob:
     importance: bool = False
     hadamard: bool = False
     folding: bool = False
-    scales: TensorScheme | None = None
-    zeros: TensorScheme | None = None
+    quantized_input: bool = True
+    absorb: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    limit: CalibrationLimit = UNLIMITED
 
     @property
     def needs_data(self) -> bool:
@@ -56,24 +61,34 @@ class LayerJob:
         """The same without a scale of the inputs."""
         if self.algorithm == "awq":
             return replace(self, options={**self.options, "auto_scale": False})
-        return replace(self, algorithm="rtn", options={})
+        return replace(self, algorithm="rtn", options={"search": "mse"} if self.options.get("clip") else {})
+
+    def absorber(self, layers: Collection[str]) -> str | None:
+        """The name of what takes up the scale of ``layers``, where :attr:`absorb` says so."""
+        found = {norm: listed for norm, listed in self.absorb.items() if set(listed) & set(layers)}
+        if not found:
+            return None
+        norm, listed = next(iter(found.items()))
+        if len(found) > 1 or set(listed) != set(layers):
+            raise ConfigError(
+                f"{norm!r} is to take up the scale of {sorted(listed)}, and {sorted(layers)} share one input and one "
+                "configuration: list all of these, and no other, by one normalisation"
+            )
+        return norm
 
     def run(self, weight: torch.Tensor, statistics: InputStatistics | None) -> LayerResult:
-        """The quantized ``weight`` (outputs, inputs)."""
-        options = dict(self.options)
+        """The quantized ``weight`` (outputs, inputs), of one layer or of several stacked; its scales are floats."""
+        scheme, options = replace(self.scheme, scales=None, zeros=None), dict(self.options)
+        if self.algorithm == BLOCKWISE:
+            assert statistics is not None
+            return tune_layer(weight, scheme, statistics, AutoRoundOptions(**options))
         if self.hadamard:
             options["rotation"] = Rotation(weight.shape[1], seed=0)
-        result = ALGORITHMS[self.algorithm](weight, self.scheme, statistics, **options)
-        array = result.array
-        if self.scales is not None:
-            array = replace(array, scale=_rounded(array.scale, self.scales))
-        if self.zeros is not None and isinstance(array, FloatZeroArray):
-            array = replace(array, zero=_rounded(array.zero, self.zeros))
-        return replace(result, array=array)
+        return ALGORITHMS[self.algorithm](weight, scheme, statistics, **options)
 
-
-def _rounded(values: Any, scheme: TensorScheme) -> Any:
-    return quantize_parameter(values, scheme).dequantize().reshape(values.shape)
+    def finish(self, result: LayerResult) -> LayerResult:
+        """What :meth:`run` found for one layer, with its scales and zero points as the scheme wants them."""
+        return replace(result, array=double_quant(result.array, self.scheme.scales, self.scheme.zeros))
 
 
 def matrix_of(layer: nn.Module) -> torch.Tensor:

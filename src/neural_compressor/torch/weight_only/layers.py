@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import nn
 
@@ -17,16 +17,21 @@ def is_linear(module: nn.Module) -> bool:
 
 @dataclass(frozen=True)
 class Layers:
-    """Linear layers by name, and the names of weights that are left in float with the reason."""
+    """Linear layers by name, and the names of weights that are left in float with the reason.
+
+    ``stacks`` are parameters that hold several matrices, by their name, with the module that multiplies with them.
+    """
 
     linear: Mapping[str, nn.Module]
     left: Mapping[tuple[str, str], str]
+    stacks: Mapping[str, nn.Module] = field(default_factory=dict)
 
 
 def find_layers(model: nn.Module, with_head: bool = False) -> Layers:
     """The linear layers of ``model``; its output head only ``with_head``."""
     linear: dict[str, nn.Module] = {}
     left: dict[tuple[str, str], str] = {}
+    stacks: dict[str, nn.Module] = {}
     head = output_head(model)
     for name, module in model.named_modules():
         kind = type(module).__name__
@@ -39,17 +44,39 @@ def find_layers(model: nn.Module, with_head: bool = False) -> Layers:
             left[name, kind] = "an embedding: weight-only algorithms quantize linear layers"
         elif isinstance(module, nn.Linear):
             left[name, kind] = "a subclass of Linear with behaviour of its own"
+        elif isinstance(module, nn.modules.conv._ConvNd):
+            left[name, kind] = "a convolution: weight-only algorithms quantize linear layers"
         else:
-            for parameter_name, parameter in module.named_parameters(recurse=False):
-                if parameter.dim() == 3:
-                    place = f"{name}.{parameter_name}" if name else parameter_name
-                    left[place, kind] = (
-                        f"a stack of {parameter.shape[0]} matrices in one parameter of shape {tuple(parameter.shape)} "
-                        "(fused experts): its module multiplies with it directly"
+            experts = _stacks_of(module)
+            stacks |= {f"{name}.{own}" if name else own: module for own in experts}
+            for own, parameter in module.named_parameters(recurse=False):
+                if own not in experts and sum(size > 1 for size in parameter.shape) > 1:
+                    left[f"{name}.{own}" if name else own, kind] = (
+                        f"a parameter of shape {tuple(parameter.shape)} that {kind} works with directly"
                     )
-                elif parameter.dim() == 2 and min(parameter.shape) > 1:
-                    left[name, kind] = f"op type {kind} multiplies with a weight of its own"
-    return Layers(linear, left)
+    return Layers(linear, left, stacks)
+
+
+def _stacks_of(module: nn.Module) -> list[str]:
+    """The parameters of ``module`` that hold a matrix for each of several experts.
+
+    Such a module has a stack for each of the layers that an expert has, all of the same number. One array alone may be
+    anything: positions, a bias for each head.
+    """
+    threes = {name: p.shape for name, p in module.named_parameters(recurse=False) if p.dim() == 3 and min(p.shape) > 1}
+    counts = [shape[0] for shape in threes.values()]
+    return [name for name, shape in threes.items() if counts.count(shape[0]) > 1]
+
+
+def op_type(model: nn.Module, name: str) -> str:
+    """The class of the layer ``name``, or of the module that has the parameter of that name."""
+    return type(model.get_submodule(name.rpartition(".")[0] if is_parameter(model, name) else name)).__name__
+
+
+def is_parameter(model: nn.Module, name: str) -> bool:
+    """Whether ``name`` is a parameter of ``model``, and no module."""
+    owner, _, own = name.rpartition(".")
+    return own in model.get_submodule(owner)._parameters
 
 
 def output_head(model: nn.Module) -> nn.Module | None:

@@ -3,19 +3,24 @@
 Block-by-block calibration needs, for every sample, what the block is called with once the blocks before it are quantized.
 How a model calls its blocks is its own affair: masks, positions, an encoder's output, any Python. So each sample runs the
 model's own forward in a thread of its own, which waits at the door of every block. One thread moves at a time.
+
+The blocks themselves run in the thread that drives. What a thread has freed the C library keeps for that thread, and a
+thread that computes in parallel has a team of threads of its own: many samples would hold many times what a block needs.
 """
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+from neural_compressor.torch.weight_only.replay import Arguments, independent
 
 
 class _Cancelled(BaseException):
@@ -32,58 +37,72 @@ class _Sample(threading.Thread):
         self.block: str | None = None
         self.arguments: Arguments | None = None
         self.error: BaseException | None = None
-        self.cancelled = False
+        self._output: Any = None
+        self._cancelled = False
         self._go = threading.Semaphore(0)
         self._stopped = threading.Semaphore(0)
 
     def run(self) -> None:
         self._go.acquire()
         try:
-            if not self.cancelled:
+            if not self._cancelled:
+                _compute_alone()
+                args, kwargs = independent(self.call)
                 with torch.no_grad():
-                    self.model(*self.call[0], **self.call[1])
+                    self.model(*args, **kwargs)
         except _Cancelled:
             pass
         except BaseException as error:  # noqa: BLE001 - handed to the thread that waits for this one, and raised there
             self.error = error
-        self.block = self.arguments = None
         self._stopped.release()
 
-    def advance(self) -> None:
-        """Run to the next block or to the end; called by the thread that drives."""
+    def advance(self, output: Any = None) -> None:
+        """Run to the next block or to the end, from where the last block gave ``output``; called by the driver."""
+        self.block = self.arguments = None
+        self._output = output
+        del output
         self._go.release()
         self._stopped.acquire()
         if self.error is not None:
             raise self.error
 
-    def wait_at(self, block: str, arguments: Arguments) -> None:
-        """Stop before ``block``; called by the sample's own thread."""
+    def wait_at(self, block: str, arguments: Arguments) -> Any:
+        """Stop before ``block`` until its output is there; called by the sample's own thread."""
         self.block, self.arguments = block, arguments
         self._stopped.release()
         self._go.acquire()
-        self.block = self.arguments = None
-        if self.cancelled:
+        if self._cancelled:
             raise _Cancelled
+        output, self._output = self._output, None
+        return output
+
+    def cancel(self) -> None:
+        """Give the sample up."""
+        self._cancelled = True
+        self._go.release()
 
 
 @dataclass(frozen=True)
 class Stop:
     """All samples that wait before ``block``, with what each is about to call it with.
 
-    Where a float stream was asked for, ``float_calls`` are the same samples as the float model brings them here.
+    Where a float stream was asked for, ``float_calls`` are the same samples as the float model brings them here. Each of
+    ``float_runs`` takes one of them through the block and gives what the block gave. All are called once, before the
+    block is changed.
     """
 
     block: str
     calls: Sequence[Arguments]
-    float_calls: Sequence[Arguments] | None = None
+    float_calls: Sequence[Arguments] = ()
+    float_runs: Sequence[Callable[[], Any]] = ()
 
 
 class Lockstep:
     """Iterate over the stops of ``model`` at ``blocks`` for the given ``calls``.
 
     What the loop body does to a block is what the samples then run through. With ``float_stream`` every sample runs
-    twice: the float one passes a block before the loop body sees it and so never meets a quantized one. ``enter`` is
-    called with the name of a block before anything runs through it.
+    twice: the float one passes a block before the loop body changes it (:attr:`Stop.float_runs`) and so never meets a
+    quantized one. ``enter`` is called with the name of a block before anything runs through it.
     """
 
     def __init__(
@@ -97,72 +116,103 @@ class Lockstep:
         self.model = model
         self._enter = enter
         self.blocks = {name: model.get_submodule(name) for name in blocks}
+        self._forwards = {name: module.forward for name, module in self.blocks.items()}
         self._samples = [_Sample(model, call) for call in calls]
         self._floats = [_Sample(model, call) for call in calls] if float_stream else []
+        self._to_run: set[_Sample] = set()
         self._visited: set[str] = set()
 
     def __iter__(self) -> Iterator[Stop]:
-        handles = [
-            module.register_forward_pre_hook(self._door(name), with_kwargs=True) for name, module in self.blocks.items()
-        ]
-        everyone = [*self._samples, *self._floats]
-        for sample in everyone:
-            sample.start()
-        try:
-            self._advance(everyone)
+        with ExitStack() as stack:
+            for name, module in self.blocks.items():
+                stack.enter_context(self._door(name, module))
+            stack.enter_context(_running([*self._samples, *self._floats]))
             while (block := self._next_block()) is not None:
-                waiting = [s for s in self._samples if s.block == block]
-                floats = [s for s in self._floats if s.block == block]
                 if block not in self._visited:
                     self._visited.add(block)
-                    calls = [s.arguments for s in waiting if s.arguments]
-                    float_calls = [s.arguments for s in floats if s.arguments] if self._floats else None
                     if self._enter is not None:
                         self._enter(block)
-                    self._advance(floats)
-                    yield Stop(block, calls, float_calls)
-                self._advance(waiting)
-        finally:
-            for handle in handles:
-                handle.remove()
-            for sample in everyone:
-                sample.cancelled = True
-                sample._go.release()
-            for sample in everyone:
-                sample.join()
+                    yield self._stop(block)
+                    if self._to_run:
+                        raise RuntimeError(f"float samples were left before {block!r}, which is no longer float")
+                else:
+                    self._pass(self._floats, block)
+                self._pass(self._samples, block)
 
-    def is_sample(self, thread: threading.Thread) -> bool:
-        """Whether ``thread`` runs a sample of the quantized stream."""
-        return thread in self._samples
+    def is_sample(self, thread: threading.Thread, floats: bool = False) -> bool:
+        """Whether ``thread`` runs a sample of the quantized stream, or of the float one."""
+        return thread in (self._floats if floats else self._samples)
 
-    def _advance(self, samples: Sequence[_Sample]) -> None:
+    def _stop(self, block: str) -> Stop:
+        calls = [s.arguments for s in self._samples if s.block == block and s.arguments]
+        floats = [s for s in self._floats if s.block == block and s.arguments]
+        # Copies: the float samples go on before anyone looks at what they were about to call.
+        float_calls = [independent(s.arguments) for s in floats if s.arguments]
+        self._to_run = set(floats)
+        return Stop(block, calls, float_calls, [functools.partial(self._pass_one, s, block) for s in floats])
+
+    def _pass(self, samples: Sequence[_Sample], block: str) -> None:
+        """Let the samples that wait before ``block`` through it, and on to the next."""
         for sample in samples:
-            sample.advance()
+            if sample.block == block and sample.arguments:
+                self._pass_one(sample, block)
+
+    def _pass_one(self, sample: _Sample, block: str) -> Any:
+        assert sample.arguments is not None
+        args, kwargs = sample.arguments
+        with torch.no_grad():
+            output = self._forwards[block](*args, **kwargs)
+        del args, kwargs
+        sample.advance(output)
+        self._to_run.discard(sample)
+        return output
 
     def _next_block(self) -> str | None:
         order = list(self.blocks)
         waiting = {s.block for s in self._samples if s.block is not None}
         return min(waiting, key=order.index) if waiting else None
 
-    def _door(self, name: str) -> Any:
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    @contextmanager
+    def _door(self, name: str, module: nn.Module) -> Iterator[None]:
+        """Samples that call ``module`` wait for its output; any other thread runs it."""
+        forward, own = self._forwards[name], module.__dict__.get("forward")
+
+        @functools.wraps(forward)
+        def wait_or_run(*args: Any, **kwargs: Any) -> Any:
             thread = threading.current_thread()
             if isinstance(thread, _Sample) and thread.model is self.model:
-                thread.wait_at(name, (args, kwargs))
+                return thread.wait_at(name, (args, kwargs))
+            return forward(*args, **kwargs)
 
-        return hook
+        module.forward = wait_or_run
+        try:
+            yield
+        finally:
+            del module.forward
+            if own is not None:
+                module.forward = own
 
 
-def call_block(block: nn.Module, call: Arguments) -> Any:
-    """The output of a block for recorded arguments, without gradients."""
-    with torch.no_grad():
-        return block(*call[0], **call[1])
+@contextmanager
+def _running(samples: Sequence[_Sample]) -> Iterator[None]:
+    """All samples started and before their first block; at the end those that are still on their way are given up."""
+    threads = torch.get_num_threads()
+    started: list[_Sample] = []
+    try:
+        for sample in samples:
+            sample.start()
+            started.append(sample)
+            sample.advance()
+            torch.set_num_threads(threads)
+        yield
+    finally:
+        for sample in started:
+            sample.cancel()
+        for sample in started:
+            sample.join()
 
 
-def detached(call: tuple[tuple[Any, ...], Mapping[str, Any]]) -> Arguments:
-    """Arguments without their history, nested containers left as they are."""
-
-    def cut(value: Any) -> Any:
-        return value.detach() if isinstance(value, torch.Tensor) else value
-
-    return tuple(cut(a) for a in call[0]), {name: cut(v) for name, v in call[1].items()}
+def _compute_alone() -> None:
+    """Let the thread that calls this use one thread for its tensors, and no other thread; what is new counts as other."""
+    torch.get_num_threads()  # which sets a number for a new thread, and would do so later otherwise
+    torch.set_num_threads(1)

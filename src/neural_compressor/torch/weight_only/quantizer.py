@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,16 +14,17 @@ import torch
 from torch import nn
 
 from neural_compressor.algorithms import InputStatistics, LayerResult
-from neural_compressor.errors import CalibrationError, ConfigError, NeuralCompressorError, QuantizationError
+from neural_compressor.errors import CalibrationError, NeuralCompressorError, QuantizationError
 from neural_compressor.torch.fold import replace_module
-from neural_compressor.torch.nn import WeightOnlyLinear
-from neural_compressor.torch.weight_only.absorb import absorb, absorbing_norm
+from neural_compressor.torch.nn.matrix_stack import open_stacks, weight_only_class
+from neural_compressor.torch.weight_only.absorb import absorb, absorbing_norm, named_norm
 from neural_compressor.torch.weight_only.autoround import AutoRoundOptions, tune_block
 from neural_compressor.torch.weight_only.jobs import BLOCKWISE, LayerJob, matrix_of
-from neural_compressor.torch.weight_only.layers import find_blocks
-from neural_compressor.torch.weight_only.lockstep import Arguments, Lockstep, Stop, call_block
+from neural_compressor.torch.weight_only.layers import find_blocks, is_parameter
+from neural_compressor.torch.weight_only.lockstep import Lockstep, Stop
+from neural_compressor.torch.weight_only.replay import Arguments, call_block
 from neural_compressor.torch.weight_only.statistics import InputGroup, collect
-from neural_compressor.torch.weight_only.streaming import WeightSource
+from neural_compressor.torch.weight_only.streaming import WeightSource, give_back_freed_memory
 
 logger = logging.getLogger("neural_compressor")
 
@@ -54,7 +56,8 @@ class WeightOnlyQuantizer:
             )
         for name, job in self.jobs.items():
             if not job.needs_data:
-                self._fill(f"{name}." if name else "")
+                self._fill(name if not name or is_parameter(self.model, name) else f"{name}.")
+                open_stacks(self.model, [name])
                 self._quantize_group([name], None)
         if waiting:
             self._blockwise(waiting, calls)
@@ -67,61 +70,71 @@ class WeightOnlyQuantizer:
         if self.source is not None:
             self.source.fill(self.model, prefix, but)
 
+    def _tidy(self) -> None:
+        if self.source is not None:
+            give_back_freed_memory()
+
     def _blockwise(self, layers: Sequence[str], calls: Sequence[Arguments]) -> None:
         blocks = find_blocks(self.model, layers) or [""]
         inside = {block: [n for n in layers if n.startswith(f"{block}." if block else "")] for block in blocks}
         outside = [n for n in layers if not any(n in members for members in inside.values())]
-        alone = [n for n in outside if self.jobs[n].algorithm == BLOCKWISE]
-        if alone:
-            raise ConfigError(
-                f"{_some(alone)}: AutoRound trains the layers of a block together, and these are in none; "
-                "give them another configuration with set_local"
-            )
         float_stream = self.upstream or any(self.jobs[n].algorithm == BLOCKWISE for n in layers)
         self._fill(but=tuple(f"{block}." for block in blocks if block))
         steps = Lockstep(self.model, calls, blocks, float_stream, enter=lambda block: self._fill(f"{block}."))
         with ExitStack() as stack:
             heads = {name: InputStatistics() for name in outside}
             for name in outside:
-                hook = self.model.get_submodule(name).register_forward_pre_hook(_feed(heads[name], steps))
+                feed = _feed(heads[name], steps, floats=not self.jobs[name].quantized_input)
+                hook = self.model.get_submodule(name).register_forward_pre_hook(feed)
                 stack.callback(hook.remove)
-            for index, stop in enumerate(steps):
+            waiting = list(blocks)
+            for stop in steps:
                 if self.on_block is not None:
-                    self.on_block(stop.block, index, len(blocks))
-                self._quantize_block(stop, {name: self.model.get_submodule(name) for name in inside[stop.block]})
-                if not outside and index + 1 == len(blocks):
+                    self.on_block(stop.block, len(blocks) - len(waiting), len(blocks))
+                self._quantize_block(stop, inside[stop.block])
+                waiting.remove(stop.block)
+                if not outside and not waiting:
                     break  # nothing behind the last block wants to know
+                del stop  # it holds what reached the block while the samples go on to the next
+        for block in waiting:
+            self._note_missed(inside[block])
         for name, statistics in heads.items():
             self._quantize_group([name], statistics)
 
-    def _quantize_block(self, stop: Stop, layers: Mapping[str, nn.Module]) -> None:
+    def _quantize_block(self, stop: Stop, layers: Sequence[str]) -> None:
         block = self.model.get_submodule(stop.block)
-        by_group = {n: m for n, m in layers.items() if self.jobs[n].algorithm != BLOCKWISE}
-        trained = {n: m for n, m in layers.items() if self.jobs[n].algorithm == BLOCKWISE}
+        trained = [n for n in layers if self.jobs[n].algorithm == BLOCKWISE]
+        remaining = [n for n in layers if n not in trained]
+        again = [functools.partial(call_block, block, call) for call in stop.float_calls]
+        float_runs = stop.float_runs if self.upstream and not trained else again
         # What training aims at is what the block gives while all of it is float.
-        targets = [_first(call_block(block, call)) for call in stop.float_calls or stop.calls] if trained else []
-        floats = stop.float_calls if self.upstream else None
-        remaining = dict(by_group)
+        targets = [_first(run()) for run in stop.float_runs] if float_runs is again or not remaining else []
         while remaining:
-            groups = collect(block, remaining, stop.calls, floats)
-            for group in groups[:1] if self.true_sequential else groups:
-                self._quantize_kinds(group, stop)
-            done = {name for group in (groups[:1] if self.true_sequential else groups) for name in group.layers}
+            groups = collect(block, self._modules(remaining), stop.calls, float_runs if self.upstream else ())
+            float_runs = again
+            if self.true_sequential:
+                del groups[1:]
+            done = {name for group in groups for name in group.layers}
+            while groups:
+                self._tidy()
+                self._quantize_kinds(groups.pop(0), stop)
             if not done or not self.true_sequential:
-                self._note_missed(set(remaining) - done)
+                self._note_missed(n for n in remaining if n not in done)
                 break
-            remaining = {n: m for n, m in remaining.items() if n not in done}
+            remaining = [n for n in remaining if n not in done]
         if trained:
-            self._train_block(block, trained, stop, targets)
+            self._train_block(block, self._modules(trained), stop, targets)
+
+    def _modules(self, names: Iterable[str]) -> dict[str, nn.Module]:
+        return {name: self.model.get_submodule(name) for name in names}
 
     def _train_block(
         self, block: nn.Module, layers: Mapping[str, nn.Module], stop: Stop, targets: list[torch.Tensor]
     ) -> None:
         job = self.jobs[next(iter(layers))]
-        options = AutoRoundOptions(**{k: v for k, v in job.options.items() if k != "quantized_input"})
-        inputs = stop.calls if job.options.get("quantized_input", True) else stop.float_calls or stop.calls
+        inputs = stop.calls if job.quantized_input else stop.float_calls
         schemes = {name: self.jobs[name].scheme for name in layers}
-        found = tune_block(block, dict(layers), schemes, list(inputs), targets, options)
+        found = tune_block(block, dict(layers), schemes, list(inputs), targets, AutoRoundOptions(**job.options))
         self._note_missed(set(layers) - set(found))
         for name, result in found.items():
             self._install(name, result)
@@ -138,10 +151,9 @@ class WeightOnlyQuantizer:
         if statistics is not None and statistics.count == 0:
             self._note_missed(names)
             return
-        matrices = [matrix_of(self.model.get_submodule(name)).float() for name in names]
-        weight = matrices[0] if len(matrices) == 1 else torch.cat(matrices)
         job = self.jobs[names[0]]
-        norm = self._norm_for(names, stop) if job.folding else None
+        norm = self._norm_for(names, stop)
+        weight, rows = self._take(names)
         try:
             result = (
                 job.unscaled().run(weight, statistics) if job.folding and norm is None else job.run(weight, statistics)
@@ -151,17 +163,30 @@ class WeightOnlyQuantizer:
         if norm is not None and result.input_scale is not None:
             absorb(norm, result.input_scale)
             result = replace(result, input_scale=None)
-        for name, part in zip(names, result.split([m.shape[0] for m in matrices]), strict=True):
+        for name, part in zip(names, result.split(rows), strict=True):
             self._install(name, part)
 
+    def _take(self, names: Sequence[str]) -> tuple[torch.Tensor, list[int]]:
+        """The weights of some layers as one tall matrix, and how many rows each has; from here on only shapes are asked."""
+        layers = self._modules(names)
+        matrices = [matrix_of(layer).float() for layer in layers.values()]
+        if self.source is not None:
+            for layer in layers.values():
+                layer.weight = nn.Parameter(layer.get_parameter("weight").to("meta"), requires_grad=False)
+        return matrices[0] if len(matrices) == 1 else torch.cat(matrices), [len(m) for m in matrices]
+
     def _norm_for(self, names: list[str], stop: Stop | None) -> nn.Module | None:
-        if stop is None:
+        job = self.jobs[names[0]]
+        if (absorber := job.absorber(names)) is not None:
+            return named_norm(self.model, absorber)
+        if stop is None or not job.folding:
             return None
         prefix = f"{stop.block}." if stop.block else ""
         return absorbing_norm(self.model.get_submodule(stop.block), names, stop.calls[0], prefix)
 
     def _install(self, name: str, result: LayerResult) -> None:
-        new = WeightOnlyLinear.from_layer(self.model.get_submodule(name), result)
+        layer = self.model.get_submodule(name)
+        new = weight_only_class(layer).from_layer(layer, self.jobs[name].finish(result))
         if name:
             replace_module(self.model, name, new)
         else:
@@ -173,9 +198,9 @@ class WeightOnlyQuantizer:
             logger.warning("layer %r is left in float: calibration never reached it", name)
 
 
-def _feed(statistics: InputStatistics, steps: Lockstep) -> Any:
+def _feed(statistics: InputStatistics, steps: Lockstep, floats: bool) -> Any:
     def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
-        if steps.is_sample(threading.current_thread()):
+        if steps.is_sample(threading.current_thread(), floats):
             statistics.update(args[0])
 
     return hook

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ from torch import nn
 
 from neural_compressor.algorithms import InputStatistics
 from neural_compressor.errors import CalibrationError
-from neural_compressor.torch.weight_only.lockstep import Arguments, call_block
+from neural_compressor.torch.weight_only.replay import Arguments, call_block
 
 
 @dataclass(frozen=True)
@@ -23,8 +24,8 @@ class InputGroup:
     statistics: InputStatistics
 
 
-def _capture(layers: Mapping[str, nn.Module], block: nn.Module, call: Arguments) -> dict[str, torch.Tensor]:
-    """The inputs of the layers in one call of the block, in the order they ran."""
+def _capture(layers: Mapping[str, nn.Module], run: Callable[[], Any]) -> dict[str, torch.Tensor]:
+    """The inputs of the layers while their block runs once, in the order they ran."""
     inputs: dict[str, torch.Tensor] = {}
 
     def keep(name: str) -> Any:
@@ -39,7 +40,7 @@ def _capture(layers: Mapping[str, nn.Module], block: nn.Module, call: Arguments)
     with ExitStack() as stack:
         for name, layer in layers.items():
             stack.callback(layer.register_forward_pre_hook(keep(name)).remove)
-        call_block(block, call)
+        run()
     return inputs
 
 
@@ -47,18 +48,19 @@ def collect(
     block: nn.Module,
     layers: Mapping[str, nn.Module],
     calls: Sequence[Arguments],
-    float_calls: Sequence[Arguments] | None = None,
+    float_runs: Sequence[Callable[[], Any]] = (),
     hessian: bool = True,
 ) -> list[InputGroup]:
     """Run ``block`` over ``calls`` and gather what its ``layers`` are fed, group by group in running order.
 
+    Each of ``float_runs`` runs the block on the same sample as the float model brings it there, which is then compared.
     Layers that were not reached are in no group.
     """
     groups: dict[str, str] = {}
     gathered: dict[str, InputStatistics] = {}
     for index, call in enumerate(calls):
-        inputs = _capture(layers, block, call)
-        floats = _capture(layers, block, float_calls[index]) if float_calls is not None else {}
+        inputs = _capture(layers, functools.partial(call_block, block, call))
+        floats = _capture(layers, float_runs[index]) if float_runs else {}
         leaders: dict[int, str] = {}
         for name, x in inputs.items():
             leader = leaders.setdefault(id(x), name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from pathlib import Path
 
 import torch
@@ -16,6 +18,13 @@ def is_empty(model: nn.Module) -> bool:
     return any(p.is_meta for p in model.parameters())
 
 
+def give_back_freed_memory() -> None:
+    """Return to the system what was freed: the C library of Linux keeps it for the next allocation, piece by piece."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
+
+
 class WeightSource:
     """Fills parameters on the meta device from the safetensors of a folder."""
 
@@ -27,10 +36,18 @@ class WeightSource:
     def fill(self, model: nn.Module, prefix: str = "", but: tuple[str, ...] = ()) -> None:
         """Read every empty parameter under ``prefix``, but those under the prefixes ``but``.
 
-        A parameter that the checkpoint does not have stays empty: it may be tied to another.
+        Of the whole model a parameter that the checkpoint does not have stays empty: it may be tied to another.
         """
+        give_back_freed_memory()
         for name, parameter in list(model.named_parameters()):
-            if not parameter.is_meta or not name.startswith(prefix) or name.startswith(but) or name not in self._names:
+            if not parameter.is_meta or not name.startswith(prefix) or name.startswith(but):
+                continue
+            if name not in self._names:
+                if prefix:
+                    raise FormatError(
+                        f"{self.folder} has no tensor {name!r}: it is tied to another, or stored in parts or under another "
+                        "name, as experts are; load the whole model to quantize it"
+                    )
                 continue
             tensor: torch.Tensor = self._tensors[name]
             if tensor.shape != parameter.shape:

@@ -31,6 +31,10 @@ _BLOCK_SCHEMES = {"MXFP4": "mxfp4", "MXFP8": "mxfp8", "NVFP4": "nvfp4"}
 _FLOAT_BITS = (16, 32)
 
 
+# Outside the class, in which the name is that of a field.
+_ActGroupSize = Annotated[int | None, one_or_more(optional(group_size))]
+
+
 def _act_bits(value: Any) -> int:
     if is_whole(value) and (1 <= value <= 8 or value in _FLOAT_BITS):
         return int(value)
@@ -68,9 +72,9 @@ class AutoRoundConfig(WeightOnlyConfig):
     """AutoRound: the rounding of each weight and the clipping of each group are trained by signed gradient descent.
 
     ``scheme`` is short for bits of weights and activations (and the group size), and follows them where it is not given.
-    ``lr`` is 1 / ``iters`` by default and ``minmax_lr`` smaller, the more bits there are.
-    Activations stay in float unless ``act_bits``
-    says otherwise.
+    ``lr`` is 1 / ``iters`` by default and ``minmax_lr`` smaller, the more bits there are. Of the calibration data the first
+    ``nsamples`` samples are used, and ``seqlen`` tokens of each; other algorithms beside it may ask for more. Activations
+    stay in float: other ``act_bits`` are refused when a model is prepared.
 
     >>> AutoRoundConfig(scheme="W2A16G64").group_size, AutoRoundConfig(bits=3).scheme
     (64, 'W3A16')
@@ -81,7 +85,7 @@ class AutoRoundConfig(WeightOnlyConfig):
     use_sym: Flag = True
     group_size: GroupSize = 128
     act_bits: Annotated[int, one_or_more(_act_bits)] = 16
-    act_group_size: Annotated[int | None, one_or_more(optional(group_size))] = None
+    act_group_size: _ActGroupSize = None
     act_sym: Annotated[bool | None, one_or_more(optional(flag))] = None
     act_dtype: Annotated[str | None, one_or_more(optional(weight_dtype))] = None
     act_dynamic: Flag = True

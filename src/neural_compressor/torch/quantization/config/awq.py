@@ -13,9 +13,10 @@ from neural_compressor.torch.quantization.config.rtn import RoundingConfig
 class AWQConfig(RoundingConfig):
     """AWQ: inputs that carry large activations are scaled up before rounding, and the layer before them scaled down.
 
-    ``use_auto_scale`` searches the scales, ``use_auto_clip`` then the ranges. ``folding`` lets the layer before take the
-    scales in; without it they are applied to the input at run time. ``absorb_layer_dict`` names the layers that take the
-    scales of others, where watching the model run does not find them.
+    ``use_auto_scale`` searches the scales, ``use_auto_clip`` (or ``use_mse_search``) then the ranges. ``folding`` lets the
+    normalisation before take the scales in, and leaves them out where there is none; without it they are applied to the
+    input at run time. ``absorb_layer_dict`` lists layers by the normalisation that takes in their scale, where watching
+    the model run does not find it. There is no ``use_full_range``.
     """
 
     use_layer_wise: Flag = False

@@ -10,6 +10,8 @@ from neural_compressor.schemes import PER_CHANNEL, PerGroup, TensorScheme
 from neural_compressor.torch.quantization.config.fields import FLOAT, dtype_of
 from neural_compressor.torch.quantization.config.weight_only import WeightOnlyConfig
 
+_NOT_IN_THE_RESULT = ("use_layer_wise", "use_block_wise", "model_path", "block_size")
+
 
 class DoubleQuantConfig(WeightOnlyConfig):
     """What the configurations with options for the scales share: how they are chosen, and whether they are quantized."""
@@ -64,6 +66,11 @@ class DoubleQuantConfig(WeightOnlyConfig):
                 "set use_double_quant=False"
             )
         kind = dtype_of(name, values["double_quant_bits"])
+        if isinstance(kind, BlockType):
+            raise ConfigError(
+                f"{cls.__name__}.double_quant_dtype: got {name!r}, a block format with scales of its own; expected an "
+                "integer, float or codebook type"
+            )
         follows: dict[str, Any] = {} if name == "int" else {"double_quant_bits": kind.bits}
         if not isinstance(kind, IntType):
             follows["double_quant_use_sym"] = True
@@ -74,7 +81,6 @@ class DoubleQuantConfig(WeightOnlyConfig):
         if not self.quantizes:
             return values
         ignored = () if self.use_double_quant else tuple(name for name in values if name.startswith("double_quant_"))
-        rest = {
-            name: value for name, value in values.items() if name not in ("use_mse_search", "scale_search", *ignored)
-        }
+        ignored = (*ignored, *_NOT_IN_THE_RESULT, "use_mse_search", "scale_search")
+        rest = {name: value for name, value in values.items() if name not in ignored}
         return {**rest, "range_search": self.range_search}

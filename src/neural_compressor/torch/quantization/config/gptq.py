@@ -24,9 +24,13 @@ class GPTQConfig(DoubleQuantConfig):
     """GPTQ: weights not yet rounded make up for the error of those that are.
 
     ``act_order`` takes the inputs with the largest activations first, ``hybrid_order`` does so group by group without
-    moving weights between groups. ``block_size`` changes the speed only. ``correct_upstream`` makes a layer aim at the
-    outputs of the float model, not at its own on inputs that already carry an error. ``scale_search`` and ``hadamard``
-    are those of :class:`RTNConfig`.
+    moving weights between groups. ``block_size`` changes the speed only. Models are always worked on block by block:
+    ``use_block_wise`` is another word for ``use_layer_wise``.
+
+    Two additions to the published algorithm are on, because language models lose less with each: ``correct_upstream``
+    makes a layer aim at the outputs of the float model, not at its own on inputs that already carry an error, and
+    ``scale_search`` looks for the scales with the least loss. ``correct_upstream=False, scale_search="none"`` gives the
+    algorithm as published. ``hadamard`` is that of :class:`RTNConfig`.
     """
 
     dtype: WeightDtype = "int"
@@ -49,8 +53,8 @@ class GPTQConfig(DoubleQuantConfig):
     static_groups: Flag = False
     true_sequential: Flag = False
     quant_lm_head: Flag = False
-    correct_upstream: Flag = False
-    scale_search: ScaleSearch = "none"
+    correct_upstream: Flag = True
+    scale_search: ScaleSearch = "mse"
     hadamard: Flag = False
 
     @property

@@ -13,7 +13,8 @@ from neural_compressor.torch.quantization.config.rtn import RoundingConfig
 class TEQConfig(RoundingConfig):
     """TEQ: scales of the inputs as in AWQ, trained by gradient descent.
 
-    ``absorb_to_layer`` and ``folding`` are the ``absorb_layer_dict`` and ``folding`` of :class:`AWQConfig`.
+    ``absorb_to_layer`` and ``folding`` are the ``absorb_layer_dict`` and ``folding`` of :class:`AWQConfig`;
+    ``use_mse_search`` searches the ranges too. There is no ``use_full_range``.
     """
 
     use_layer_wise: Flag = False

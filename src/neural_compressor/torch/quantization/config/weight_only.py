@@ -15,6 +15,10 @@ class WeightOnlyConfig(ComposableConfig):
 
     ``dtype`` is ``"int"``, whose width is ``bits``, or the name of a data type, which then says what the bits are, and for
     the block formats the group size too. ``"fp32"`` leaves the op as it is. ``group_size`` is -1 for one scale a channel.
+
+    The weights of a model without values (meta device) are read from the safetensors in ``model_path`` when their turn
+    comes; a model with values is worked on in place. That is so whatever ``use_layer_wise`` says, which never changes the
+    result.
     """
 
     if TYPE_CHECKING:

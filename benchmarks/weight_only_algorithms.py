@@ -1,0 +1,44 @@
+"""Our weight-only algorithms by the names that benchmarks give them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from weight_scheme import WeightScheme
+
+ALGORITHMS = ("rtn", "rtn-search", "hqq", "awq", "teq", "gptq-published", "gptq", "gptq-rotated", "autoround")
+
+
+def does(algorithm: str, scheme: WeightScheme) -> bool:
+    """Whether an algorithm quantizes to the scheme."""
+    integer = scheme.bits is not None
+    return integer and not scheme.symmetric if algorithm == "hqq" else integer or algorithm != "autoround"
+
+
+def config_for(algorithm: str, scheme: WeightScheme, options: Mapping[str, Any]) -> Any:
+    """The configuration of an algorithm; ``options`` are further fields of it."""
+    from neural_compressor.torch.quantization import (
+        AutoRoundConfig,
+        AWQConfig,
+        GPTQConfig,
+        HQQConfig,
+        RTNConfig,
+        TEQConfig,
+    )
+
+    group: dict[str, Any] = {"group_size": scheme.group_size or -1}
+    kind = {"dtype": scheme.dtype} if scheme.bits is None else {"bits": scheme.bits, "use_sym": scheme.symmetric}
+    fields = {**group, **kind}
+    makers: dict[str, Callable[[], Any]] = {
+        "rtn": lambda: RTNConfig(**fields),
+        "rtn-search": lambda: RTNConfig(**fields, use_mse_search=True),
+        "hqq": lambda: HQQConfig(**group, bits=scheme.bits),
+        "awq": lambda: AWQConfig(**fields),
+        "teq": lambda: TEQConfig(**fields),
+        "gptq-published": lambda: GPTQConfig(**fields, correct_upstream=False, scale_search="none"),
+        "gptq": lambda: GPTQConfig(**fields),
+        "gptq-rotated": lambda: GPTQConfig(**fields, hadamard=True, percdamp=0.05),
+        "autoround": lambda: AutoRoundConfig(**fields, **options),
+    }
+    return makers[algorithm]()

@@ -26,7 +26,7 @@ bench: $(STAMP)
 # Redone only when what is to be installed has changed.
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[transformers,gguf,dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[transformers,gguf,onnx,dev]"
 	touch $@
 
 clean:

@@ -5,7 +5,7 @@ runs in a process of its own: it imports what it needs, quantizes a tiny model s
 address space, and from there on may map only so much more (``RLIMIT_AS``, what ``ulimit -v`` sets). Loading the whole
 model under the same limit must fail.
 
-    python benchmarks/layer_wise_memory.py --blocks 60 --hidden 768 --allowance 400
+    python benchmarks/layer_wise_memory.py --blocks 48 --hidden 768 --allowance 370
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ JOBS = {
 
 # What is limited is address space, where memory given back to the system may still count. So that it does not: one heap
 # for all threads, since each further one reserves 64 MiB, and no large arrays in it, since holes stay mapped.
-ALLOCATOR = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": str(4 * MIB)}
+ALLOCATOR = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": str(MIB)}
 
 
 def write_checkpoint(folder: Path, hidden: int, blocks: int, shard_bytes: int) -> int:
@@ -85,7 +85,7 @@ def quantized(folder: str, algorithm: str, samples: int) -> int:
 
     def calibrate(model: Any) -> None:
         for _ in range(samples):
-            model(torch.randint(0, 1024, (1, 256), generator=generator))
+            model(torch.randint(0, 1024, (1, 384), generator=generator))
 
     model = quantize(load_empty_model(folder), config, run_fn=calibrate)
     return sum(tensor.nbytes for tensor in [*model.parameters(), *model.buffers()])
@@ -160,9 +160,9 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hidden", type=int, default=768, help="width of the model, a multiple of 64")
-    parser.add_argument("--blocks", type=int, default=60)
-    parser.add_argument("--allowance", type=int, default=400, help="MiB that a job may map beyond what it starts with")
-    parser.add_argument("--samples", type=int, default=2, help="calibration samples of 256 tokens, for GPTQ")
+    parser.add_argument("--blocks", type=int, default=48)
+    parser.add_argument("--allowance", type=int, default=370, help="MiB that a job may map beyond what it starts with")
+    parser.add_argument("--samples", type=int, default=2, help="calibration samples of 384 tokens, for GPTQ")
     parser.add_argument("--shard", type=int, default=64, help="MiB of one file of the checkpoint")
     parser.add_argument("--jobs", nargs="+", choices=JOBS, default=["rtn", "gptq", "whole", "file"])
     parser.add_argument("--folder", help="where the checkpoint is written for a while (default: the system's)")

@@ -43,7 +43,9 @@ class QuantizedModel:
         self.adaptor.save(self.model, path)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.model(*args, **kwargs)
+        if callable(self.model):
+            return self.model(*args, **kwargs)
+        return self.adaptor.predict(self.model, kwargs or (args[0] if len(args) == 1 else args))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "model":
@@ -51,7 +53,7 @@ class QuantizedModel:
         return getattr(self.model, name)
 
     def __repr__(self) -> str:
-        return f"QuantizedModel({self.verdict})\n{self.model!r}"
+        return f"QuantizedModel({self.verdict})\n{self.adaptor.describe(self.model)}"
 
 
 def fit(
@@ -82,8 +84,14 @@ def fit(
         "framework_yaml": conf.framework_yaml,
         "workspace": str(workspace),
         "device": conf.device,
+        "backend": conf.backend,
+        "quant_format": conf.quant_format,
+        "recipes": conf.recipes,
+        # A model that nobody evaluates need not run here.
+        "graph_only": eval_func is None and eval_dataloader is None,
     }
     writable_folder(workspace)
+    title = title or (Path(model).stem if isinstance(model, str | Path) else type(model).__name__)
     adaptor = adaptor_for(model)(info)
     _check_settings(adaptor, conf)
     model = adaptor.ready(model)
@@ -94,7 +102,6 @@ def fit(
     evaluator = None
     if eval_func is not None or eval_dataloader is not None:
         evaluator = Evaluator(adaptor, eval_func=eval_func, eval_dataloader=eval_dataloader, eval_metric=eval_metric)
-    title = title or type(model).__name__
     trials = conf.tuning_criterion.max_trials if evaluator else 1
     with TuningProgress(trials, quiet=quiet, title=title) as progress:
         best, result = tune(

@@ -100,6 +100,14 @@ def test_the_whole_range_is_more_precise(name: str, weight: Any) -> None:
     assert error(full_range=True, search="mse") < error(full_range=True)
 
 
+def test_a_ratio_shrinks_the_range(weight: Any) -> None:
+    for symmetric in (True, False):
+        scheme = TensorScheme(dtype("int4"), symmetric, PerGroup(32))
+        whole, less = rtn(weight, scheme), rtn(weight, scheme, ratio=0.5)
+        np.testing.assert_allclose(less.scale, whole.scale * 0.5, rtol=1e-6)
+        assert np.abs(less.dequantize()).max() < 0.6 * np.abs(weight).max()
+
+
 def test_torch_gives_the_same_bits_as_numpy(weight: Any) -> None:
     torch = pytest.importorskip("torch")
     for scheme in SCHEMES:

@@ -120,6 +120,10 @@ class Adaptor(ABC):
         """One record for each op of a quantized model, ops left in float included, with the reason."""
         return []
 
+    def describe(self, model: Model) -> str:
+        """``model`` in words that a person reads."""
+        return repr(model)
+
     def ready(self, model: Model) -> Model:
         """``model`` as it is evaluated and quantized: itself, or a copy of one that is in training mode."""
         return model

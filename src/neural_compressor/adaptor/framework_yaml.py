@@ -12,6 +12,10 @@ A file is a list of entries, one a range of framework versions::
 
 The same may be written in sections: ``precisions`` (``names``, ``valid_mixed_precisions``), ``ops`` (op types by
 precision), ``capabilities`` (quantized precisions) and ``patterns`` (op sequences that are fused, by precision).
+
+Where a framework runs models in several ways, an entry may say which it is for: ``backends`` names devices or execution
+providers, ``formats`` the forms a quantized model can have. Without them it is for all. ``recipes`` are what this
+backend needs whether the user asks for it or not.
 """
 
 from __future__ import annotations
@@ -29,7 +33,7 @@ from neural_compressor.errors import ConfigError
 from neural_compressor.registry import close_matches
 
 MODES = ("static", "dynamic", "weight_only")
-_SECTIONS = ("version", "precisions", "ops", "capabilities", "patterns")
+_SECTIONS = ("version", "backends", "formats", "recipes", "precisions", "ops", "capabilities", "patterns")
 _WEIGHT_ONLY_INTEGER = "weight_only_integer"
 
 
@@ -43,6 +47,14 @@ class Entry:
     op_types: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     capabilities: Mapping[str, Mapping[str, Mapping[str, OpConfig]]] = field(default_factory=dict)
     patterns: Mapping[str, tuple[tuple[str, ...], ...]] = field(default_factory=dict)
+    backends: tuple[str, ...] = ()
+    formats: tuple[str, ...] = ()
+    recipes: Mapping[str, Any] = field(default_factory=dict)
+
+    def is_for(self, backend: str | None, quant_format: str | None) -> bool:
+        """Whether the entry speaks of that backend and that format; None asks for any."""
+        asked = ((backend, self.backends), (quant_format, self.formats))
+        return all(name is None or not names or name in names for name, names in asked)
 
     def overlaid(self, other: Entry) -> Entry:
         """This entry with ``other`` laid over it: precision by precision, mode by mode, op type by op type."""
@@ -60,6 +72,9 @@ class Entry:
             op_types=op_types,
             capabilities=capabilities,
             patterns={**self.patterns, **other.patterns},
+            backends=self.backends,
+            formats=self.formats,
+            recipes={**self.recipes, **other.recipes},
         )
 
 
@@ -119,6 +134,7 @@ def _read_entry(data: Any, where: str) -> Entry:
             _fail(f"{where}: {key}", f"stands both in '{section}' and directly in the entry; write it once")
         direct.update(listed)
     patterns = _require(data.get("patterns") or {}, Mapping, f"{where}: patterns")
+    recipes = _require(data.get("recipes") or {}, Mapping, f"{where}: recipes")
     return Entry(
         versions=versions,
         precisions=_names(precisions.get("names", []), f"{where}: precisions.names", known_precision=True),
@@ -132,6 +148,9 @@ def _read_entry(data: Any, where: str) -> Entry:
         patterns={
             _precision(p, where): _read_patterns(found, f"{where}: patterns.{p}") for p, found in patterns.items()
         },
+        backends=_names(data.get("backends", []), f"{where}: backends"),
+        formats=_names(data.get("formats", []), f"{where}: formats"),
+        recipes={str(name): value for name, value in recipes.items()},
     )
 
 

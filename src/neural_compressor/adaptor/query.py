@@ -19,7 +19,8 @@ class QueryBackendCapability:
     Subclasses say which file and which version by overriding :meth:`config_file` and :meth:`installed_version`, or pass
     both to the constructor. ``overlay`` is the path of a user's YAML laid over the chosen entry.
 
-    The entry used is the one with the highest version not above the installed one, else the one named ``default``.
+    The entry used is the one with the highest version not above the installed one, else the one named ``default``; of
+    those for ``backend`` and ``quant_format``, where these are given.
     """
 
     def __init__(
@@ -27,12 +28,15 @@ class QueryBackendCapability:
         local_config_file: str | Path | None = None,
         version: str | None = None,
         overlay: str | Path | None = None,
+        backend: str | None = None,
+        quant_format: str | None = None,
     ) -> None:
         self.path = Path(local_config_file) if local_config_file is not None else self.config_file()
         self.version = version if version is not None else self.installed_version()
-        self.entry = choose_entry(read_entries(self.path), self.version, self.path)
+        self.entry = choose_entry(read_entries(self.path), self.version, self.path, backend, quant_format)
         if overlay is not None:
-            self.entry = self.entry.overlaid(choose_entry(read_entries(overlay), self.version, Path(overlay)))
+            over = choose_entry(read_entries(overlay), self.version, Path(overlay), backend, quant_format)
+            self.entry = self.entry.overlaid(over)
 
     def config_file(self) -> Path:
         """Path of the framework YAML; for subclasses."""
@@ -95,8 +99,18 @@ class PrecisionCapability(dict[str, dict[str, OpConfig]]):
         raise KeyError(op_type)
 
 
-def choose_entry(entries: list[Entry], version: str, path: Path) -> Entry:
-    """The entry for the framework version ``version``."""
+def choose_entry(
+    entries: list[Entry], version: str, path: Path, backend: str | None = None, quant_format: str | None = None
+) -> Entry:
+    """The entry for the framework version ``version``, of those for the backend and the format."""
+    fitting = [entry for entry in entries if entry.is_for(backend, quant_format)]
+    if not fitting:
+        known = " | ".join(f"{', '.join(e.backends) or 'any'}: {', '.join(e.formats) or 'any format'}" for e in entries)
+        raise ConfigError(
+            f"framework YAML {path} has no entry for the backend {backend or 'any'} with the format "
+            f"{quant_format or 'any'}; it has {known}"
+        )
+    entries = fitting
     name = best_name((name for entry in entries for name in entry.versions), version) or "default"
     for entry in entries:
         if name in entry.versions:

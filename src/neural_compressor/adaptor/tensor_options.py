@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
+from neural_compressor.algorithms import ALGORITHMS
 from neural_compressor.dtypes import DTYPES, FloatType, IntType
 from neural_compressor.errors import ConfigError
 from neural_compressor.observers import OBSERVERS
@@ -54,7 +55,9 @@ def _read_tensor(data: Any, mode: str, where: str) -> dict[str, Any]:
     if all(_is_plain_float(name) for name in dtypes):
         return {"dtype": dtypes}
     tensor: dict[str, Any] = {"dtype": dtypes}
-    for field, known in (("scheme", SCHEMES), ("granularity", GRANULARITIES), ("algorithm", OBSERVERS.names())):
+    # Weights that are quantized alone may have an algorithm that looks at what they are multiplied with.
+    algorithms = [*OBSERVERS.names(), *(ALGORITHMS.names() if mode == "weight_only" else ())]
+    for field, known in (("scheme", SCHEMES), ("granularity", GRANULARITIES), ("algorithm", algorithms)):
         tensor[field] = _options(data.get(field, _DEFAULTS[field]), f"{where}.{field}", str, known)
     not_affine = [name for name in dtypes if not isinstance(DTYPES[name], IntType) and not _is_plain_float(name)]
     if "asym" in tensor["scheme"] and not_affine:

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 from collections.abc import Mapping
+from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -94,6 +95,8 @@ def plain(value: Any) -> Any:
         return dataclasses.asdict(value)
     if isinstance(value, Path):
         return str(value)
+    if isinstance(value, Enum):
+        return value.name
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

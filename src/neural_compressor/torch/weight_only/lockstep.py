@@ -119,7 +119,7 @@ class Lockstep:
         self._forwards = {name: module.forward for name, module in self.blocks.items()}
         self._samples = [_Sample(model, call) for call in calls]
         self._floats = [_Sample(model, call) for call in calls] if float_stream else []
-        self._to_run: set[_Sample] = set()
+        self._float_outputs: dict[_Sample, Any] = {}
         self._visited: set[str] = set()
 
     def __iter__(self) -> Iterator[Stop]:
@@ -133,8 +133,7 @@ class Lockstep:
                     if self._enter is not None:
                         self._enter(block)
                     yield self._stop(block)
-                    if self._to_run:
-                        raise RuntimeError(f"float samples were left before {block!r}, which is no longer float")
+                    self._let_floats_go(block)
                 else:
                     self._pass(self._floats, block)
                 self._pass(self._samples, block)
@@ -148,24 +147,33 @@ class Lockstep:
         floats = [s for s in self._floats if s.block == block and s.arguments]
         # Copies: the float samples go on before anyone looks at what they were about to call.
         float_calls = [independent(s.arguments) for s in floats if s.arguments]
-        self._to_run = set(floats)
-        return Stop(block, calls, float_calls, [functools.partial(self._pass_one, s, block) for s in floats])
+        return Stop(block, calls, float_calls, [functools.partial(self._run_float, s, block) for s in floats])
+
+    def _run_float(self, sample: _Sample, block: str) -> Any:
+        # What follows the block waits: behind the last one nobody wants to know.
+        self._float_outputs[sample] = output = self._output(sample, block)
+        return output
+
+    def _let_floats_go(self, block: str) -> None:
+        left = [s for s in self._floats if s.block == block and s not in self._float_outputs]
+        if left:
+            raise RuntimeError(f"float samples were left before {block!r}, which is no longer float")
+        while self._float_outputs:
+            sample, output = self._float_outputs.popitem()
+            sample.advance(output)
+            del output
 
     def _pass(self, samples: Sequence[_Sample], block: str) -> None:
         """Let the samples that wait before ``block`` through it, and on to the next."""
         for sample in samples:
             if sample.block == block and sample.arguments:
-                self._pass_one(sample, block)
+                sample.advance(self._output(sample, block))
 
-    def _pass_one(self, sample: _Sample, block: str) -> Any:
+    def _output(self, sample: _Sample, block: str) -> Any:
         assert sample.arguments is not None
         args, kwargs = sample.arguments
         with torch.no_grad():
-            output = self._forwards[block](*args, **kwargs)
-        del args, kwargs
-        sample.advance(output)
-        self._to_run.discard(sample)
-        return output
+            return self._forwards[block](*args, **kwargs)
 
     def _next_block(self) -> str | None:
         order = list(self.blocks)

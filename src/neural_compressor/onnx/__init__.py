@@ -1,0 +1,1 @@
+"""Quantization of ONNX models for ONNX Runtime."""

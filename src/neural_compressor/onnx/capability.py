@@ -1,0 +1,51 @@
+"""What an execution provider can run, read from the framework YAML, and what of it each node of a model admits."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import onnxruntime as ort
+
+import neural_compressor.adaptor
+from neural_compressor.adaptor.capability import op_configs
+from neural_compressor.adaptor.framework_yaml import read_entries
+from neural_compressor.adaptor.query import QueryBackendCapability
+
+YAML = Path(neural_compressor.adaptor.__file__).with_name("onnxrt.yaml")
+
+
+class OnnxQuery(QueryBackendCapability):
+    """Reads ``adaptor/onnxrt.yaml`` for a provider and a form of quantized model, with a user's file laid over it."""
+
+    def __init__(self, provider: str, quant_format: str | None = None, overlay: str | Path | None = None) -> None:
+        super().__init__(YAML, ort.__version__, overlay=overlay, backend=provider, quant_format=quant_format)
+        self.provider = provider
+
+    @property
+    def quant_format(self) -> str:
+        """The form of quantized model the entry speaks of."""
+        return self.entry.formats[0]
+
+    @property
+    def weight_only_format(self) -> str:
+        """The form in which weights alone are quantized: operators of the runtime, where the provider has them."""
+        entries = (entry for entry in read_entries(self.path) if entry.is_for(self.provider, "QOperator"))
+        return "QOperator" if any(entries) else self.quant_format
+
+    def quantizable_types(self) -> set[str]:
+        """Op types with a quantized option in any precision and mode."""
+        return {kind for modes in self.entry.capabilities.values() for ops in modes.values() for kind in ops}
+
+    def node_configs(
+        self, op_type: str, modes: Collection[str], *, has_weight: bool, per_channel: bool
+    ) -> list[dict[str, Any]]:
+        """What a node can run with: of what the YAML lists for its type, the ``modes`` it admits, and the float ones."""
+        configs = op_configs(self, op_type, has_weight)
+        kept = [c for c in configs if c["activation"].get("quant_mode") in (None, *modes)]
+        for config in () if per_channel else kept:
+            weight = config.get("weight", {})
+            if "per_tensor" in weight.get("granularity", ()):
+                weight["granularity"] = ["per_tensor"]
+        return kept

@@ -1,0 +1,67 @@
+"""Calibration data: one sample after the other, as inputs by name."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+from neural_compressor.errors import CalibrationError
+
+
+class CalibrationDataReader(ABC):
+    """What a user derives from: ``get_next`` gives inputs by name and None at the end, ``rewind`` starts anew."""
+
+    @abstractmethod
+    def get_next(self) -> Mapping[str, Any] | None:
+        """The inputs of the next sample, or None where there are no more."""
+
+    def rewind(self) -> None:
+        """Start anew; needed where data is gone over several times."""
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[Mapping[str, Any]]:
+        while (sample := self.get_next()) is not None:
+            yield sample
+
+
+class Samples:
+    """A reader gone over any number of times, each time from its start.
+
+    Anything with ``get_next`` serves. One that cannot be rewound serves once.
+    """
+
+    def __init__(self, reader: Any, limit: int | None = None) -> None:
+        if not callable(getattr(reader, "get_next", None)):
+            raise CalibrationError(
+                f"got calibration data of type {type(reader).__name__}, expected a CalibrationDataReader (get_next, rewind)"
+            )
+        self.reader = reader
+        self.limit = limit
+        self.passes = 0
+
+    def __iter__(self) -> Iterator[Mapping[str, Any]]:
+        if self.passes:
+            self._rewind()
+        self.passes += 1
+        count = 0
+        for sample in islice(iter(self.reader.get_next, None), self.limit):
+            if not isinstance(sample, Mapping):
+                raise CalibrationError(f"sample {count} is of type {type(sample).__name__}, expected inputs by name")
+            count += 1
+            yield sample
+        if not count:
+            again = " again" if self.passes > 1 else ""
+            raise CalibrationError(
+                f"the calibration data reader gave no samples{again}; get_next returned None at once"
+            )
+
+    def _rewind(self) -> None:
+        try:
+            self.reader.rewind()
+        except (AttributeError, NotImplementedError):
+            raise CalibrationError(
+                f"calibration goes over the data several times here, and {type(self.reader).__name__} has no rewind(); "
+                "define it, or choose a method that needs one pass (MinMax)"
+            ) from None

@@ -1,0 +1,95 @@
+"""Activations quantized while the model runs, and weights quantized beforehand, each only once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import onnx_ir as ir
+
+from neural_compressor.errors import ConfigError, QuantizationError
+from neural_compressor.onnx.graph_editor import GraphEditor
+from neural_compressor.schemes import OpScheme, PerChannel, PerTensor, TensorScheme, quantize
+
+
+class QuantizedValue(NamedTuple):
+    """Codes with their scale and zero point, all in the graph."""
+
+    codes: ir.Value
+    scale: ir.Value
+    zero: ir.Value
+
+
+@dataclass(frozen=True)
+class Codes:
+    """The same as arrays."""
+
+    codes: np.ndarray
+    scale: np.ndarray
+    zero: np.ndarray
+
+
+class DynamicTensors:
+    """What has been quantized in a model so far: nodes that read the same value or weight share it."""
+
+    def __init__(self, edit: GraphEditor) -> None:
+        self.edit = edit
+        self._activations: dict[tuple[object, ir.Value], QuantizedValue] = {}
+        self._weights: dict[Hashable, QuantizedValue] = {}
+
+    def activation(self, node: ir.Node, value: ir.Value) -> QuantizedValue:
+        """``value`` as uint8 over the range it has at the time, ahead of ``node``."""
+        key = (node.graph, value)
+        if key not in self._activations:
+            outputs = self.edit.insert(node, "DynamicQuantizeLinear", [value], outputs=3)
+            self._activations[key] = QuantizedValue(*outputs)
+        return self._activations[key]
+
+    def weight(self, weight: ir.Value, kind: Hashable, make: Callable[[], Codes]) -> QuantizedValue:
+        """``weight`` as ``make`` quantizes it, which is called once for each ``kind``."""
+        key = (weight, kind)
+        if key not in self._weights:
+            graph, found = weight.graph, make()
+            assert isinstance(graph, ir.Graph)
+            parts = {"quantized": found.codes, "scale": found.scale, "zero_point": found.zero}
+            self._weights[key] = QuantizedValue(
+                *(self.edit.weight(f"{weight.name}_{part}", array, graph) for part, array in parts.items())
+            )
+        return self._weights[key]
+
+
+def quantized_codes(array: np.ndarray, scheme: TensorScheme, axis: int, *, one_zero: bool = False) -> Codes:
+    """``array`` in 8 bits with one scale, or one for each place along ``axis``.
+
+    ``one_zero`` is for kernels that take a single zero point.
+    """
+    if isinstance(scheme.granularity, PerChannel):
+        scheme = replace(scheme, granularity=PerChannel(axis % array.ndim))
+    found = quantize(array, scheme)
+    codes, scale = np.asarray(found.codes), np.asarray(found.scale, dtype=np.float32)
+    zero = np.zeros(scale.shape, codes.dtype) if found.zero_point is None else np.asarray(found.zero_point)
+    if one_zero and zero.ndim:
+        if (zero != zero.flat[0]).any():
+            raise QuantizationError(
+                f"the kernel takes one zero point for all channels, and {scheme.dtype.name} has one for each; use int8 "
+                "with the scheme sym, or granularity per_tensor"
+            )
+        zero = zero.flat[0]
+    return Codes(codes, scale, np.asarray(zero, dtype=codes.dtype))
+
+
+def checked_scheme(scheme: OpScheme) -> TensorScheme:
+    """The scheme of the weight, of an op that the runtime can compute with activations quantized as it goes."""
+    weight, activation = scheme.weight, scheme.activation
+    if weight is None or weight.dtype.name not in ("int8", "uint8"):
+        raise ConfigError(f"a weight is int8 or uint8 here, not {weight.dtype.name if weight else 'left in float'}")
+    if not isinstance(weight.granularity, PerTensor | PerChannel):
+        raise ConfigError(f"a weight has one scale, or one a channel, and not {weight.granularity.name} ones")
+    if activation is not None and (activation.dtype.name != "uint8" or activation.symmetric):
+        raise ConfigError(
+            f"activations quantized at run time are uint8 asym, not {activation.dtype.name} "
+            f"{'sym' if activation.symmetric else 'asym'}"
+        )
+    return weight

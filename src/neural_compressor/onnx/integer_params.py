@@ -1,0 +1,97 @@
+"""Scales and zero points in the form that Q/DQ nodes and integer ops take them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from neural_compressor.observers import make_observer
+from neural_compressor.schemes import PER_TENSOR, PerChannel, QParams, TensorScheme, choose_qparams, quantize_with
+
+STORED: dict[str, np.dtype[Any]] = {
+    name: np.dtype(kind)
+    for name, kind in {
+        "int8": np.int8,
+        "uint8": np.uint8,
+        "int16": np.int16,
+        "uint16": np.uint16,
+        "int4": ml_dtypes.int4,
+        "uint4": ml_dtypes.uint4,
+    }.items()
+}
+"""The integer types of Q/DQ nodes, as arrays hold them."""
+EIGHT_BITS = ("int8", "uint8")
+"""The types that integer kernels compute with."""
+ACTIVATIONS = ("int8", "uint8", "int16", "uint16")
+_LARGEST_INT32 = 2**31 - 1
+
+
+@dataclass(frozen=True, eq=False)
+class IntegerParams:
+    """``value = (code - zero_point) * scale``, one of each or one a channel of ``axis``; ``scheme`` says the rest."""
+
+    scheme: TensorScheme
+    scale: np.ndarray
+    zero_point: np.ndarray
+    axis: int | None = None
+
+    def codes(self, array: np.ndarray) -> np.ndarray:
+        """``array`` in integers."""
+        qparams = QParams(self.scale, self.zero_point.astype(np.int32))
+        return np.asarray(quantize_with(array, self.scheme, qparams).codes).astype(self.zero_point.dtype)
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """The smallest and largest value there is an integer for."""
+        lowest, highest = np.iinfo(self.zero_point.dtype).min, np.iinfo(self.zero_point.dtype).max
+        zero_point = int(self.zero_point)
+        return (lowest - zero_point) * float(self.scale), (highest - zero_point) * float(self.scale)
+
+
+def activation_params(low: float, high: float, scheme: TensorScheme) -> IntegerParams:
+    """Scale and zero point of a tensor whose values are in ``[low, high]``.
+
+    >>> from neural_compressor.dtypes import dtype
+    >>> int(activation_params(-1.0, 3.0, TensorScheme(dtype("uint8"), symmetric=False)).zero_point)
+    64
+    """
+    return _params(choose_qparams(low, high, scheme), scheme, None)
+
+
+def weight_params(
+    weight: np.ndarray, scheme: TensorScheme, axis: int | None, least_scale: np.ndarray | None = None
+) -> IntegerParams:
+    """Scales and zero points of a constant, one a channel of ``axis`` where the scheme says so."""
+    by_channel = axis is not None and scheme.granularity != PER_TENSOR
+    scheme = replace(scheme, granularity=PerChannel(axis) if by_channel and axis is not None else PER_TENSOR)
+    observer = make_observer(scheme)
+    observer.update(weight)
+    qparams = choose_qparams(*observer.range(scheme), scheme)
+    if least_scale is not None:
+        needed = least_scale if by_channel else np.max(least_scale, initial=0.0)
+        qparams = replace(qparams, scale=np.maximum(np.asarray(qparams.scale), np.asarray(needed)).astype(np.float32))
+    return _params(qparams, scheme, axis if by_channel else None)
+
+
+def least_weight_scale(bias: np.ndarray, input_scale: np.ndarray) -> np.ndarray:
+    """The scale a weight must have for the bias to fit into 32 bits at the scale of the products."""
+    largest = np.abs(bias.astype(np.float64))
+    if bias.ndim > 1:
+        largest = largest.reshape(-1, bias.shape[-1]).max(axis=0)
+    # A little more than enough, as scales are rounded to float32.
+    return np.asarray(largest * 1.001 / (float(input_scale) * _LARGEST_INT32))
+
+
+def bias_codes(bias: np.ndarray, scale: np.ndarray) -> np.ndarray | None:
+    """``bias`` in 32-bit integers of ``scale``, None where they are too few."""
+    codes = np.round(bias.astype(np.float64) / scale.astype(np.float64))
+    return codes.astype(np.int32) if (np.abs(codes) <= _LARGEST_INT32).all() else None
+
+
+def _params(qparams: QParams, scheme: TensorScheme, axis: int | None) -> IntegerParams:
+    scale = np.asarray(qparams.scale, dtype=np.float32)
+    zero_point = np.zeros(scale.shape) if qparams.zero_point is None else np.asarray(qparams.zero_point)
+    return IntegerParams(scheme, scale, zero_point.astype(STORED[scheme.dtype.name]), axis)

@@ -1,0 +1,139 @@
+"""ONNX models read from files and written to them: large weights stay in their file until they are used."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+from google.protobuf.message import DecodeError
+
+from neural_compressor.errors import ConfigError, FormatError, WorkspaceError
+
+ONE_FILE_BYTES = 1 << 30
+"""Up to here a model with its weights is one file; protobuf ends at twice that."""
+
+
+def read_model(source: str | Path | onnx.ModelProto | ir.Model) -> ir.Model:
+    """The model in a file, or the one given; a file's external data is checked here and read when it is used."""
+    if isinstance(source, ir.Model):
+        return source
+    if isinstance(source, onnx.ModelProto):
+        return _with_files(_checked(ir.from_proto(source), "the model given"), Path("the model given"))
+    if not isinstance(source, str | Path):
+        raise ConfigError(f"got a model of type {type(source).__name__}, expected a path or an onnx.ModelProto")
+    path = Path(source)
+    if not path.is_file():
+        what = "is a folder" if path.is_dir() else "does not exist"
+        raise FormatError(f"{path} {what}; give the path of an ONNX file")
+    try:
+        model = ir.load(path)
+    except (DecodeError, ValueError, UnicodeDecodeError, KeyError, TypeError) as error:
+        raise FormatError(f"{path} is not an ONNX model, or is truncated: {error}") from error
+    return _with_files(_checked(model, str(path)), path)
+
+
+def write_model(model: ir.Model, path: str | Path) -> Path:
+    """Write ``model`` as ``path``; what was there is replaced when the new model is complete, and kept otherwise.
+
+    Weights of over a gibibyte go to a file beside it, whose name no other model has used: so the old model stays whole
+    until the new one takes its place.
+    """
+    path = Path(path)
+    stale = _data_files(path)
+    mark = secrets.token_hex(4)
+    draft = path.with_name(f".{path.name}.{mark}")
+    data = f"{path.stem}.{mark}.data" if weight_bytes(model) > ONE_FILE_BYTES else None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with _in_one_file(model) if data is None else nullcontext():
+                ir.save(model, draft, format="protobuf", external_data=data)
+            os.replace(draft, path)
+        except BaseException:
+            draft.unlink(missing_ok=True)
+            if data is not None:
+                path.with_name(data).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise WorkspaceError(f"{path} cannot be written: {error}") from error
+    for file in stale:
+        file.unlink(missing_ok=True)
+    return path
+
+
+@contextmanager
+def _in_one_file(model: ir.Model) -> Iterator[None]:
+    """Weights that lie in files of their own are taken from there meanwhile."""
+    held = [(value, tensor) for value, tensor in initializers(model) if isinstance(tensor, ir.ExternalTensor)]
+    for value, tensor in held:
+        value.const_value = ir.Tensor(tensor.numpy(), tensor.dtype, name=value.name)
+    try:
+        yield
+    finally:
+        for value, tensor in held:
+            value.const_value = tensor
+
+
+def weight_bytes(model: ir.Model) -> int:
+    """Bytes of all initializers, those of subgraphs included."""
+    return sum(tensor.nbytes for _, tensor in initializers(model))
+
+
+def initializers(model: ir.Model) -> Iterator[tuple[ir.Value, ir.TensorProtocol]]:
+    """Every initializer of the model and its subgraphs, with its tensor."""
+    for graph in (model.graph, *model.graph.subgraphs()):
+        for value in graph.initializers.values():
+            if value.const_value is not None:
+                yield value, value.const_value
+
+
+def external_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:
+    """The tensors that lie in files of their own."""
+    return (tensor for _, tensor in initializers(model) if isinstance(tensor, ir.ExternalTensor))
+
+
+def _checked(model: ir.Model, name: str) -> ir.Model:
+    if not model.graph.outputs:
+        raise FormatError(f"{name} is not an ONNX model: its graph has no outputs")
+    return model
+
+
+def _with_files(model: ir.Model, path: Path) -> ir.Model:
+    for tensor in external_tensors(model):
+        _check_external(tensor, path)
+    return model
+
+
+def _check_external(tensor: ir.ExternalTensor, path: Path) -> None:
+    folder, file = path.parent.resolve(), Path(tensor.path)
+    where = f"{path}: the weight {tensor.name!r} lies in {str(tensor.location)!r}"
+    if not file.resolve().is_relative_to(folder):
+        raise FormatError(f"{where}, outside of the model's folder; put the file beside the model")
+    if not file.is_file():
+        raise FormatError(f"{where}, which does not exist; put the file beside the model")
+    end = (tensor.offset or 0) + tensor.nbytes
+    if tensor.length is not None and tensor.length != tensor.nbytes:
+        raise FormatError(f"{where} with {tensor.length} bytes where its shape needs {tensor.nbytes}")
+    if file.stat().st_size < end:
+        raise FormatError(f"{where}, which is truncated: {file.stat().st_size} bytes, and the weight ends at {end}")
+
+
+def _data_files(path: Path) -> list[Path]:
+    """The files beside ``path`` that an earlier :func:`write_model` put there for the model it now replaces."""
+    if not path.is_file():
+        return []
+    names = {p.name for p in path.parent.glob(f"{path.stem}.????????.data")}
+    return [path.with_name(name) for name in names] if names and _is_model(path) else []
+
+
+def _is_model(path: Path) -> Any:
+    try:
+        return bool(onnx.load(path, load_external_data=False).graph.output)
+    except DecodeError:
+        return False

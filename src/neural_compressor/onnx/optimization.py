@@ -1,0 +1,56 @@
+"""Graphs simplified by ONNX Runtime before they are quantized: constants folded, batch normalisation in its Conv."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from pathlib import Path
+
+import onnx_ir as ir
+from onnx_ir.passes import common
+
+from neural_compressor.errors import ConfigError
+from neural_compressor.onnx.graph import normalise
+from neural_compressor.onnx.model_file import ONE_FILE_BYTES, read_model, weight_bytes
+from neural_compressor.onnx.session import make_session
+from neural_compressor.registry import close_matches
+
+logger = logging.getLogger("neural_compressor")
+
+LEVELS = {
+    "DISABLE_ALL": "none",
+    "ENABLE_BASIC": "basic",
+    "ENABLE_EXTENDED": "extended",
+    "ENABLE_ALL": "all",
+}
+"""The levels by the names ONNX Runtime gives them."""
+_RENAMING = ("MatMulAddFusion",)
+"""Changes that lose the name of a product, by which users speak of it."""
+_MACHINE_LAYOUT = ("NchwcTransformer",)
+"""Changes to the memory layout of this machine, for which there are no integer operators."""
+
+
+def optimise(model: ir.Model, level: str | None = None) -> ir.Model:
+    """``model`` as ONNX Runtime simplifies it at ``level``, normalised.
+
+    None is the basic level without what renames products. Beyond the basic level the graph has operators of ONNX Runtime
+    itself, most of which are not quantized. A model too large to be written in one file stays as it is.
+    """
+    if level is not None and level.removeprefix("ORT_") not in LEVELS:
+        raise ConfigError(f"graph_optimization_level is {level!r}; {close_matches(str(level), LEVELS)}")
+    name = "basic" if level is None else LEVELS[level.removeprefix("ORT_")]
+    if name == "none":
+        return model
+    if weight_bytes(model) > ONE_FILE_BYTES:
+        logger.warning("the graph is not simplified first: its weights take more than %d bytes", ONE_FILE_BYTES)
+        return model
+    disabled = (*_MACHINE_LAYOUT, *(_RENAMING if level is None else ()))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "optimised.onnx"
+        make_session(model, level=name, optimized_path=str(path), disabled_optimizers=disabled)
+        new = read_model(path)
+    for node in new.graph:
+        # A product that took in the addition behind it is the same op to whoever named it.
+        node.name = (node.name or "").removesuffix("/MatMulAddFusion")
+    common.RemoveUnusedOpsetsPass()(new)
+    return normalise(new)

@@ -1,0 +1,89 @@
+"""How far the outputs of ops in a quantized model are from those in the float model."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from neural_compressor.onnx.graph import is_float, standard
+from neural_compressor.onnx.op_table import CLIPS
+from neural_compressor.onnx.session import make_session
+from neural_compressor.schemes import sqnr_db
+
+_AT_A_TIME = 1 << 28
+"""Bytes of outputs that are held at a time, of each model."""
+
+
+def output_errors(
+    quantized: ir.Model,
+    original: ir.Model,
+    ops: Collection[str],
+    feed: Mapping[str, Any],
+    providers: Sequence[str],
+) -> dict[str, float]:
+    """The SQNR in dB of the first output of each op that both models have, with the error that came in from before."""
+    read = {str(value.name): _as_read(value) for node in quantized.graph for value in node.outputs if is_float(value)}
+    found = {str(node.name): _output(node, read) for node in original.graph if node.name in ops}
+    shared = {op: name for op, name in found.items() if name is not None}
+    errors: dict[str, float] = {}
+    for group in _portions(_sizes(original, list(shared.values()), feed, providers)):
+        expected = _run(original, group, feed, providers)
+        actual = _run(quantized, [read[name] for name in group], feed, providers)
+        for op, name in shared.items():
+            if name in expected and expected[name].size:
+                errors[op] = sqnr_db(expected[name], actual[read[name]])
+    return errors
+
+
+def _as_read(value: ir.Value) -> str:
+    """The name of ``value`` behind its quantizer, where every reader reads it so."""
+    readers = [use.node for use in value.uses()]
+    if value.is_graph_output() or len(readers) != 1 or not standard(readers[0], "QuantizeLinear"):
+        return str(value.name)
+    dequantizers = [node for node in readers[0].outputs[0].consumers() if standard(node, "DequantizeLinear")]
+    return str(dequantizers[0].outputs[0].name) if dequantizers else str(value.name)
+
+
+def _output(node: ir.Node, read: Collection[str]) -> str | None:
+    """The name under which both models have the op's output, perhaps with the Relu or Clip that a quantizer took over."""
+    value = node.outputs[0]
+    clips = [user.outputs[0] for user in value.consumers() if user.op_type in CLIPS]
+    return next((str(each.name) for each in (value, *clips) if each.name in read and is_float(each)), None)
+
+
+def _sizes(model: ir.Model, names: Sequence[str], feed: Mapping[str, Any], providers: Sequence[str]) -> dict[str, int]:
+    """The bytes of each value, found without handing it out."""
+    if not names:
+        return {}
+    counting = model.clone()
+    values = {str(value.name): value for node in counting.graph for value in node.outputs}
+    counts = []
+    for place, name in enumerate(names):
+        node = ir.node("Size", [values[name]], name=f"count_of_output_{place}")
+        node.outputs[0].name = f"count_of_output_{place}"
+        counting.graph.append(node)
+        counts.append(f"count_of_output_{place}")
+    found = make_session(counting, counts, providers).run(None, dict(feed))
+    return {name: 4 * int(count) for name, count in zip(names, found, strict=True)}
+
+
+def _portions(sizes: Mapping[str, int]) -> Iterator[list[str]]:
+    """The names in groups that fit, each with at least one."""
+    group: list[str] = []
+    for name, size in sizes.items():
+        if group and sum(sizes[other] for other in group) + size > _AT_A_TIME:
+            yield group
+            group = []
+        group.append(name)
+    if group:
+        yield group
+
+
+def _run(
+    model: ir.Model, names: Sequence[str], feed: Mapping[str, Any], providers: Sequence[str]
+) -> dict[str, np.ndarray]:
+    results = make_session(model, names, providers).run(None, dict(feed))
+    return dict(zip(names, results, strict=True))

@@ -1,0 +1,116 @@
+"""Quantizers and dequantizers written into a graph as a layout says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import onnx_ir as ir
+
+from neural_compressor.onnx.affine_folding import take_over
+from neural_compressor.onnx.clips import cuts_off
+from neural_compressor.onnx.graph import input_of
+from neural_compressor.onnx.graph_editor import GraphEditor
+from neural_compressor.onnx.integer_params import IntegerParams
+from neural_compressor.onnx.layout import Home, Layout
+from neural_compressor.onnx.static_options import StaticOptions
+from neural_compressor.schemes import TensorScheme
+
+ParamsOf = Mapping[tuple[ir.Value, TensorScheme], IntegerParams]
+"""Scale and zero point of each tensor that sets one."""
+
+
+class QDQWriter:
+    """Puts pairs of a quantizer and a dequantizer into ``editor.model``, each behind what it quantizes."""
+
+    def __init__(self, editor: GraphEditor, options: StaticOptions) -> None:
+        self.editor = editor
+        self.options = options
+        self.graph = editor.model.graph
+        self._constants: dict[int, tuple[IntegerParams, list[ir.Value]]] = {}
+
+    def activations(self, layout: Layout, params_of: ParamsOf) -> None:
+        """Quantize the tensors that ``layout`` says are handed on as integers, and those its ops read."""
+        for value, home in layout.homes.items():
+            self._home(value, home, params_of[home.source, home.scheme])
+        pairs: dict[tuple[ir.Value, TensorScheme], ir.Value] = {}
+        for node, op in layout.ops.items():
+            for place, value in op.reads.items():
+                if layout.is_home(value, op.activation):
+                    continue
+                source = input_of(node, place)
+                key = source, op.activation
+                if key not in pairs or self.options.dedicated_qdq_pair:
+                    pairs[key] = self.pair(source, params_of[value, op.activation])
+                node.replace_input_with(place, pairs[key])
+
+    def pair(self, value: ir.Value, params: IntegerParams, before: ir.Node | None = None) -> ir.Value:
+        """``value`` quantized and dequantized, behind where it is computed or ahead of ``before``."""
+        quantize = self._node("QuantizeLinear", value, params, "quantized")
+        quantize.outputs[0].type = ir.TensorType(ir.DataType.from_numpy(params.zero_point.dtype))
+        dequantize = self.dequantizer(quantize.outputs[0], params, str(value.name))
+        producer = value.producer()
+        if before is not None or producer is None:
+            (before or self.graph[0]).prepend([quantize, dequantize])
+        else:
+            producer.append([quantize, dequantize])
+        return dequantize.outputs[0]
+
+    def dequantizer(self, codes: ir.Value, params: IntegerParams, name: str) -> ir.Node:
+        """A node, in no graph yet, that turns ``codes`` of the tensor ``name`` into floats."""
+        node = self._node("DequantizeLinear", codes, params, "dequantized", name)
+        node.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
+        return node
+
+    def replace(self, value: ir.Value, uses: Iterable[tuple[ir.Node, int]], new: ir.Value) -> None:
+        """Let ``uses`` of ``value``, and the model's outputs, read ``new`` instead."""
+        for node, place in uses:
+            node.replace_input_with(place, new)
+        if value.is_graph_output():
+            name = str(value.name)
+            value.name = self.editor.fresh(f"{name}_float")
+            new.name, new.type, new.shape = name, ir.TensorType(ir.DataType.FLOAT), value.shape
+            for place, output in enumerate(self.graph.outputs):
+                if output is value:
+                    self.graph.outputs[place] = new
+
+    def _home(self, value: ir.Value, home: Home, params: IntegerParams) -> None:
+        if home.clip is None:
+            self._quantize(home.raw, params)
+        elif cuts_off(params, home.clip):
+            take_over(home.raw, home.clip)
+            self._quantize(home.raw, params)
+        else:
+            # On the CPU only an op directly before a quantizer becomes an integer op; elsewhere the Relu goes with it.
+            if self.options.target == "CPUExecutionProvider":
+                self._quantize(home.raw, params)
+            self._quantize(value, params)
+
+    def _quantize(self, value: ir.Value, params: IntegerParams) -> None:
+        uses = tuple(value.uses())
+        if not self.options.dedicated_qdq_pair or not uses:
+            self.replace(value, uses, self.pair(value, params))
+            return
+        for number, use in enumerate(uses):
+            last = number == len(uses) - 1
+            new = self.pair(value, params)
+            if last:
+                self.replace(value, [use], new)
+            else:
+                use.node.replace_input_with(use.idx, new)
+
+    def _node(
+        self, op_type: str, value: ir.Value, params: IntegerParams, what: str, name: str | None = None
+    ) -> ir.Node:
+        name = name or str(value.name)
+        output = ir.Value(name=self.editor.fresh(f"{name}_{what}"), shape=value.shape)
+        inputs = [value, *self.constants(params, name)]
+        attributes = {} if params.axis is None else {"axis": params.axis}
+        return ir.node(op_type, inputs, attributes, outputs=[output], name=self.editor.fresh(f"{name}_{op_type}"))
+
+    def constants(self, params: IntegerParams, name: str) -> list[ir.Value]:
+        """Scale and zero point as constants of the graph."""
+        if id(params) not in self._constants:
+            scale = self.editor.weight(f"{name}_scale", params.scale, self.graph)
+            zero_point = self.editor.weight(f"{name}_zero_point", params.zero_point, self.graph)
+            self._constants[id(params)] = params, [scale, zero_point]
+        return self._constants[id(params)][1]

@@ -1,0 +1,48 @@
+"""Quantize ONNX models: static, dynamic and weight-only, under a configuration or tuned to keep a promise."""
+
+from neural_compressor.errors import MissingDependencyError
+
+try:
+    import onnx  # noqa: F401
+    import onnx_ir  # noqa: F401
+    import onnxruntime  # noqa: F401
+except ImportError as error:
+    raise MissingDependencyError(
+        f"{error}; install what ONNX models need with: pip install 'open-neural-compressor[onnx]'"
+    ) from error
+
+from neural_compressor.onnx.data_reader import CalibrationDataReader
+from neural_compressor.onnx.quantization.config import (
+    AWQConfig,
+    ComposedConfig,
+    DynamicQuantConfig,
+    GPTQConfig,
+    HQQConfig,
+    RTNConfig,
+    SmoothQuantConfig,
+    StaticQuantConfig,
+    TuningConfig,
+)
+from neural_compressor.onnx.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+from neural_compressor.onnx.quantization.quant_types import CalibrationMethod, QuantFormat, QuantType
+from neural_compressor.onnx.quantization.quantize import quantize
+from neural_compressor.onnx.quantization.tuning import autotune
+
+__all__ = [
+    "AWQConfig",
+    "CalibrationDataReader",
+    "CalibrationMethod",
+    "ComposedConfig",
+    "DynamicQuantConfig",
+    "GPTQConfig",
+    "HQQConfig",
+    "MatMulNBitsQuantizer",
+    "QuantFormat",
+    "QuantType",
+    "RTNConfig",
+    "SmoothQuantConfig",
+    "StaticQuantConfig",
+    "TuningConfig",
+    "autotune",
+    "quantize",
+]

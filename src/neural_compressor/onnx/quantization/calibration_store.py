@@ -1,0 +1,68 @@
+"""Calibration data, and what was found on it: kept for further quantizations of the same model."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import onnx_ir as ir
+
+from neural_compressor.errors import CalibrationError
+from neural_compressor.onnx.data_reader import Samples
+from neural_compressor.onnx.quantization.whole_model import reader_of
+from neural_compressor.onnx.static_params import KnownRanges
+
+logger = logging.getLogger("neural_compressor")
+_KEPT = 4
+"""How many smoothed models, or the same on other data, are kept."""
+
+
+@dataclass(frozen=True)
+class Base:
+    """A float model, smoothed or not, and the ranges seen on it so far."""
+
+    model: ir.Model
+    known: KnownRanges = field(default_factory=dict)
+
+
+class CalibrationStore:
+    """Readers are gone over from their start, as often as they are asked for."""
+
+    def __init__(self, reader: Any = None) -> None:
+        self.reader = reader
+        self._samples: dict[int, Samples] = {}
+        self._bases: list[tuple[Hashable, Base]] = []
+
+    def samples(self, configs: Sequence[Any], limit: int | None = None) -> Samples:
+        """What the configurations are calibrated with: their own data, or else that of the whole call."""
+        reader = reader_of(configs, self.reader)
+        if reader is None:
+            names = ", ".join(dict.fromkeys(type(config).__name__ for config in configs))
+            raise CalibrationError(
+                f"{names} needs calibration data; give the configuration, or the call, a calibration_data_reader"
+            )
+        if id(reader) not in self._samples:
+            _start_anew(reader)
+            self._samples[id(reader)] = Samples(reader)
+        samples = self._samples[id(reader)]
+        samples.limit = limit
+        return samples
+
+    def base(self, key: Hashable, make: Callable[[], ir.Model]) -> Base:
+        """What was made under ``key`` before, or is made now."""
+        for known, base in self._bases:
+            if known == key:
+                return base
+        new = Base(make())
+        self._bases = [*self._bases[-_KEPT + 1 :], (key, new)]
+        return new
+
+
+def _start_anew(reader: Any) -> None:
+    """A reader may have been gone over before; one that cannot start anew is taken as it is."""
+    try:
+        reader.rewind()
+    except (AttributeError, NotImplementedError):
+        logger.debug("%s has no rewind()", type(reader).__name__)

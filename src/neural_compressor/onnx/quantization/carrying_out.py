@@ -1,0 +1,100 @@
+"""Carry out what was resolved: smooth and quantize statically, then weights alone, then dynamically."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import onnx_ir as ir
+
+from neural_compressor.onnx.dynamic import quantize_dynamic
+from neural_compressor.onnx.quantization.aim import Aim
+from neural_compressor.onnx.quantization.calibration_store import CalibrationStore
+from neural_compressor.onnx.quantization.config import StaticQuantConfig, WeightOnlyConfig
+from neural_compressor.onnx.quantization.resolution import Resolution
+from neural_compressor.onnx.quantization.whole_model import setting, smoothing_of
+from neural_compressor.onnx.quantization_record import QuantizationRecord, write_record
+from neural_compressor.onnx.smooth_quant import smooth
+from neural_compressor.onnx.static import left_in_float, quantize_static
+from neural_compressor.onnx.static_options import StaticOptions
+from neural_compressor.onnx.weight_job import WeightOnlyOptions
+from neural_compressor.onnx.weight_only import quantize_weight_only
+from neural_compressor.schemes import OpKey, Plan, float_op
+
+
+def carry_out(model: ir.Model, resolution: Resolution, store: CalibrationStore) -> ir.Model:
+    """A new model, quantized as ``resolution`` says."""
+    static, weights = resolution.configs("static"), resolution.configs("weight_only")
+    calibrated = [config for config in weights if config.needs_calibration]
+    for configs in (static, calibrated):
+        if configs:
+            store.samples(configs)  # what is missing is said before any work
+    new, left = model, dict[OpKey, str]()
+    if static:
+        new, left = _quantize_statically(model, resolution, store)
+    if weights:
+        jobs = {name: work.job for (name, _), work in resolution.of("weight_only").items() if work.job is not None}
+        samples = store.samples(calibrated) if calibrated else None
+        new = quantize_weight_only(new, jobs, samples, _weight_options(weights, resolution.aims["weight_only"]))
+    if resolution.of("dynamic"):
+        new = quantize_dynamic(new, _plan(resolution, "dynamic"))
+    write_record(new, _record(resolution, left))
+    return new
+
+
+def _quantize_statically(
+    model: ir.Model, resolution: Resolution, store: CalibrationStore
+) -> tuple[ir.Model, dict[OpKey, str]]:
+    """The new model, and the nodes that stay in float since integers would not pay there."""
+    configs, aim, plan = resolution.configs("static"), resolution.aims["static"], _plan(resolution, "static")
+    options, smoothing = _static_options(configs, aim), smoothing_of(configs)
+    size = setting(configs, "calibration_sampling_size")
+
+    def smoothed() -> ir.Model:
+        if smoothing is None:
+            return model
+        given = {name: getattr(smoothing, name) for name in ("folding", "op_types", "calib_iter", "scales_per_op")}
+        return smooth(model, store.samples(configs), smoothing.alpha, providers=aim.sessions, **given)
+
+    reader = store.samples(configs).reader
+    base = store.base((id(model), id(reader), smoothing, size, options.percentile), smoothed)
+    left = left_in_float(base.model, plan, options)
+    return quantize_static(base.model, plan, store.samples(configs, size), options, base.known), left
+
+
+def _plan(resolution: Resolution, approach: str) -> Plan:
+    kept = {key: float_op() for key in resolution.kept}
+    return Plan(kept | {key: work.scheme for key, work in resolution.of(approach).items()})
+
+
+def _record(resolution: Resolution, left: dict[OpKey, str]) -> QuantizationRecord:
+    ops = {key: work.scheme for key, work in resolution.work.items()}
+    in_float = {key: float_op("fp32", ops[key].weight is not None) for key in left}
+    kept = dict.fromkeys(resolution.kept, "kept in float")
+    return QuantizationRecord({**ops, **in_float}, {**kept, **resolution.left, **left})
+
+
+def _static_options(configs: Sequence[StaticQuantConfig], aim: Aim) -> StaticOptions:
+    def extra(name: str) -> Any:
+        return setting(configs, f"extra_options[{name!r}]", lambda config: config.option(name))
+
+    needed = aim.query.entry.recipes
+    return StaticOptions(
+        quant_format=aim.quant_format,
+        target=aim.provider,
+        providers=aim.sessions,
+        add_qdq_pair_to_weight=extra("AddQDQPairToWeight") or needed.get("add_qdq_pair_to_weight", False),
+        dedicated_qdq_pair=extra("DedicatedQDQPair") or needed.get("dedicated_qdq_pair", False),
+        optypes_to_exclude_output_quant=tuple(extra("OpTypesToExcludeOutputQuantization")),
+        quantize_bias=needed.get("quantize_bias", True),
+        percentile=extra("CalibPercentile"),
+    )
+
+
+def _weight_options(configs: Sequence[WeightOnlyConfig], aim: Aim) -> WeightOnlyOptions:
+    return WeightOnlyOptions(
+        quant_format=aim.quant_format,
+        accuracy_level=setting(configs, "accuracy_level") or "auto",
+        layer_wise=setting(configs, "layer_wise_quant"),
+        providers=aim.sessions,
+    )

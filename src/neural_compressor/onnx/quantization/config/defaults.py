@@ -1,0 +1,79 @@
+"""The default configuration of each algorithm, and sets to tune over."""
+
+from __future__ import annotations
+
+from neural_compressor.onnx.quantization.config.awq import AWQConfig
+from neural_compressor.onnx.quantization.config.dynamic import DynamicQuantConfig
+from neural_compressor.onnx.quantization.config.gptq import GPTQConfig
+from neural_compressor.onnx.quantization.config.hqq import HQQConfig
+from neural_compressor.onnx.quantization.config.onnx_config import OnnxConfig
+from neural_compressor.onnx.quantization.config.rtn import RTNConfig
+from neural_compressor.onnx.quantization.config.smooth import SmoothQuantConfig
+from neural_compressor.onnx.quantization.config.static import StaticQuantConfig
+from neural_compressor.onnx.quantization.quant_types import CalibrationMethod
+
+
+def get_default_static_config() -> StaticQuantConfig:
+    """The default configuration of static quantization."""
+    return StaticQuantConfig()
+
+
+def get_default_dynamic_config() -> DynamicQuantConfig:
+    """The default configuration of dynamic quantization."""
+    return DynamicQuantConfig()
+
+
+def get_default_sq_config() -> SmoothQuantConfig:
+    """The default configuration of SmoothQuant."""
+    return SmoothQuantConfig()
+
+
+def get_default_rtn_config() -> RTNConfig:
+    """The default configuration of RTN."""
+    return RTNConfig()
+
+
+def get_default_gptq_config() -> GPTQConfig:
+    """The default configuration of GPTQ."""
+    return GPTQConfig()
+
+
+def get_default_awq_config() -> AWQConfig:
+    """The default configuration of AWQ."""
+    return AWQConfig()
+
+
+def get_default_hqq_config() -> HQQConfig:
+    """The default configuration of HQQ."""
+    return HQQConfig()
+
+
+def get_woq_tuning_config() -> list[OnnxConfig]:
+    """Weight-only configurations to tune over, the cheapest first: those without data, then those that need some.
+
+    >>> [config.name for config in get_woq_tuning_config()]
+    ['rtn', 'rtn', 'hqq', 'awq', 'gptq', 'gptq']
+    """
+    return [
+        RTNConfig(weight_sym=False),
+        RTNConfig(weight_sym=False, mse=True),
+        HQQConfig(),
+        AWQConfig(weight_sym=False),
+        GPTQConfig(weight_sym=False),
+        GPTQConfig(weight_sym=False, quant_last_matmul=False),
+    ]
+
+
+def get_integer_tuning_config() -> list[OnnxConfig]:
+    """Static configurations to tune over, the fastest first, then smoothed and dynamic ones.
+
+    >>> [config.name for config in get_integer_tuning_config()]
+    ['static_quant', 'static_quant', 'static_quant', 'smooth_quant', 'dynamic_quant']
+    """
+    return [
+        StaticQuantConfig(per_channel=True),
+        StaticQuantConfig(per_channel=True, calibrate_method=CalibrationMethod.Entropy),
+        StaticQuantConfig(per_channel=True, calibrate_method=CalibrationMethod.MSE),
+        SmoothQuantConfig(per_channel=True, alpha="auto"),
+        DynamicQuantConfig(per_channel=True),
+    ]

@@ -1,0 +1,112 @@
+"""Field types that several configurations share. Where it says so a list of values spans a space."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+from pydantic import PlainValidator
+
+from neural_compressor.config.numbers import group_size, is_whole, number_between
+from neural_compressor.config.parameter_space import one_or_more
+from neural_compressor.config.words import at_least, flag
+from neural_compressor.errors import ConfigError
+from neural_compressor.onnx.providers import AUTOMATIC, find_provider
+from neural_compressor.onnx.quantization.quant_types import CalibrationMethod, QuantFormat, QuantType, choice
+from neural_compressor.registry import close_matches
+
+FLOAT = "fp32"
+"""The data type that leaves a node as it is."""
+BITS = (2, 4, 8)
+"""Widths that ONNX Runtime has kernels for where weights alone are quantized."""
+
+
+def weight_dtype(value: Any) -> str:
+    """Validate the data type of a weight: ``"int"``, whose width is given apart, one with its width, or ``"fp32"``.
+
+    >>> weight_dtype("int8"), weight_dtype("fp32")
+    ('int8', 'fp32')
+    """
+    known = ("int", *(f"int{bits}" for bits in BITS), FLOAT)
+    if value in known:
+        return str(value)
+    raise ConfigError(f"got {value!r}; {close_matches(str(value), known)}")
+
+
+def _bits(value: Any) -> int:
+    if is_whole(value) and value in BITS:
+        return int(value)
+    raise ConfigError(f"got {value!r}, expected {', '.join(map(str, BITS[:-1]))} or {BITS[-1]} bits")
+
+
+def _act_dtype(value: Any) -> str:
+    if value == FLOAT:
+        return FLOAT
+    raise ConfigError(
+        f"got {value!r}, expected 'fp32': weights alone are quantized here; for activations too use StaticQuantConfig or "
+        "DynamicQuantConfig"
+    )
+
+
+def _accuracy_level(value: Any) -> int:
+    if value is None:
+        return 0
+    if is_whole(value) and 0 <= value <= 4:
+        return int(value)
+    raise ConfigError(
+        f"got {value!r}, expected 0 (the fastest), 1 (inputs in fp32), 2 (fp16), 3 (bf16) or 4 (int8 in blocks)"
+    )
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    found = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Iterable) else (value,)
+    for name in found:
+        if not isinstance(name, str) or not name:
+            raise ConfigError(f"got {name!r}, expected a name or a list of names")
+    return tuple(dict.fromkeys(found))
+
+
+def _optional_names(value: Any) -> tuple[str, ...] | None:
+    return _names(value) or None
+
+
+def _provider(value: Any) -> str | None:
+    if value is None or value in AUTOMATIC:
+        return None
+    if not isinstance(value, str):
+        raise ConfigError(f"got {value!r}, expected the name of an execution provider, such as 'CPUExecutionProvider'")
+    return find_provider(value).name
+
+
+def _providers(value: Any) -> tuple[str, ...]:
+    found = tuple(find_provider(name).name for name in _names(value))
+    if not found:
+        raise ConfigError(f"got {value!r}, expected a list of execution providers, such as ['CPUExecutionProvider']")
+    return found
+
+
+def _reader(value: Any) -> Any:
+    if value is None or callable(getattr(value, "get_next", None)):
+        return value
+    raise ConfigError(f"got a {type(value).__name__}, expected a CalibrationDataReader (get_next, rewind)")
+
+
+Reader = Annotated[Any, PlainValidator(_reader)]
+Names = Annotated[tuple[str, ...], PlainValidator(_names)]
+OptionalNames = Annotated[tuple[str, ...] | None, PlainValidator(_optional_names)]
+Provider = Annotated[str | None, PlainValidator(_provider)]
+Providers = Annotated[tuple[str, ...], PlainValidator(_providers)]
+
+Flag = Annotated[bool, one_or_more(flag)]
+Count = Annotated[int, one_or_more(at_least(1))]
+Fraction = Annotated[float, one_or_more(number_between(0, 1))]
+Bits = Annotated[int, one_or_more(_bits)]
+GroupSize = Annotated[int, one_or_more(group_size)]
+WeightDtype = Annotated[str, one_or_more(weight_dtype)]
+ActDtype = Annotated[str, one_or_more(_act_dtype)]
+AccuracyLevel = Annotated[int, one_or_more(_accuracy_level)]
+Type = Annotated[QuantType, one_or_more(choice(QuantType))]
+Format = Annotated[QuantFormat, one_or_more(choice(QuantFormat))]
+Method = Annotated[CalibrationMethod, one_or_more(choice(CalibrationMethod))]

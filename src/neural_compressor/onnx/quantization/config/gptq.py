@@ -1,0 +1,48 @@
+"""GPTQ."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from neural_compressor.config.composition import register_config
+from neural_compressor.config.parameter_space import one_or_more
+from neural_compressor.config.words import flag
+from neural_compressor.errors import ConfigError
+from neural_compressor.onnx.quantization.config.fields import Count, Flag, Fraction, Reader
+from neural_compressor.onnx.quantization.config.weight_only import WeightOnlyConfig
+
+
+def _perchannel(value: Any) -> bool:
+    if flag(value):
+        return True
+    raise ConfigError("got False, expected True: the kernels keep scales for each channel and group")
+
+
+@register_config("onnxrt", "gptq")
+class GPTQConfig(WeightOnlyConfig):
+    """GPTQ: weights not yet rounded make up for the error of those that are. Needs data.
+
+    ``actorder`` takes the inputs with the largest activations first. ``mse`` looks for the ranges with the least loss,
+    without which a language model may gain nothing over rounding to nearest. ``percdamp`` steadies the statistics,
+    ``block_size`` changes the speed only.
+    """
+
+    percdamp: Fraction = 0.01
+    block_size: Count = 128
+    actorder: Flag = False
+    mse: Flag = True
+    perchannel: Annotated[bool, one_or_more(_perchannel)] = True
+    calibration_data_reader: Reader = None
+
+    @property
+    def needs_calibration(self) -> bool:
+        """Where it quantizes anything."""
+        return self.quantizes
+
+    def algorithm_options(self) -> dict[str, Any]:
+        return {
+            "percdamp": self.percdamp,
+            "block_size": self.block_size,
+            "act_order": self.actorder,
+            "search": "mse" if self.mse else None,
+        }

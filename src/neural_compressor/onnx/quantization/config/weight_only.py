@@ -1,0 +1,84 @@
+"""What the configurations of weight-only algorithms share."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from neural_compressor.dtypes import dtype
+from neural_compressor.onnx.quantization.config.fields import (
+    FLOAT,
+    AccuracyLevel,
+    ActDtype,
+    Bits,
+    Flag,
+    Format,
+    GroupSize,
+    Names,
+    OptionalNames,
+    Providers,
+    WeightDtype,
+)
+from neural_compressor.onnx.quantization.config.onnx_config import OnnxConfig
+from neural_compressor.onnx.quantization.quant_types import QuantFormat
+from neural_compressor.schemes import PER_CHANNEL, PerGroup, TensorScheme
+
+
+class WeightOnlyConfig(OnnxConfig):
+    """Weights in few bits, activations in float.
+
+    ``weight_dtype`` is ``"int"``, whose width is ``weight_bits`` (2, 4 or 8), or ``"int4"`` and the like; ``"fp32"`` leaves
+    the node as it is. ``weight_group_size`` is -1 for one scale a channel. ``quant_format`` says what becomes of a matrix
+    product: ``QOperator`` a ``MatMulNBits``, ``QDQ`` a DequantizeLinear in blocks before it (opset 21).
+
+    ``accuracy_level`` is that of ``MatMulNBits``: from 1 (inputs in fp32) to 4 (in int8, the fastest on a CPU); 0 leaves
+    the choice to the toolkit, which takes what is fast. ``layer_wise_quant`` calibrates each layer behind those quantized
+    before it, and not on the float model, at one pass over the data a layer.
+
+    Matrix products and Gemm are quantized; tables that Gather reads where ``op_types_to_quantize`` or a rule names them.
+    """
+
+    approach: ClassVar[str] = "weight_only"
+    usual_types: ClassVar[tuple[str, ...] | None] = ("MatMul", "Gemm")
+
+    weight_dtype: WeightDtype = "int"
+    weight_bits: Bits = 4
+    weight_group_size: GroupSize = 32
+    weight_sym: Flag = True
+    act_dtype: ActDtype = FLOAT
+    accuracy_level: AccuracyLevel = 0
+    providers: Providers = ("CPUExecutionProvider",)
+    layer_wise_quant: Flag = False
+    quant_last_matmul: Flag = True
+    nodes_to_exclude: Names = ()
+    nodes_to_quantize: Names = ()
+    op_types_to_quantize: OptionalNames = None
+    quant_format: Format = QuantFormat.QOperator
+
+    @property
+    def quantizes(self) -> bool:
+        """Whether weights are quantized, and not left in float."""
+        return self.weight_dtype != FLOAT
+
+    def weight_scheme(self) -> TensorScheme:
+        """How a weight (outputs, inputs) is mapped to its data type."""
+        self.require_single()
+        if not self.quantizes:
+            return TensorScheme(dtype(FLOAT))
+        granularity = PER_CHANNEL if self.weight_group_size == -1 else PerGroup(self.weight_group_size)
+        return TensorScheme(dtype(f"int{self.weight_bits}"), self.weight_sym, granularity, self.name)
+
+    def algorithm_options(self) -> dict[str, Any]:
+        """What the algorithm is called with."""
+        return {}
+
+    @classmethod
+    def _settled(cls, values: dict[str, Any], given: frozenset[str]) -> dict[str, Any]:
+        name = values["weight_dtype"]
+        if name in ("int", FLOAT):
+            return values
+        return cls._with(values, {"weight_bits": int(name.removeprefix("int"))}, given, f"weight_dtype {name!r}")
+
+    def _distinct(self, values: dict[str, Any]) -> dict[str, Any]:
+        if not self.quantizes:
+            return {"weight_dtype": FLOAT}
+        return {**values, "weight_dtype": f"int{self.weight_bits}"}

@@ -1,0 +1,82 @@
+"""Quantize an ONNX model as a configuration says."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from neural_compressor.config.composition import Composition
+from neural_compressor.errors import WorkspaceError
+from neural_compressor.onnx.fusion_check import check_fusion
+from neural_compressor.onnx.model_file import write_model
+from neural_compressor.onnx.model_forms import as_proto
+from neural_compressor.onnx.quantization.calibration_store import CalibrationStore
+from neural_compressor.onnx.quantization.carrying_out import carry_out
+from neural_compressor.onnx.quantization.prepared import prepare
+from neural_compressor.onnx.quantization.resolution import resolve
+from neural_compressor.onnx.quantization.selection import require_onnx
+
+
+def quantize(
+    model_input: str | Path | onnx.ModelProto | ir.Model,
+    model_output: str | Path | None,
+    quant_config: Composition,
+    optimization_level: Any = None,
+    calibration_data_reader: Any = None,
+    *,
+    graph_only: bool = False,
+) -> onnx.ModelProto | None:
+    """Quantize ``model_input`` as ``quant_config`` says, and write the result as ``model_output``.
+
+    Without ``model_output`` the result is returned. ``calibration_data_reader`` serves configurations that need data and
+    have none of their own. ``optimization_level`` (``onnxruntime.GraphOptimizationLevel``) is how far ONNX Runtime
+    simplifies the graph first; by default it does for static quantization, as far as nodes keep their names.
+    ``graph_only`` makes a model for an execution provider that does not run here, and calibrates it on the CPU.
+
+    >>> import numpy as np
+    >>> from onnx import helper, numpy_helper
+    >>> x, y = (helper.make_tensor_value_info(name, 1, ["n", 64]) for name in "xy")
+    >>> weight = numpy_helper.from_array(np.eye(64, dtype=np.float32), "w")
+    >>> graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "one product", [x], [y], [weight])
+    >>> from neural_compressor.onnx.quantization import RTNConfig
+    >>> new = quantize(helper.make_model(graph), None, RTNConfig())
+    >>> [node.op_type for node in new.graph.node]
+    ['MatMulNBits']
+    """
+    require_onnx(quant_config)
+    if model_output is not None:
+        _check_writable(Path(model_output))
+    new = quantized(model_input, quant_config, optimization_level, calibration_data_reader, graph_only)
+    if model_output is None:
+        return as_proto(new)
+    write_model(new, model_output)
+    return None
+
+
+def quantized(
+    source: str | Path | onnx.ModelProto | ir.Model, config: Composition, level: Any, reader: Any, graph_only: bool
+) -> ir.Model:
+    """What :func:`quantize` writes."""
+    prepared = prepare(source, config, level)
+    resolution = resolve(config, prepared, graph_only)
+    new = carry_out(prepared.model, resolution, CalibrationStore(reader))
+    static = resolution.aims.get("static")
+    if static is not None and static.target.runs_here:
+        check_fusion(new, static.sessions)
+    return new
+
+
+def _check_writable(path: Path) -> None:
+    """Say before any work that the result could not be written."""
+    if path.is_dir():
+        raise WorkspaceError(f"{path} is a folder; give the path of the file to write")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise WorkspaceError(f"{path} cannot be written: {error}") from error

@@ -1,0 +1,190 @@
+"""From a configuration to what is done to each node of a model."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import onnx_ir as ir
+
+from neural_compressor.config.composition import Composition
+from neural_compressor.errors import ConfigError
+from neural_compressor.onnx.dynamic import dynamic_nodes
+from neural_compressor.onnx.matrix_nodes import MatrixNode, left_in_float, weight_only_nodes
+from neural_compressor.onnx.ops import quantizable_nodes, unquantizable_nodes
+from neural_compressor.onnx.quantization.aim import Aim, find_aim
+from neural_compressor.onnx.quantization.config import RTNConfig
+from neural_compressor.onnx.quantization.fitting import fit, unfit_weight
+from neural_compressor.onnx.quantization.prepared import Prepared, node_types
+from neural_compressor.onnx.quantization.selection import select
+from neural_compressor.onnx.weight_job import WeightJob
+from neural_compressor.registry import close_matches
+from neural_compressor.schemes import OpKey, OpScheme
+
+logger = logging.getLogger("neural_compressor")
+_SHOWN = 8
+
+
+@dataclass(frozen=True)
+class NodeWork:
+    """How a node is quantized, and the configuration that says so. ``job`` is there where its weight alone is."""
+
+    scheme: OpScheme
+    config: Any
+    job: WeightJob | None = None
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """What is done to each node, what for (by approach), and why other nodes stay in float.
+
+    ``kept`` are nodes that the user has in float, so that they do not even pass integers on.
+    """
+
+    work: Mapping[OpKey, NodeWork]
+    left: Mapping[OpKey, str]
+    aims: Mapping[str, Aim]
+    kept: frozenset[OpKey] = frozenset()
+
+    def of(self, approach: str) -> dict[OpKey, NodeWork]:
+        """The nodes quantized statically, dynamically, or in their weights alone."""
+        return {key: work for key, work in self.work.items() if work.scheme.mode == approach}
+
+    def configs(self, approach: str) -> list[Any]:
+        """The configurations of these nodes."""
+        return _distinct(work.config for work in self.of(approach).values())
+
+    def without(self, keys: Collection[OpKey]) -> Resolution:
+        """The same with some nodes in float."""
+        work = {key: work for key, work in self.work.items() if key not in keys}
+        return replace(self, work=work, kept=self.kept | set(keys))
+
+
+def resolve(config: Composition, prepared: Prepared, graph_only: bool = False) -> Resolution:
+    """What ``config`` does to the nodes of a model, of what their execution provider can run.
+
+    A rule or a name that matches no node, a value that the provider has not, and a configuration that leaves every node
+    in float are errors. ``graph_only`` admits providers that do not run here.
+    """
+    selection = select(config, prepared.kinds)
+    now = node_types(prepared.model)
+    left: dict[OpKey, str] = {(name, now[name]): why for name, why in selection.left.items() if name in now}
+    work: dict[OpKey, NodeWork] = {}
+    aims: dict[str, Aim] = {}
+    for approach, examine in _APPROACHES.items():
+        chosen = {(name, now[name]): each for name, each in selection.of(approach).items() if name in now}
+        if not chosen:
+            continue
+        aims[approach] = find_aim(_distinct(chosen.values()), approach, graph_only)
+        found = examine(prepared.model, chosen, aims[approach])
+        work |= {key: outcome for key, outcome in found.items() if isinstance(outcome, NodeWork)}
+        left |= {key: outcome for key, outcome in found.items() if isinstance(outcome, str)}
+    if not work:
+        raise _nothing(left, now)
+    able = {kind for approach, aim in aims.items() for kind in aim.op_types(approach)}
+    told = {key: why for key, why in left.items() if key[1] in able or key[0] in selection.named}
+    _report(selection.named, work, told)
+    order = {name: place for place, name in enumerate(now)}
+    in_order = dict(sorted(work.items(), key=lambda item: order[item[0][0]]))
+    return Resolution(in_order, told, aims, frozenset((name, now[name]) for name in selection.kept if name in now))
+
+
+def _distinct(configs: Iterable[Any]) -> list[Any]:
+    return list({id(config): config for config in configs}.values())
+
+
+Outcome = NodeWork | str
+Chosen = Mapping[OpKey, Any]
+
+
+def _static(model: ir.Model, chosen: Chosen, aim: Aim) -> dict[OpKey, Outcome]:
+    able, reasons = quantizable_nodes(model), unquantizable_nodes(model)
+    found: dict[OpKey, Outcome] = {}
+    for key, config in chosen.items():
+        if key not in able:
+            found[key] = reasons.get(key, f"{key[1]} is not quantized statically")
+            continue
+        info = able[key]
+        options = aim.options(key[1], "static", has_weight=info.weight is not None, per_channel=info.axis is not None)
+        found[key] = _fitted(config, options, key, aim.provider)
+    return found
+
+
+def _dynamic(model: ir.Model, chosen: Chosen, aim: Aim) -> dict[OpKey, Outcome]:
+    able = dynamic_nodes(model)
+    found: dict[OpKey, Outcome] = {}
+    for key, config in chosen.items():
+        if (why := able.get(key, f"{key[1]} is not quantized dynamically")) is not None:
+            found[key] = why
+            continue
+        found[key] = _fitted(config, aim.options(key[1], "dynamic"), key, aim.provider)
+    return found
+
+
+def _fitted(config: Any, options: Any, key: OpKey, provider: str) -> Outcome:
+    scheme = fit(config, options, key[1], provider)
+    return f"{provider} has no {config.approach} {key[1]}" if scheme is None else NodeWork(scheme, config)
+
+
+def _weight_only(model: ir.Model, chosen: Chosen, aim: Aim) -> dict[OpKey, Outcome]:
+    able, reasons = weight_only_nodes(model), left_in_float(model)
+    found: dict[OpKey, Outcome] = {}
+    for key, config in chosen.items():
+        name, kind = key
+        if name not in able:
+            found[key] = reasons.get(name, f"{kind} has no weight that is quantized by itself")
+            continue
+        job = WeightJob(config.name, config.weight_scheme(), _options(config, able[name]))
+        if able[name].node.graph is not model.graph and job.needs_data:
+            found[key] = f"it is in the body of an If, Loop or Scan, where {config.name} cannot see its inputs"
+        elif why := unfit_weight(job.scheme, aim.options(kind, "weight_only"), kind, aim.provider):
+            found[key] = why
+        else:
+            found[key] = NodeWork(OpScheme(weight=job.scheme, mode="weight_only"), config, job)
+    _check_ratios([config for config in _distinct(chosen.values()) if isinstance(config, RTNConfig)], able)
+    return found
+
+
+def _options(config: Any, node: MatrixNode) -> dict[str, Any]:
+    options: dict[str, Any] = config.algorithm_options()
+    ratios = getattr(config, "ratios", {})
+    ratio = ratios.get(node.name, ratios.get(str(node.weight.name)))
+    return options if ratio is None else {**options, "ratio": ratio}
+
+
+def _check_ratios(configs: Collection[RTNConfig], able: Mapping[str, MatrixNode]) -> None:
+    known = [*able, *(str(node.weight.name) for node in able.values())]
+    for name in (name for config in configs for name in config.ratios if name not in known):
+        raise ConfigError(f"RTNConfig.ratios: no weight or node is called {name!r}; {close_matches(name, known)}")
+
+
+_APPROACHES: Mapping[str, Callable[[ir.Model, Chosen, Aim], dict[OpKey, Outcome]]] = {
+    "weight_only": _weight_only,
+    "static": _static,
+    "dynamic": _dynamic,
+}
+
+
+def _report(named: Collection[str], work: Mapping[OpKey, NodeWork], left: Mapping[OpKey, str]) -> None:
+    """Say why nodes that were asked for by name stay in float, and how many others do."""
+    done, reasons = {name for name, _ in work}, {name: why for (name, _), why in left.items()}
+    for name in named:
+        if name not in done:
+            why = reasons.get(name, "simplifying the graph took it away (optimization_level)")
+            logger.warning("%s stays in float: %s", name, why)
+    logger.info("%d nodes are quantized%s", len(work), _counted(left))
+
+
+def _nothing(left: Mapping[OpKey, str], now: Mapping[str, str]) -> ConfigError:
+    kinds = ", ".join(sorted(set(now.values()))) or "none"
+    return ConfigError(f"nothing in the model would be quantized; it has nodes of the types {kinds}{_counted(left)}")
+
+
+def _counted(left: Mapping[OpKey, str]) -> str:
+    """The nodes left in float by type and reason, as the end of a sentence."""
+    reasons = Counter(f"{kind} ({why})" for (_, kind), why in left.items())
+    told = "; ".join(f"{count} {reason}" for reason, count in reasons.most_common(_SHOWN))
+    return f"; in float stay {told}" if told else ""

@@ -1,0 +1,146 @@
+"""Which configuration each node of a model gets, and why others stay in float."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import onnx
+
+from neural_compressor.config.composition import Composition
+from neural_compressor.config.op_selector import OpSelector
+from neural_compressor.errors import ConfigError
+from neural_compressor.onnx.quantization.config.onnx_config import OnnxConfig
+
+PRODUCTS = ("MatMul", "Gemm")
+"""Types of node of which ``quant_last_matmul`` means the last."""
+CONTRIBUTED_TYPES = ("Attention", "EmbedLayerNormalization", "FusedConv")
+"""Operators of ONNX Runtime itself that a list of types may name, whether the model has them or not."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The configurations of the nodes to quantize, and the reasons of those that the configuration keeps in float.
+
+    ``named`` are the nodes asked for by name: where one cannot be quantized, that has to be said. ``kept`` are those of
+    ``left`` that a rule or a list keeps there.
+    """
+
+    configs: Mapping[str, OnnxConfig]
+    left: Mapping[str, str]
+    named: frozenset[str]
+    kept: frozenset[str] = frozenset()
+
+    def of(self, approach: str) -> dict[str, Any]:
+        """The configurations of one approach."""
+        return {name: config for name, config in self.configs.items() if config.approach == approach}
+
+
+def select(config: Composition, kinds: Mapping[str, str]) -> Selection:
+    """What ``config`` says of the nodes in ``kinds``, which holds their types by name in the order they run.
+
+    A rule or a name that matches no node is an error that names close matches.
+    """
+    given = config.assign(kinds)
+    bounds = {id(each): _bounds(each, kinds) for each in _every(config)}
+    configs: dict[str, OnnxConfig] = {}
+    left: dict[str, str] = {}
+    named: set[str] = set()
+    kept: set[str] = set()
+    for name, assigned in given.items():
+        claim = assigned.claim
+        if claim is None:
+            left[name] = "no part of the configuration claims it"
+            continue
+        each: Any = claim.config
+        bound = bounds.setdefault(id(each), _bounds(each, kinds))
+        by_name = name in (bound.only or ()) or (claim.selector is not None and claim.selector.text == name)
+        if not each.quantizes:
+            left[name] = "its configuration leaves it in float"
+            kept.add(name)
+        elif reason := bound.reason(name, kinds[name], explicit=assigned.explicit):
+            left[name] = reason
+            kept |= {name} & bound.excluded
+        else:
+            configs[name] = each
+            named |= {name} if by_name else set()
+    return Selection(configs, left, frozenset(named), frozenset(kept))
+
+
+@dataclass(frozen=True)
+class _Bounds:
+    """The nodes that a configuration speaks of."""
+
+    types: tuple[str, ...] | None
+    usual: tuple[str, ...] | None
+    only: frozenset[str] | None
+    excluded: frozenset[str]
+    last: str | None
+
+    def reason(self, name: str, kind: str, explicit: bool) -> str:
+        """Why a node stays in float; empty where it does not."""
+        if name in self.excluded:
+            return "nodes_to_exclude names it"
+        if self.only is not None and name not in self.only:
+            return "nodes_to_quantize does not name it"
+        if self.types is not None and kind not in self.types:
+            return f"op_types_to_quantize does not name {kind}"
+        asked = explicit or self.only is not None or self.types is not None
+        if self.usual is not None and not asked and kind not in self.usual:
+            return f"{kind} is quantized where op_types_to_quantize or a rule names it"
+        return "quant_last_matmul=False" if name == self.last else ""
+
+
+def _bounds(config: OnnxConfig, kinds: Mapping[str, str]) -> _Bounds:
+    only = _nodes(config, "nodes_to_quantize", kinds)
+    products = [name for name, kind in kinds.items() if kind in PRODUCTS]
+    return _Bounds(
+        types=_types(config, kinds),
+        usual=config.usual_types,
+        only=frozenset(only) if config.nodes_to_quantize else None,
+        excluded=frozenset(_nodes(config, "nodes_to_exclude", kinds)),
+        last=products[-1] if products and not config.quant_last_matmul else None,
+    )
+
+
+def _nodes(config: OnnxConfig, field: str, kinds: Mapping[str, str]) -> Iterable[str]:
+    """The nodes that a list of names and regular expressions means."""
+    names = dict.fromkeys(kinds, "")
+    found: list[str] = []
+    for text in getattr(config, field):
+        selector = OpSelector(text)
+        matched = selector.select(names)
+        if not matched:
+            raise ConfigError(
+                f"{type(config).__name__}.{field}: {text!r} matches no node of the model; {selector.alternatives(kinds)}"
+            )
+        found += matched
+    return found
+
+
+def _types(config: OnnxConfig, kinds: Mapping[str, str]) -> tuple[str, ...] | None:
+    for kind in config.op_types_to_quantize or ():
+        if kind not in kinds.values() and not onnx.defs.has(kind) and kind not in CONTRIBUTED_TYPES:
+            hint = OpSelector(kind, is_type=True).alternatives(kinds)
+            raise ConfigError(
+                f"{type(config).__name__}.op_types_to_quantize: there is no type of node {kind!r}; {hint}"
+            )
+    return config.op_types_to_quantize
+
+
+def _every(config: Composition) -> list[Any]:
+    return [each for part in config.parts for each in (part, *(rule.config for rule in part.local))]
+
+
+def require_onnx(config: Any) -> None:
+    """Refuse what is no configuration for ONNX models."""
+    if not isinstance(config, Composition):
+        raise ConfigError(
+            f"got {config!r} as quant_config, expected a configuration such as StaticQuantConfig(reader) or RTNConfig()"
+        )
+    for part in config.parts:
+        if not isinstance(part, OnnxConfig):
+            raise ConfigError(
+                f"{type(part).__name__} is a configuration for {part.framework}, expected one for ONNX models"
+            )

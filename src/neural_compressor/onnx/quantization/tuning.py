@@ -1,0 +1,119 @@
+"""Try configurations until one keeps the accuracy promise."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from neural_compressor.config import PostTrainingQuantConfig, TuningCriterion
+from neural_compressor.config.objective import objectives
+from neural_compressor.errors import ConfigError
+from neural_compressor.onnx.model_file import read_model, write_model
+from neural_compressor.onnx.quantization.calibration_store import CalibrationStore
+from neural_compressor.onnx.quantization.config import TuningConfig
+from neural_compressor.onnx.quantization.selection import require_onnx
+from neural_compressor.onnx.quantization.trials import RECIPE, ConfigAdaptor, candidates
+from neural_compressor.report.html import write_report
+from neural_compressor.report.terminal import TuningProgress, print_result
+from neural_compressor.strategy.listed_fallback import ListedFallbackStrategy
+from neural_compressor.strategy.space import TuningSpace
+from neural_compressor.tuning.evaluator import Evaluator
+from neural_compressor.tuning.loop import tune
+
+logger = logging.getLogger("neural_compressor")
+
+VERDICT = "neural_compressor.verdict"
+"""Where a tuned model has, among its metadata, whether the promise is kept."""
+
+
+def autotune(
+    model_input: str | Path | onnx.ModelProto | ir.Model,
+    tune_config: TuningConfig,
+    eval_fn: Callable[..., Any],
+    eval_args: Any = None,
+    calibration_data_reader: Any = None,
+    optimization_level: Any = None,
+    *,
+    quiet: bool = True,
+) -> onnx.ModelProto:
+    """The best model found for ``tune_config``, by the metric that ``eval_fn(path, *eval_args)`` returns.
+
+    ``path`` is that of a model in a file, with the ``config.json`` beside it that ``model_input`` has beside it. The
+    configurations are tried in order; where none keeps the promise, nodes of the best one go back to float, one after the
+    other. The result is the best model also where the promise could not be kept; its metadata and the log say so, and
+    the report in ``tune_config.workspace`` has the evidence. A journal there lets a killed run go on.
+    """
+    if not isinstance(tune_config, TuningConfig):
+        raise ConfigError(
+            f"got {tune_config!r}, expected a TuningConfig, such as TuningConfig(config_set=[RTNConfig()])"
+        )
+    configs = tune_config.candidates()
+    for config in configs:
+        require_onnx(config)
+    tried = candidates(model_input, configs, optimization_level)
+    listed = [candidate.proposal for candidate in tried]
+    space = TuningSpace({}, recipes={RECIPE: tuple(config.to_dict() for config in configs)})
+    conf = PostTrainingQuantConfig(
+        accuracy_criterion=tune_config.accuracy_criterion,
+        tuning_criterion=TuningCriterion(
+            max_trials=tune_config.max_trials, timeout=tune_config.timeout, objective=objectives("modelsize")
+        ),
+    )
+    workspace = tune_config.workspace or Path("nc_workspace")
+    adaptor = ConfigAdaptor(tried, CalibrationStore(calibration_data_reader))
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        TuningProgress(tune_config.max_trials, quiet=quiet) as progress,
+    ):
+        best, result = tune(
+            adaptor,
+            model_input,
+            conf,
+            space,
+            ListedFallbackStrategy(space, listed, tune_config.seed),
+            evaluator=Evaluator(eval_func=_OnFile(eval_fn, eval_args, model_input, Path(folder))),
+            workspace=workspace,
+            title=_title(model_input),
+            progress=progress,
+        )
+    result.report = write_report(result, workspace / "report.html")
+    if not quiet:
+        print_result(result)
+    logger.log(logging.INFO if result.met else logging.WARNING, "%s", result.verdict)
+    onnx.helper.set_model_props(best, {**{p.key: p.value for p in best.metadata_props}, VERDICT: result.verdict})
+    return best  # type: ignore[no-any-return]
+
+
+class _OnFile:
+    """An evaluation of paths as one of models; ``func`` is what a journal knows it by."""
+
+    def __init__(self, func: Callable[..., Any], arguments: Any, source: Any, folder: Path) -> None:
+        if not callable(func):
+            raise ConfigError(
+                f"eval_fn is a {type(func).__name__}; it must be a function that takes the path of a model"
+            )
+        self.func = func
+        self.source = source
+        self.folder = folder
+        single = not isinstance(arguments, tuple | list)
+        self.arguments = () if arguments is None else (arguments,) if single else tuple(arguments)
+        beside = Path(source).with_name("config.json") if isinstance(source, str | Path) else None
+        if beside is not None and beside.is_file():
+            shutil.copyfile(beside, folder / beside.name)
+
+    def __call__(self, model: Any) -> Any:
+        if isinstance(model, str | Path):
+            return self.func(str(model), *self.arguments)
+        path = write_model(read_model(model), self.folder / "model.onnx")
+        return self.func(str(path), *self.arguments)
+
+
+def _title(source: Any) -> str:
+    return Path(source).stem if isinstance(source, str | Path) else read_model(source).graph.name or "model"

@@ -1,0 +1,55 @@
+"""How statically quantized ONNX models are laid out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from neural_compressor.errors import ConfigError
+from neural_compressor.onnx.op_table import OP_TYPES
+from neural_compressor.registry import close_matches
+
+FORMATS = ("QDQ", "QOperator")
+
+
+@dataclass(frozen=True)
+class StaticOptions:
+    """The defaults are what ONNX Runtime runs fastest on a CPU.
+
+    ``quant_format``: "QDQ" writes quantizers around float ops, which runtimes replace by integer ones; "QOperator" writes
+    the integer ops of ONNX Runtime.
+    ``target``: the execution provider the model is laid out for; ``providers``: those that calibration runs on.
+    ``add_qdq_pair_to_weight``: weights stay in float behind a quantizer of their own, as TensorRT wants them.
+    ``dedicated_qdq_pair``: a quantizer for each reader of a tensor in place of one for all.
+    ``optypes_to_exclude_output_quant``: op types whose output is quantized only for readers that are quantized.
+    ``quant_last_matmul``: False leaves the last MatMul or Gemm in float.
+    ``quantize_bias``: False leaves biases in float, as TensorRT wants them.
+    ``everywhere``: also quantizes light ops (Add, Mul, Sigmoid, ...) that the plan names where the conversions around
+    them cost more than integers save.
+    ``percentile``: the share of values that "percentile" calibration keeps, in percent.
+    """
+
+    quant_format: str = "QDQ"
+    target: str = "CPUExecutionProvider"
+    providers: Sequence[str] = ("CPUExecutionProvider",)
+    add_qdq_pair_to_weight: bool = False
+    dedicated_qdq_pair: bool = False
+    optypes_to_exclude_output_quant: Sequence[str] = ()
+    quant_last_matmul: bool = True
+    quantize_bias: bool = True
+    everywhere: bool = False
+    percentile: float = 99.999
+
+    def __post_init__(self) -> None:
+        if self.quant_format not in FORMATS:
+            raise ConfigError(
+                f"unknown quant_format {self.quant_format!r}; {close_matches(self.quant_format, FORMATS)}"
+            )
+        for op_type in self.optypes_to_exclude_output_quant:
+            if op_type not in OP_TYPES:
+                raise ConfigError(
+                    f"optypes_to_exclude_output_quant names {op_type!r}, which is never quantized; "
+                    f"{close_matches(op_type, OP_TYPES)}"
+                )
+        if self.quant_format == "QOperator" and self.add_qdq_pair_to_weight:
+            raise ConfigError("integer ops hold integer weights: add_qdq_pair_to_weight goes with quant_format 'QDQ'")

@@ -1,0 +1,5 @@
+"""Calibration data."""
+
+from neural_compressor.onnx.data_reader import CalibrationDataReader
+
+__all__ = ["CalibrationDataReader"]

@@ -1,0 +1,69 @@
+"""A reader is gone over as often as it is needed, and says where it cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from neural_compressor.errors import CalibrationError
+from neural_compressor.onnx.data_reader import CalibrationDataReader, Samples
+
+
+class Once(CalibrationDataReader):
+    """Three samples, and no way back."""
+
+    def __init__(self) -> None:
+        self.left: list[Any] = [{"x": 1}, {"x": 2}, {"x": 3}]
+
+    def get_next(self) -> Mapping[str, Any] | None:
+        return self.left.pop(0) if self.left else None
+
+
+class Again(Once):
+    """The same from the start."""
+
+    def rewind(self) -> None:
+        self.__init__()  # type: ignore[misc]
+
+
+class Unrelated:
+    """No subclass: the interface is enough."""
+
+    def get_next(self) -> Any:
+        return None
+
+
+def test_several_passes() -> None:
+    samples = Samples(Again())
+    assert [list(samples), list(samples)] == [[{"x": 1}, {"x": 2}, {"x": 3}]] * 2
+
+
+def test_a_limit() -> None:
+    samples = Samples(Again(), limit=2)
+    assert list(samples) == list(samples) == [{"x": 1}, {"x": 2}]
+
+
+def test_without_rewind_once_is_enough_and_twice_is_refused() -> None:
+    samples = Samples(Once())
+    assert len(list(samples)) == 3
+    with pytest.raises(CalibrationError, match=r"Once has no rewind\(\)"):
+        list(samples)
+
+
+def test_no_samples() -> None:
+    with pytest.raises(CalibrationError, match="gave no samples"):
+        list(Samples(Unrelated()))
+
+
+def test_no_reader() -> None:
+    with pytest.raises(CalibrationError, match="got calibration data of type list"):
+        Samples([1, 2])
+
+
+def test_samples_that_are_not_by_name() -> None:
+    reader = Once()
+    reader.left = [[1, 2]]
+    with pytest.raises(CalibrationError, match="sample 0 is of type list"):
+        list(Samples(reader))

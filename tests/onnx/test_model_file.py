@@ -1,0 +1,143 @@
+"""Reading says what is wrong with a file; writing never leaves half a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from neural_compressor.errors import ConfigError, FormatError, WorkspaceError
+from neural_compressor.onnx import model_file
+from neural_compressor.onnx.model_file import read_model, weight_bytes, write_model
+
+
+def proto(width: int = 8) -> onnx.ModelProto:
+    weight = np.arange(width * width, dtype=np.float32).reshape(width, width)
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", width])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", width])],
+        [numpy_helper.from_array(weight, "w")],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+@pytest.fixture
+def split_file(tmp_path: Path) -> Path:
+    """A model whose weight lies in a file of its own."""
+    path = tmp_path / "model.onnx"
+    onnx.save(proto(), path, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    return path
+
+
+def test_a_proto_and_a_path_give_the_same(tmp_path: Path) -> None:
+    onnx.save(proto(), tmp_path / "m.onnx")
+    from_file, given = read_model(tmp_path / "m.onnx"), read_model(proto())
+    for model in (from_file, given):
+        weight = model.graph.initializers["w"].const_value
+        assert weight is not None
+        np.testing.assert_array_equal(weight.numpy(), numpy_helper.to_array(proto().graph.initializer[0]))
+        assert weight_bytes(model) == 8 * 8 * 4
+
+
+@pytest.mark.parametrize("content", [b"", b"not a model at all", b"\x00" * 64])
+def test_what_is_no_model_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "m.onnx").write_bytes(content)
+    with pytest.raises(FormatError, match=r"m\.onnx.*not an ONNX model"):
+        read_model(tmp_path / "m.onnx")
+
+
+def test_a_truncated_model_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "m.onnx").write_bytes(proto().SerializeToString()[:-40])
+    with pytest.raises(FormatError, match="not an ONNX model, or is truncated"):
+        read_model(tmp_path / "m.onnx")
+
+
+def test_a_missing_file_a_folder_and_a_number(tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match="does not exist"):
+        read_model(tmp_path / "none.onnx")
+    with pytest.raises(FormatError, match="is a folder"):
+        read_model(tmp_path)
+    with pytest.raises(ConfigError, match="int"):
+        read_model(3)  # type: ignore[arg-type]
+
+
+def test_external_data_is_read_when_used(split_file: Path) -> None:
+    weight = read_model(split_file).graph.initializers["w"].const_value
+    assert weight is not None
+    np.testing.assert_array_equal(weight.numpy(), numpy_helper.to_array(proto().graph.initializer[0]))
+
+
+def test_missing_external_data(split_file: Path) -> None:
+    split_file.with_name("weights.bin").unlink()
+    with pytest.raises(FormatError, match=r"'w' lies in 'weights\.bin', which does not exist"):
+        read_model(split_file)
+
+
+def test_truncated_external_data(split_file: Path) -> None:
+    split_file.with_name("weights.bin").write_bytes(b"\x00" * 100)
+    with pytest.raises(FormatError, match="truncated: 100 bytes"):
+        read_model(split_file)
+
+
+@pytest.mark.parametrize("location", ["../outside.bin", "/etc/hostname"])
+def test_external_data_outside_the_folder(tmp_path: Path, location: str) -> None:
+    (tmp_path / "outside.bin").write_bytes(b"\x00" * 1000)
+    folder = tmp_path / "model"
+    folder.mkdir()
+    model = proto()
+    weight = model.graph.initializer[0]
+    onnx.external_data_helper.set_external_data(weight, location, 0, 256)
+    weight.ClearField("raw_data")
+    (folder / "m.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(FormatError, match="outside of the model's folder"):
+        read_model(folder / "m.onnx")
+
+
+def test_a_small_model_is_one_file(split_file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "deep" / "out.onnx"
+    write_model(read_model(split_file), out)
+    assert [p.name for p in out.parent.iterdir()] == ["out.onnx"]
+    onnx.checker.check_model(onnx.load(out), full_check=True)
+
+
+def test_a_large_model_has_one_data_file_however_often_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_file, "ONE_FILE_BYTES", 100)
+    out = tmp_path / "out.onnx"
+    write_model(read_model(proto(16)), out)
+    first = {p.name for p in tmp_path.iterdir()}
+    write_model(read_model(out), out)  # onto the file that its weights are mapped from
+    second = {p.name for p in tmp_path.iterdir()}
+    assert len(first) == len(second) == 2
+    assert len(first & second) == 1
+    weight = read_model(out).graph.initializers["w"].const_value
+    assert weight is not None
+    np.testing.assert_array_equal(weight.numpy(), np.arange(256, dtype=np.float32).reshape(16, 16))
+
+
+def test_a_failed_write_leaves_the_old_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "out.onnx"
+    write_model(read_model(proto()), out)
+    before = out.read_bytes()
+
+    def fail(*args: object, **kwargs: object) -> None:
+        Path(str(args[1])).write_bytes(b"half")
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(model_file.ir, "save", fail)
+    with pytest.raises(WorkspaceError, match="no space left"):
+        write_model(read_model(proto(4)), out)
+    assert out.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["out.onnx"]
+
+
+def test_an_output_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(WorkspaceError, match="cannot be written"):
+        write_model(read_model(proto()), tmp_path / "file" / "out.onnx")

@@ -1,0 +1,51 @@
+"""The list first, then fall-back of the best on it."""
+
+from neural_compressor.dtypes import dtype
+from neural_compressor.schemes import OpScheme, Plan, TensorScheme
+from neural_compressor.strategy.base import Outcome, Proposal
+from neural_compressor.strategy.listed_fallback import ListedFallbackStrategy
+from neural_compressor.strategy.space import TuningSpace
+
+KEYS = [("a", "Conv"), ("b", "Conv"), ("c", "Relu")]
+COST = {"a": 3.0, "b": 1.0, "c": 0.5}
+
+
+def plan(bits, names="abc"):
+    weight = TensorScheme(dtype(f"int{bits}"))
+    ops = {key: OpScheme(weight, weight, "static") for key in KEYS if key[0] in names}
+    return Proposal(Plan(ops, recipes={"bits": bits}), f"{bits} bits")
+
+
+def losses(proposal, scale):
+    quantized = {key[0] for key, scheme in proposal.plan.items() if not scheme.is_float}
+    return sum(COST[name] for name in quantized) * scale[proposal.plan.recipes["bits"]]
+
+
+def run(listed, scale, tolerated):
+    strategy, stages = ListedFallbackStrategy(TuningSpace({}), listed), []
+    while (proposal := strategy.ask()) is not None:
+        loss = losses(proposal, scale)
+        stages.append((proposal.stage, loss))
+        strategy.tell(Outcome(loss, loss <= tolerated, 1.0))
+    return stages
+
+
+def test_a_list_that_keeps_the_promise_is_all():
+    assert run([plan(4), plan(8)], {4: 1.0, 8: 0.1}, 1.0) == [("4 bits", 4.5), ("8 bits", 0.45)]
+
+
+def test_the_best_of_the_list_falls_back_op_by_op_and_then_adds_up():
+    stages = run([plan(4), plan(8)], {4: 2.0, 8: 1.0}, 0.0)
+    assert stages[:2] == [("4 bits", 9.0), ("8 bits", 4.5)]
+    assert stages[2:5] == [("a to fp32", 1.5), ("b to fp32", 3.5), ("c to fp32", 4.0)]
+    # the first step of the sum is known, and the last one is the float model: neither is tried again
+    assert stages[5:] == [("2 ops to fp32", 0.5)]
+
+
+def test_ops_that_the_plan_leaves_in_float_are_not_tried():
+    stages = run([plan(4, "ab")], {4: 1.0}, 0.0)
+    assert [stage for stage, _ in stages] == ["4 bits", "a to fp32", "b to fp32"]
+
+
+def test_nothing_listed_is_nothing_to_try():
+    assert run([], {}, 0.0) == []

@@ -9,6 +9,30 @@ from neural_compressor.onnx.graph import constant, is_float, standard
 from neural_compressor.onnx.graph_editor import GraphEditor
 from neural_compressor.onnx.reader_bounds import clip_bounds
 
+OPSET_OF_HARD_SWISH = 14
+
+
+def has_hard_swish(model: ir.Model) -> bool:
+    """Whether the model has a hard swish in two nodes, which could be one."""
+    return any(_gated(node) is not None for node in model.graph)
+
+
+def name_hard_swish(editor: GraphEditor) -> None:
+    """``x * HardSigmoid(x)`` as one node: the runtime would dequantize ``x`` for each of the two by itself."""
+    for node in list(editor.model.graph):
+        if (product := _gated(node)) is not None:
+            (swish,) = editor.insert(product, "HardSwish", [node.inputs[0]])
+            take_over(swish, product)
+
+
+def _gated(node: ir.Node) -> ir.Node | None:
+    """The product of ``node``, a HardSigmoid as hard swish has it, with what it reads."""
+    slope, middle = node.attributes.get_float("alpha", 0.2), node.attributes.get_float("beta", 0.5)
+    if not standard(node, "HardSigmoid") or abs(slope - 1 / 6) > 1e-6 or abs(middle - 0.5) > 1e-6:
+        return None
+    product = only_reader(node)
+    return product if product is not None and standard(product, "Mul") and node.inputs[0] in product.inputs else None
+
 
 def shorten_hard_swish(editor: GraphEditor) -> None:
     """``x * clip(x + 3, 0, 6) / 6`` as ``x * HardSigmoid(x)``: between integer convolutions each pass over floats counts."""

@@ -81,22 +81,14 @@ class QDQWriter:
             self._quantize(home.raw, params)
         else:
             # On the CPU only an op directly before a quantizer becomes an integer op; elsewhere the Relu goes with it.
-            if self.options.target == "CPUExecutionProvider":
+            if self.options.on_cpu:
                 self._quantize(home.raw, params)
             self._quantize(value, params)
 
     def _quantize(self, value: ir.Value, params: IntegerParams) -> None:
         uses = tuple(value.uses())
-        if not self.options.dedicated_qdq_pair or not uses:
-            self.replace(value, uses, self.pair(value, params))
-            return
-        for number, use in enumerate(uses):
-            last = number == len(uses) - 1
-            new = self.pair(value, params)
-            if last:
-                self.replace(value, [use], new)
-            else:
-                use.node.replace_input_with(use.idx, new)
+        for together in [[use] for use in uses] if self.options.dedicated_qdq_pair and uses else [uses]:
+            self.replace(value, together, self.pair(value, params))
 
     def _node(
         self, op_type: str, value: ir.Value, params: IntegerParams, what: str, name: str | None = None

@@ -10,12 +10,7 @@ import onnx_ir as ir
 from neural_compressor.dtypes import dtype
 from neural_compressor.onnx.graph import array_of, constant, input_of
 from neural_compressor.onnx.graph_editor import discard
-from neural_compressor.onnx.integer_params import (
-    IntegerParams,
-    bias_codes,
-    least_weight_scale,
-    weight_params,
-)
+from neural_compressor.onnx.integer_params import IntegerParams, bias_codes, least_weight_scale, weight_params
 from neural_compressor.onnx.layout import Layout, QuantizedOp
 from neural_compressor.onnx.op_table import Output
 from neural_compressor.onnx.qdq import ParamsOf, QDQWriter
@@ -60,9 +55,9 @@ class ConstantWriter:
     def _weight_params(self, op: QuantizedOp, least_scale: np.ndarray | None = None) -> IntegerParams:
         assert op.scheme.weight is not None
         params = weight_params(array_of(op.info.weight), op.scheme.weight, op.info.axis, least_scale)
-        left = op.info.weight_index == 0 and op.info.activations == (1,)
+        left = op.info.weight_index == 0 and op.info.activations == (1,) and self.writer.options.on_cpu
         if left and params.zero_point.dtype == np.int8 and op.activation.dtype.bits == 8:
-            # Kernels take a signed right factor only: the same numbers, counted from -128.
+            # The kernels take a signed right factor only: the same numbers, counted from -128.
             unsigned = replace(params.scheme, dtype=dtype("uint8"), reduce_range=False)
             zero_point = (params.zero_point.astype(np.int32) + 128).astype(np.uint8)
             return replace(params, scheme=unsigned, zero_point=zero_point)

@@ -7,6 +7,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from neural_compressor.onnx.affine_folding import fold_affine
+from neural_compressor.onnx.factor_folding import fold_factors
 from neural_compressor.onnx.graph import array_of, constant, is_constant, is_float, standard
 from neural_compressor.onnx.graph_editor import GraphEditor, discard
 from neural_compressor.onnx.hard_swish import shorten_hard_swish
@@ -25,6 +26,7 @@ def simplify(model: ir.Model) -> None:
             _without_factors(editor, node)
     fold_affine(editor)
     shorten_hard_swish(editor)
+    fold_factors(editor)
 
 
 def _drop(graph: ir.Graph, node: ir.Node) -> None:
@@ -32,22 +34,28 @@ def _drop(graph: ir.Graph, node: ir.Node) -> None:
     value = node.inputs[0]
     mask_used = any(out.uses() or out.is_graph_output() for out in node.outputs[1:])
     fixed = training is None or (is_constant(training) and not np.any(constant(training)))
-    if value is not None and fixed and not mask_used and not node.outputs[0].is_graph_output():
-        node.outputs[0].replace_all_uses_with(value)
-        graph.remove(node, safe=True)
+    if value is not None and fixed and not mask_used:
+        _read_instead(graph, node, value)
 
 
 def _transpose_now(editor: GraphEditor, node: ir.Node) -> None:
     """Exporters write the transpose of a weight as a node of its own, which hides that the result is constant."""
-    value, output = node.inputs[0], node.outputs[0]
+    value = node.inputs[0]
     array = constant(value) if is_float(value) else None
-    if array is None or value is None or output.is_graph_output():
-        return
-    axes = node.attributes.get_ints("perm", tuple(reversed(range(array.ndim))))
-    new = editor.weight(f"{value.name}_transposed", np.ascontiguousarray(array.transpose(axes)), editor.model.graph)
-    output.replace_all_uses_with(new)
-    editor.model.graph.remove(node, safe=True)
-    discard(value)
+    if array is not None and value is not None:
+        axes = node.attributes.get_ints("perm", tuple(reversed(range(array.ndim))))
+        graph = editor.model.graph
+        new = editor.weight(f"{value.name}_transposed", np.ascontiguousarray(array.transpose(axes)), graph)
+        _read_instead(graph, node, new)
+        discard(value)
+
+
+def _read_instead(graph: ir.Graph, node: ir.Node, value: ir.Value) -> None:
+    """Let all that read ``node`` read ``value``; an output of the model keeps the node."""
+    for user, place in node.outputs[0].uses():
+        user.replace_input_with(place, value)
+    if not node.outputs[0].is_graph_output():
+        graph.remove(node, safe=True)
 
 
 def _without_factors(editor: GraphEditor, node: ir.Node) -> None:

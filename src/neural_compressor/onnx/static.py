@@ -9,8 +9,9 @@ import onnx_ir as ir
 
 from neural_compressor.onnx.data_reader import Samples
 from neural_compressor.onnx.error_context import at_node
-from neural_compressor.onnx.graph import array_of, normalise
+from neural_compressor.onnx.graph import array_of, normalise, opset
 from neural_compressor.onnx.graph_editor import GraphEditor
+from neural_compressor.onnx.hard_swish import OPSET_OF_HARD_SWISH, has_hard_swish, name_hard_swish
 from neural_compressor.onnx.layout import Layout, lay_out
 from neural_compressor.onnx.ops import quantizable_nodes
 from neural_compressor.onnx.qdq import QDQWriter
@@ -76,12 +77,16 @@ def _check_weights(layout: Layout) -> None:
 def _laid_out(model: ir.Model, plan: Plan, options: StaticOptions) -> tuple[ir.Model, Layout]:
     schemes = checked_schemes(model, plan, options)
     new = model.clone()
-    if is_wide(schemes):
-        new = normalise(new, OPSET_OF_OTHER_BITS)
-        new.ir_version = max(new.ir_version or 0, 10)
     simplify(new)
+    least = OPSET_OF_OTHER_BITS if is_wide(schemes) else OPSET_OF_HARD_SWISH if has_hard_swish(new) else 0
+    if opset(new) < least:
+        new = normalise(new, least)
+    if least == OPSET_OF_OTHER_BITS:
+        new.ir_version = max(new.ir_version or 0, 10)
     by_name = {name: scheme for (name, _), scheme in schemes.items()}
-    settle_summands(GraphEditor(new), by_name.keys())
+    editor = GraphEditor(new)
+    name_hard_swish(editor)
+    settle_summands(editor, by_name.keys())
     nodes = {name: info for (name, _), info in quantizable_nodes(new).items()}
     planned = {info.node: (info, by_name[name]) for name, info in nodes.items() if name in by_name}
     layout = lay_out(new, planned, kept_in_float(new, plan), options)

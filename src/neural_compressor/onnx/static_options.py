@@ -51,5 +51,11 @@ class StaticOptions:
                     f"optypes_to_exclude_output_quant names {op_type!r}, which is never quantized; "
                     f"{close_matches(op_type, OP_TYPES)}"
                 )
-        if self.quant_format == "QOperator" and self.add_qdq_pair_to_weight:
-            raise ConfigError("integer ops hold integer weights: add_qdq_pair_to_weight goes with quant_format 'QDQ'")
+        for name in ("add_qdq_pair_to_weight", "dedicated_qdq_pair"):
+            if self.quant_format == "QOperator" and getattr(self, name):
+                raise ConfigError(f"integer ops have no Q/DQ pairs around them: {name} goes with quant_format 'QDQ'")
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether the model is for the CPU kernels of ONNX Runtime."""
+        return self.target == "CPUExecutionProvider"

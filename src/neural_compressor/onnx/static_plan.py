@@ -24,8 +24,9 @@ def checked_schemes(model: ir.Model, plan: Plan, options: StaticOptions) -> dict
     nodes = quantizable_nodes(model)
     known = {(str(node.name), node.op_type) for node in model.graph.all_nodes()}
     schemes = {key: scheme for key, scheme in plan.items() if scheme.mode == "static"}
-    for key in schemes.keys() - nodes.keys():
-        _check_named(key, known, model)
+    for key in schemes:
+        if key not in nodes:
+            _check_named(key, known, model)
     chosen = {key: schemes[key] for key in nodes if key in schemes}
     for key, scheme in chosen.items():
         with at_node(key[0]):

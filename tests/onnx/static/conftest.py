@@ -118,13 +118,18 @@ def check_close(model: ir.Model, quantized: ir.Model, tolerance: float = 0.1, fu
     for feed in feeds_of(model, 2, seed=1):
         expected = run(model, feed)
         plain = run(quantized, feed, "none")
-        for level in ("basic", "all"):
-            for exact, near, want in zip(plain, run(quantized, feed, level), expected, strict=True):
-                # Kernels may round a tie to the other side, which later ops see.
-                assert np.abs(exact - near).max() <= 0.05 * np.abs(want).max()
         for want, got in zip(expected, plain, strict=True):
             assert want.shape == got.shape
-            assert np.sqrt(np.mean((got - want) ** 2)) <= tolerance * np.sqrt(np.mean(want**2)) + 1e-6
+            assert _size(got - want) <= tolerance * _size(want) + 1e-6
+        for level in ("basic", "all"):
+            for exact, near in zip(plain, run(quantized, feed, level), strict=True):
+                # Kernels may round a tie to the other side, which later ops see.
+                assert _size(exact - near) <= 0.1 * _size(exact) + 1e-6
+                assert np.abs(exact - near).max() <= 0.2 * np.abs(exact).max() + 1e-6
+
+
+def _size(array: np.ndarray) -> float:
+    return float(np.sqrt(np.mean(array**2)))
 
 
 def quantize(model: ir.Model, plan: Plan | None = None, **options: Any) -> ir.Model:

@@ -13,6 +13,7 @@ from neural_compressor.errors import CalibrationError
 from neural_compressor.observers import make_observer
 from neural_compressor.onnx.calibration import calibrate
 from neural_compressor.onnx.data_reader import Samples
+from neural_compressor.onnx.session import make_session
 from neural_compressor.schemes import TensorScheme
 
 Kit = SimpleNamespace
@@ -39,8 +40,6 @@ def test_ranges_are_those_of_the_tensors_themselves(kit: Kit, model: ir.Model, a
     names = ["x", "Conv_1_out", "Relu_2_out"]
     samples = kit.feeds_of(model, 5)
     got = calibrated(kit, model, samples, dict.fromkeys(names, scheme(algorithm)))
-    from neural_compressor.onnx.session import make_session
-
     session = make_session(model, names[1:])
     for place, name in enumerate(names):
         observer = make_observer(scheme(algorithm))

@@ -46,7 +46,15 @@ def random_graph(kit: Kit, seed: int) -> ir.Model:
             y = net.op("Relu", net.op("Add", y, net.weight(36)))
         return str(net.op("Reshape", y, net.constant(np.asarray([1, _CHANNELS, 6, 6]))))
 
+    def hard_swish(x: str) -> str:
+        a = net.conv(x, (_CHANNELS, _CHANNELS))
+        gate = net.op("Clip", net.op("Add", a, net.constant(3.0)), net.constant(0.0), net.constant(6.0))
+        y = net.op("Div", net.op("Mul", a, gate), net.constant(6.0))
+        shifted = net.op("Add", net.op("Mul", net.constant([1.5]), y), net.constant([-0.2]))
+        return net.conv(shifted, (_CHANNELS, _CHANNELS)) if rng.random() < 0.5 else str(shifted)
+
     makers: list[Any] = [
+        hard_swish,
         lambda x: net.conv(x, (_CHANNELS, _CHANNELS), group=int(rng.choice([1, 2, 4]))),
         lambda x: net.op("Relu", net.conv(x, (_CHANNELS, _CHANNELS))),
         lambda x: net.op("Clip", net.conv(x, (_CHANNELS, _CHANNELS)), net.constant(-1.0), net.constant(1.0)),

@@ -1,5 +1,6 @@
 """Models that compute the same with fewer nodes."""
 
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -102,6 +103,39 @@ def test_hard_swish(kit: Kit, division_first: bool, division: str) -> None:
         y = net.op(division, net.op("Mul", gate, a), *by_six)
     model = net.model({"x": [4, 50]}, y)
     assert simplified(kit, model) == ["Tanh", "HardSigmoid", "Mul"]
+
+
+def test_a_factor_goes_into_the_weights_behind_it(kit: Kit) -> None:
+    net = kit.Net()
+    a = net.op("Add", net.op("Mul", net.constant([1.5]), net.op("Tanh", "x")), net.constant([-0.2]))
+    b = net.op("Div", net.op("Tanh", "x"), net.constant(-4.0))
+    c = net.op("Mul", net.op("Tanh", "z"), net.constant([[3.0]]))
+    outs = [net.conv(a, (4, 3), group=1), net.conv(a, (4, 4), group=4), net.conv(b, (4, 2))]
+    outs += [net.op("MatMul", c, net.weight(5, 6)), net.op("Gemm", c, net.weight(6, 5), net.weight(6), transB=1)]
+    model = net.model({"x": [1, 4, 6, 6], "z": [3, 5]}, *outs)
+    assert Counter(simplified(kit, model)) == {"Tanh": 3, "Add": 1, "Conv": 3, "MatMul": 1, "Gemm": 1}
+
+
+def test_factors_that_others_see_stay(kit: Kit) -> None:
+    net = kit.Net()
+    shared = net.op("Mul", net.op("Tanh", "x"), net.constant(2.0))
+    given = net.op("Mul", net.op("Tanh", "x"), net.constant(2.0))
+    nought = net.op("Mul", net.op("Tanh", "x"), net.constant(0.0))
+    wide = net.op("Mul", "z", net.constant([[[2.0]]]))  # which adds axes
+    right = net.op("Mul", net.op("Tanh", "z"), net.constant(2.0))
+    outs = [net.op("Exp", shared), net.conv(shared, (4, 3)), given, net.conv(given, (4, 3)), net.conv(nought, (4, 3))]
+    outs += [net.op("MatMul", wide, net.weight(5, 2)), net.op("MatMul", net.weight(2, 3), right)]
+    model = net.model({"x": [1, 4, 6, 6], "z": [3, 5]}, *outs)
+    assert simplified(kit, model).count("Mul") == 5
+
+
+def test_outputs_of_the_model_keep_their_nodes(kit: Kit) -> None:
+    net = kit.Net()
+    weight = net.op("Transpose", net.weight(5, 4), perm=[1, 0])
+    same = net.op("Identity", net.op("Relu", "x"))
+    model = net.model({"x": [2, 4]}, weight, same, net.op("MatMul", same, weight))
+    assert simplified(kit, model) == ["Transpose", "Relu", "Identity", "MatMul"]
+    assert kit.quantize(model).graph.node("MatMul_4").inputs[1].producer().op_type == "DequantizeLinear"
 
 
 def test_what_only_looks_like_hard_swish_stays(kit: Kit) -> None:

@@ -13,6 +13,7 @@ import pytest
 from onnx import helper
 
 from neural_compressor.dtypes import dtype
+from neural_compressor.errors import ConfigError
 from neural_compressor.onnx.data_reader import Samples
 from neural_compressor.onnx.graph import normalise, opset
 from neural_compressor.onnx.model_file import read_model
@@ -433,6 +434,40 @@ def test_a_summand_behind_a_product_does_not_bring_it_back_to_float(
         assert run["Add"] == 0
 
 
+def test_a_summand_that_widens_the_result_stays(kit: Kit) -> None:
+    net = kit.Net()
+    model = net.model({"x": [4, 6]}, net.op("Add", net.op("MatMul", "x", net.weight(6, 1)), net.weight(5)))
+    kit.check_close(model, kit.quantize(model))
+
+
+@pytest.mark.parametrize("opset_", [13, 17])
+def test_hard_swish_between_convolutions_is_one_node_that_dequantizes_once(
+    kit: Kit, tmp_path: Path, opset_: int
+) -> None:
+    net = kit.Net(opset=opset_)
+    a = net.conv("x", (3, 4))
+    gate = net.op("Clip", net.op("Add", a, net.constant(3.0)), net.constant(0.0), net.constant(6.0))
+    model = net.model({"x": [1, 3, 6, 6]}, net.conv(net.op("Div", net.op("Mul", a, gate), net.constant(6.0)), (4, 4)))
+    quantized = kit.quantize(model)
+    kit.check_close(model, quantized)
+    run = kit.executed(quantized, tmp_path)
+    assert (run["QLinearConv"], run["DequantizeLinear"], run["QuantizeLinear"]) == (2, 2, 2)
+    assert opset(quantized) == max(opset_, 14)
+
+
+def test_ops_of_the_runtime_in_between_are_no_hindrance(kit: Kit, tmp_path: Path) -> None:
+    net = kit.Net()
+    hidden = net.op("Gelu", net.op("MatMul", "x", net.weight(8, 8)), domain="com.microsoft")
+    proto = net.proto({"x": [2, 8]}, net.op("MatMul", hidden, net.weight(8, 4)))
+    proto.graph.output[0].type.tensor_type.shape.dim.add().dim_value = 2
+    proto.graph.output[0].type.tensor_type.shape.dim.add().dim_value = 4
+    proto.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    model = normalise(read_model(proto))
+    quantized = kit.quantize(model)
+    kit.check_close(model, quantized, full_check=False)
+    assert kit.executed(quantized, tmp_path)["MatMulIntegerToFloat"] == 2
+
+
 def test_an_integer_softmax_has_integers_for_all_it_may_give(kit: Kit) -> None:
     net = kit.Net()
     model = net.model({"x": [1, 4, 6, 6]}, net.conv(net.op("Softmax", net.conv("x", (4, 4)), axis=1), (4, 4)))
@@ -458,9 +493,11 @@ def test_dynamic_products_of_attention_fuse(kit: Kit, tmp_path: Path) -> None:
 
 
 def test_options_that_do_not_go_together_are_refused() -> None:
-    with pytest.raises(Exception, match="did you mean 'QDQ'"):
+    with pytest.raises(ConfigError, match="did you mean 'QDQ'"):
         StaticOptions(quant_format="QDQQ")
-    with pytest.raises(Exception, match="add_qdq_pair_to_weight"):
+    with pytest.raises(ConfigError, match="add_qdq_pair_to_weight"):
         StaticOptions(quant_format="QOperator", add_qdq_pair_to_weight=True)
-    with pytest.raises(Exception, match="Relu"):
+    with pytest.raises(ConfigError, match="dedicated_qdq_pair goes with"):
+        StaticOptions(quant_format="QOperator", dedicated_qdq_pair=True)
+    with pytest.raises(ConfigError, match="Relu"):
         StaticOptions(optypes_to_exclude_output_quant=["Relu"])

@@ -13,17 +13,18 @@ Cell = dict[str, Any]
 class KeptCells:
     """Cells of a file; with no path they are kept until the program ends.
 
-    A cell is written as soon as it is measured. What failed is measured again.
+    A cell is written as soon as it is measured. What failed, and so has no number called ``done``, is measured again.
     """
 
-    def __init__(self, path: str | None) -> None:
+    def __init__(self, path: str | None, done: str = "perplexity") -> None:
+        self._done = done
         self._path = None if path is None else Path(path)
         has_file = self._path is not None and self._path.exists()
         self._cells: list[Cell] = json.loads(self._path.read_text()) if self._path and has_file else []
 
     def find(self, what: Cell) -> Cell | None:
         """The cell that was measured so, if it is there."""
-        return next((cell for cell in self._cells if what.items() <= cell.items() and "perplexity" in cell), None)
+        return next((cell for cell in self._cells if what.items() <= cell.items() and self._done in cell), None)
 
     def add(self, what: Cell, found: Cell) -> Cell:
         """Keep what was found, in place of what was found so before."""

@@ -1,0 +1,170 @@
+"""How far a quantized ONNX model says what the float one says: agreement in the terms of its task, size, speed.
+
+Runs as a process of its own and prints a line of JSON:
+
+    python benchmarks/onnx_agreement.py TASK FLOAT.onnx QUANTIZED.onnx EVALUATION.npz
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import statistics
+import time
+from collections.abc import Callable
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from numpy.typing import NDArray
+from onnx_inputs import Sample, load_samples
+
+Output = NDArray[np.float32]
+Agreement = Callable[[list[Sample], list[Output], list[Output]], float]
+"""Inputs, outputs of the float model, outputs of the other: 1 is the same."""
+
+INK = 0.3
+"""A pixel of the detector's map is text above this, as the package that ships it has it."""
+
+
+def same_class(_: list[Sample], expected: list[Output], found: list[Output]) -> float:
+    """How often the most probable class is the same."""
+    return statistics.mean(float(a.argmax() == b.argmax()) for a, b in zip(expected, found, strict=True))
+
+
+def letters(output: Output) -> list[int]:
+    """What a recogniser reads: the best symbol of each step, repetitions and blanks (0) left out."""
+    return [int(symbol) for symbol, _ in groupby(output[0].argmax(axis=-1)) if symbol]
+
+
+def same_letters(_: list[Sample], expected: list[Output], found: list[Output]) -> float:
+    """The share of letters that are the same, in order."""
+    pairs = zip(expected, found, strict=True)
+    return statistics.mean(difflib.SequenceMatcher(None, letters(a), letters(b), False).ratio() for a, b in pairs)
+
+
+def same_ink(_: list[Sample], expected: list[Output], found: list[Output]) -> float:
+    """The share that both call text of what either does."""
+    pairs = [(a > INK, b > INK) for a, b in zip(expected, found, strict=True)]
+    return statistics.mean(float((a & b).sum() / max((a | b).sum(), 1)) for a, b in pairs)
+
+
+def same_meaning(samples: list[Sample], expected: list[Output], found: list[Output]) -> float:
+    """The cosine of mean-pooled embeddings; the samples are single sentences, without padding."""
+    pairs = [(a[0].mean(axis=0), b[0].mean(axis=0)) for a, b in zip(expected, found, strict=True)]
+    return statistics.mean(float(a @ b / (np.linalg.norm(a) * np.linalg.norm(b))) for a, b in pairs)
+
+
+def nats(samples: list[Sample], outputs: list[Output]) -> float:
+    """The mean surprise at the next token."""
+    total, count = 0.0, 0
+    for sample, output in zip(samples, outputs, strict=True):
+        logits = output[0, :-1].astype(np.float64)
+        logits -= logits.max(axis=-1, keepdims=True)
+        chosen = np.take_along_axis(logits, sample["input_ids"][0, 1:, None], axis=-1)[:, 0]
+        total += float((np.log(np.exp(logits).sum(axis=-1)) - chosen).sum())
+        count += len(chosen)
+    return total / count
+
+
+def same_surprise(samples: list[Sample], expected: list[Output], found: list[Output]) -> float:
+    """The perplexity of the float model over that of the other."""
+    return float(np.exp(nats(samples, expected) - nats(samples, found)))
+
+
+TASKS: dict[str, tuple[str, Agreement]] = {
+    "classifier": ("same class", same_class),
+    "detector": ("overlap of text", same_ink),
+    "recogniser": ("same letters", same_letters),
+    "magika": ("same class", same_class),
+    "minilm": ("cosine", same_meaning),
+    "smollm2": ("perplexity, fp32 / this", same_surprise),
+}
+
+
+def decibels(expected: list[Output], found: list[Output]) -> float:
+    """The ratio of signal to error; 200 where there is none."""
+    signal = sum(float((a.astype(np.float64) ** 2).sum()) for a in expected)
+    error = sum(float(((a.astype(np.float64) - b) ** 2).sum()) for a, b in zip(expected, found, strict=True))
+    return min(200.0, 10 * np.log10(signal / max(error, signal * 1e-20)))
+
+
+def session(path: str, level: ort.GraphOptimizationLevel) -> ort.InferenceSession:
+    """The model on one thread of the CPU."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.graph_optimization_level = level
+    options.log_severity_level = 3
+    return ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+
+def outputs(model: ort.InferenceSession, samples: list[Sample]) -> list[Output]:
+    """The first output for each sample."""
+    return [model.run(None, sample)[0] for sample in samples]
+
+
+def seconds(model: ort.InferenceSession, samples: list[Sample]) -> float:
+    """How long a pass takes."""
+    start = time.perf_counter()
+    outputs(model, samples)
+    return time.perf_counter() - start
+
+
+def speedup(first: ort.InferenceSession, other: ort.InferenceSession, samples: list[Sample], rounds: int) -> float:
+    """How many times faster the other is: the median over passes that take turns."""
+    return statistics.median(seconds(first, samples) / seconds(other, samples) for _ in range(rounds))
+
+
+def weight(path: str) -> int:
+    """Bytes of a model and of the files that belong to it."""
+    model = onnx.load(path, load_external_data=False)
+    named = {e.value for t in model.graph.initializer for e in t.external_data if e.key == "location"}
+    return Path(path).stat().st_size + sum(Path(path).with_name(name).stat().st_size for name in named)
+
+
+def complaint(path: str) -> str:
+    """What onnx's own check says against a model; nothing where it is valid."""
+    try:
+        onnx.checker.check_model(path, full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        return str(error).splitlines()[0]
+    return ""
+
+
+def measured(task: str, float_path: str, path: str, samples: list[Sample], rounds: int) -> dict[str, object]:
+    """The numbers of one quantized model."""
+    agreement = TASKS[task][1]
+    level = ort.GraphOptimizationLevel
+    reference, quantized = session(float_path, level.ORT_ENABLE_ALL), session(path, level.ORT_ENABLE_ALL)
+    expected, found = outputs(reference, samples), outputs(quantized, samples)
+    basic = outputs(session(path, level.ORT_ENABLE_BASIC), samples)
+    return {
+        "agreement": agreement(samples, expected, found),
+        "decibels": decibels(expected, found),
+        "basic_agreement": agreement(samples, expected, basic),
+        "basic_decibels": decibels(found, basic),
+        "complaint": complaint(path),
+        "size": weight(path) / weight(float_path),
+        "speedup": speedup(reference, quantized, samples[:4], rounds),
+    }
+
+
+def main() -> None:
+    """Compare two models and print what was found."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("task", choices=TASKS)
+    parser.add_argument("float_model")
+    parser.add_argument("quantized_model")
+    parser.add_argument("evaluation")
+    parser.add_argument("--rounds", type=int, default=7, help="passes to time")
+    options = parser.parse_args()
+    samples = load_samples(Path(options.evaluation))
+    found = measured(options.task, options.float_model, options.quantized_model, samples, options.rounds)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -38,7 +38,8 @@ class RTNConfig(WeightOnlyConfig):
     mse: Flag = False
 
     def algorithm_options(self) -> dict[str, Any]:
-        return {"search": "mse"} if self.mse else {}
+        # A scale may have either sign, so that the largest weight gets the code which the negative side has more.
+        return {"full_range": self.weight_sym} | ({"search": "mse"} if self.mse else {})
 
     @classmethod
     def _settled(cls, values: dict[str, Any], given: frozenset[str]) -> dict[str, Any]:

@@ -37,9 +37,13 @@ def mirror_upper(upper: Array) -> None:
 
 
 def add_cross_gram(cross: Array, x: Array, reference: Array) -> None:
-    """Add ``xᵀ (reference - x)`` to ``cross``."""
+    """Add ``xᵀ (reference - x)`` to ``cross``.
+
+    Where ``x`` is of 16 bits the differences are multiplied in these, and on a CPU so are the sums of one update rounded:
+    unlike those of a Hessian, which must stay positive definite, they stand three digits well.
+    """
     difference = as_float32(reference) - as_float32(x)
-    if _multiplies_halves(x):
+    if _multiplies_halves(x) or _is_fast_bf16(x):
         difference = array_namespace(x).astype(difference, x.dtype)
     else:
         x = as_float32(x)
@@ -55,6 +59,15 @@ def _strips(width: int) -> list[slice]:
 def _multiplies_halves(x: Array) -> bool:
     """Whether the device multiplies these 16-bit numbers exactly and adds in float32, many times faster than float32."""
     return is_torch_array(x) and x.is_cuda and x.element_size() == 2
+
+
+def _is_fast_bf16(x: Array) -> bool:
+    """Whether this is bfloat16 on a CPU that multiplies it faster than float32."""
+    if not (is_torch_array(x) and x.device.type == "cpu"):
+        return False
+    xp: Any = array_namespace(x)
+    fast = xp.cpu._is_avx512_bf16_supported() or xp.cpu._is_amx_tile_supported()
+    return bool(x.dtype == xp.bfloat16 and fast)
 
 
 def _product(a: Array, b: Array) -> Array:

@@ -176,3 +176,55 @@ def test_nan_in_calibration_names_the_layer(mlp):
 def test_a_group_that_does_not_divide_is_shorter_at_the_end():
     model = quantize(nn.Sequential(nn.Linear(20, 4)), RTNConfig(bits=8, group_size=16))
     assert model[0].weight_scale.shape == (4, 2)
+
+
+def test_calibration_runs_the_model_once_and_then_where_its_output_is_looked_at(stack, tokens):
+    runs = []
+    stack.lm_head.register_forward_pre_hook(lambda module, args: runs.append(1))
+    expected = [stack(ids) for ids in tokens]
+    runs.clear()
+    prepared = prepare(stack, GPTQConfig(group_size=16))
+    outputs = [prepared(ids) for ids in tokens]
+    assert len(runs) == 1
+    assert all(torch.equal(output, wanted) for output, wanted in zip(outputs[:3], expected, strict=False))
+    assert len(runs) == 3
+    late, forward = outputs[-1], type(stack).forward
+    converted = convert(prepared)
+    assert converted.forward.__func__ is forward
+    with pytest.raises(CalibrationError, match="after convert"):
+        _ = late.shape
+
+
+def test_calls_with_objects_run_at_once():
+    class Counter:
+        runs = 0
+
+    class Counting(nn.Sequential):
+        def forward(self, x, counter):
+            counter.runs += 1
+            return super().forward(x)
+
+    counter, prepared = Counter(), prepare(Counting(nn.Linear(8, 8)), GPTQConfig(group_size=8))
+    for _ in range(3):
+        prepared(torch.randn(4, 8), counter)
+    assert counter.runs == 3
+
+
+def test_a_forward_of_the_models_own_comes_back(mlp):
+    own = mlp.forward
+    mlp.forward = lambda x: own(x * 2)
+    replaced = mlp.forward
+    prepared = prepare(mlp, GPTQConfig(group_size=16))
+    assert prepared.forward is not replaced
+    prepared(torch.randn(32, 16))
+    assert finalize_calibration(prepared).forward is replaced
+
+
+def test_products_in_bfloat16_change_little_and_give_float32(stack, tokens, run):
+    half, full = (
+        quantize(copy.deepcopy(stack), GPTQConfig(group_size=16, amp=amp), run_fn=run) for amp in (True, False)
+    )
+    a, b = (torch.cat([model(ids) for ids in tokens]) for model in (half, full))
+    wanted = torch.cat([stack(ids) for ids in tokens])
+    assert a.dtype == torch.float32
+    assert (a - wanted).norm() < 1.2 * (b - wanted).norm()

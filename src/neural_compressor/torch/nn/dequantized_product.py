@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from neural_compressor.torch.bf16 import is_fast_at_bf16
 from neural_compressor.torch.nn.stored_weight import StoredWeight
 
 # How many values are dequantized at a time: on a CPU so many that they stay in its cache.
@@ -31,11 +30,5 @@ def product_dtype(given: torch.dtype, device: str, exact: bool) -> torch.dtype:
     if exact or given == torch.float64:
         return torch.promote_types(given, torch.float32)
     if device == "cpu":
-        return torch.bfloat16 if _cpu_multiplies_bf16() else torch.float32
+        return torch.bfloat16 if is_fast_at_bf16("cpu") else torch.float32
     return torch.bfloat16 if device == "cuda" and given == torch.float32 else given
-
-
-@functools.cache
-def _cpu_multiplies_bf16() -> bool:
-    """Whether the CPU has instructions for it: without, bfloat16 is slower than float32."""
-    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()

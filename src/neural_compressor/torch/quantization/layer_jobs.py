@@ -77,6 +77,7 @@ def _autoround(config: AutoRoundConfig) -> dict[str, Any]:
         "batch_size": config.batch_size,
         "enable_minmax_tuning": config.enable_minmax_tuning,
         "seed": config.seed,
+        "amp": None if config.amp else False,
     }
 
 
@@ -134,7 +135,7 @@ def jobs_for(model: nn.Module, config: Any) -> tuple[dict[str, LayerJob], dict[t
     weights = {**found.linear, **found.stacks}
     kinds = {**{name: type(module) for name, module in weights.items()}, **heads}
     jobs, left = {}, dict(found.left)
-    flags = {"upstream": False, "true_sequential": False}
+    flags = {"upstream": False, "true_sequential": False, "amp": True}
     for name, each in config.resolve(kinds).items():
         if name in heads:
             continue
@@ -148,6 +149,7 @@ def jobs_for(model: nn.Module, config: Any) -> tuple[dict[str, LayerJob], dict[t
         else:
             jobs[name] = layer_job(each)
             flags["upstream"] |= isinstance(each, GPTQConfig) and each.correct_upstream
+            flags["amp"] &= getattr(each, "amp", True)
             flags["true_sequential"] |= isinstance(each, GPTQConfig) and each.true_sequential
     if not jobs:
         raise ConfigError("the configuration leaves every layer in float; nothing would be quantized")

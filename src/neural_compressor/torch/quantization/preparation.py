@@ -9,9 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import nn
 
-from neural_compressor.errors import ConfigError
+from neural_compressor.errors import CalibrationError, ConfigError
 from neural_compressor.schemes import OpScheme, Plan
 from neural_compressor.torch.batches import batch_size
 from neural_compressor.torch.checkpoint import save_model
@@ -20,10 +21,11 @@ from neural_compressor.torch.conversion import Quantization
 from neural_compressor.torch.fold import Structure
 from neural_compressor.torch.quantization.layer_jobs import jobs_for
 from neural_compressor.torch.weight_only.calibration_limit import CalibrationLimit
+from neural_compressor.torch.weight_only.deferred import Deferred
 from neural_compressor.torch.weight_only.jobs import LayerJob
 from neural_compressor.torch.weight_only.layers import op_type
 from neural_compressor.torch.weight_only.quantizer import WeightOnlyQuantizer
-from neural_compressor.torch.weight_only.replay import Arguments, remembered
+from neural_compressor.torch.weight_only.replay import Arguments, is_plain, remembered
 from neural_compressor.torch.weight_only.streaming import WeightSource, is_empty
 
 logger = logging.getLogger("neural_compressor")
@@ -41,9 +43,14 @@ class Preparation:
     calls: list[Arguments] = field(default_factory=list)
     samples: int = 0
     hook: Any = None
+    own_forward: Any = None
 
     def listen(self, model: nn.Module) -> None:
-        """Remember what the model is called with; that is all block-by-block calibration needs."""
+        """Remember what the model is called with; that is all block-by-block calibration needs.
+
+        The first call runs, so that data that does not fit the model is seen at once. Later ones run when their output is
+        looked at, which calibration loops seldom do: a run of the whole model costs as much as one of the algorithm's own.
+        """
         limit = CalibrationLimit.covering(job.limit for job in self.jobs.values() if job.needs_data)
 
         def remember(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -56,19 +63,44 @@ class Preparation:
             self.samples += batch_size(call)
 
         self.hook = model.register_forward_pre_hook(remember, with_kwargs=True)
-        if is_empty(model):
-            # A model without weights has no outputs to give: calls are remembered and return None.
-            model.forward = lambda *args, **kwargs: None
+        self.own_forward = model.__dict__.get("forward")
+        # A model without weights has no outputs to give: calls are remembered and return None.
+        model.forward = (lambda *args, **kwargs: None) if is_empty(model) else self._deferring(model, model.forward)
 
-    def stop_listening(self) -> None:
+    def _deferring(self, model: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
+        tried = False
+
+        def run_or_defer(*args: Any, **kwargs: Any) -> Any:
+            nonlocal tried
+            if not tried or not is_plain((args, kwargs)):
+                tried = True
+                return forward(*args, **kwargs)
+            gradients = torch.is_grad_enabled()
+
+            def run() -> Any:
+                if preparation_of(model) is not self:
+                    raise CalibrationError(
+                        "the output of a calibration run was looked at after convert, when the float model was gone; "
+                        "look at it before"
+                    )
+                with torch.set_grad_enabled(gradients):
+                    return forward(*args, **kwargs)
+
+            return Deferred(run)
+
+        return functools.wraps(forward)(run_or_defer)
+
+    def stop_listening(self, model: nn.Module) -> None:
         """End of calibration."""
         if self.hook is not None:
             self.hook.remove()
             self.hook = None
+            del model.forward
+            if self.own_forward is not None:
+                model.forward = self.own_forward
 
     def source(self, model: nn.Module) -> WeightSource | None:
         """Where the weights of an empty model come from."""
-        model.__dict__.pop("forward", None)
         if not is_empty(model):
             return None
         folder = next((part.model_path for part in self.config.parts if getattr(part, "model_path", "")), "")
@@ -110,7 +142,7 @@ def finalize_calibration(model: nn.Module) -> nn.Module:
     preparation = preparation_of(model)
     if preparation is None:
         raise ConfigError("the model is not prepared: call prepare(model, quant_config) first")
-    preparation.stop_listening()
+    preparation.stop_listening(model)
     return model
 
 
@@ -133,7 +165,7 @@ def convert(
     model = model if inplace else copy.deepcopy(model)
     preparation = preparation_of(model)
     assert preparation is not None
-    preparation.stop_listening()
+    preparation.stop_listening(model)
     source = preparation.source(model)
     delattr(model, _ATTRIBUTE)
     training = model.training
@@ -144,6 +176,7 @@ def convert(
         preparation.jobs,
         upstream=preparation.flags["upstream"],
         true_sequential=preparation.flags["true_sequential"],
+        amp=preparation.flags["amp"],
         source=source,
         on_block=on_block,
     )

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from neural_compressor.errors import CalibrationError, ConfigError
+from neural_compressor.torch.bf16 import is_fast_at_bf16
 from neural_compressor.torch.nn.weight_only import is_conv1d
 from neural_compressor.torch.weight_only.replay import Arguments, independent
 
@@ -27,7 +28,7 @@ class RecordedBlock:
         self.layers = dict(layers)
         weights = [weight_of(layer) for layer in layers.values()]
         self.device = weights[0].device
-        self.amp = _is_fast_at_bf16(self.device) if amp is None else amp
+        self.amp = is_fast_at_bf16(self.device.type) if amp is None else amp
         members = set(block.modules())
         strangers = [name for name, layer in layers.items() if layer not in members]
         if strangers:
@@ -135,11 +136,3 @@ def _plain(tensor: Tensor) -> Tensor:
     if tensor.dtype in (torch.float16, torch.bfloat16):
         return tensor.float()
     return tensor.clone() if tensor.is_inference() else tensor
-
-
-def _is_fast_at_bf16(device: torch.device) -> bool:
-    if device.type == "cuda":
-        return bool(torch.cuda.is_bf16_supported())
-    # Without instructions for it, a CPU computes bfloat16 slower than float32.
-    fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return device.type == "cpu" and bool(fast)

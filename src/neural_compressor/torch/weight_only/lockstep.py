@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from neural_compressor.torch.weight_only.replay import Arguments, independent
+from neural_compressor.torch.weight_only.replay import Arguments, independent, run_block
 
 
 class _Cancelled(BaseException):
@@ -102,7 +102,8 @@ class Lockstep:
 
     What the loop body does to a block is what the samples then run through. With ``float_stream`` every sample runs
     twice: the float one passes a block before the loop body changes it (:attr:`Stop.float_runs`) and so never meets a
-    quantized one. ``enter`` is called with the name of a block before anything runs through it.
+    quantized one. ``enter`` is called with the name of a block before anything runs through it. For
+    ``amp`` see :func:`~neural_compressor.torch.weight_only.replay.run_block`.
     """
 
     def __init__(
@@ -112,9 +113,11 @@ class Lockstep:
         blocks: Sequence[str],
         float_stream: bool = False,
         enter: Callable[[str], None] | None = None,
+        amp: bool = False,
     ) -> None:
         self.model = model
         self._enter = enter
+        self._amp = amp
         self.blocks = {name: model.get_submodule(name) for name in blocks}
         self._forwards = {name: module.forward for name, module in self.blocks.items()}
         self._samples = [_Sample(model, call) for call in calls]
@@ -171,9 +174,7 @@ class Lockstep:
 
     def _output(self, sample: _Sample, block: str) -> Any:
         assert sample.arguments is not None
-        args, kwargs = sample.arguments
-        with torch.no_grad():
-            return self._forwards[block](*args, **kwargs)
+        return run_block(self.blocks[block], self._forwards[block], sample.arguments, self._amp)
 
     def _next_block(self) -> str | None:
         order = list(self.blocks)

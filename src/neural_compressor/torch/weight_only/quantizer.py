@@ -35,13 +35,15 @@ class WeightOnlyQuantizer:
 
     With a ``source`` the weights of an empty model are read when their turn comes: a layer where no data is needed, else
     a block. ``upstream`` keeps a float stream beside the quantized one, for algorithms that correct the error made before
-    them; ``true_sequential`` measures each group of layers behind the ones of its block already quantized.
+    them; ``true_sequential`` measures each group of layers behind the ones of its block already quantized. With ``amp``
+    blocks run in bfloat16 where that is faster.
     """
 
     model: nn.Module
     jobs: Mapping[str, LayerJob]
     upstream: bool = False
     true_sequential: bool = False
+    amp: bool = True
     source: WeightSource | None = None
     on_block: Callable[[str, int, int], None] | None = None
     missed: dict[str, str] = field(default_factory=dict)
@@ -80,7 +82,7 @@ class WeightOnlyQuantizer:
         outside = [n for n in layers if not any(n in members for members in inside.values())]
         float_stream = self.upstream or any(self.jobs[n].algorithm == BLOCKWISE for n in layers)
         self._fill(but=tuple(f"{block}." for block in blocks if block))
-        steps = Lockstep(self.model, calls, blocks, float_stream, enter=lambda block: self._fill(f"{block}."))
+        steps = Lockstep(self.model, calls, blocks, float_stream, lambda block: self._fill(f"{block}."), self.amp)
         with ExitStack() as stack:
             heads = {name: InputStatistics() for name in outside}
             for name in outside:
@@ -105,12 +107,14 @@ class WeightOnlyQuantizer:
         block = self.model.get_submodule(stop.block)
         trained = [n for n in layers if self.jobs[n].algorithm == BLOCKWISE]
         remaining = [n for n in layers if n not in trained]
-        again = [functools.partial(call_block, block, call) for call in stop.float_calls]
+        again = [functools.partial(call_block, block, call, self.amp) for call in stop.float_calls]
         float_runs = stop.float_runs if self.upstream and not trained else again
         # What training aims at is what the block gives while all of it is float.
         targets = [_first(run()) for run in stop.float_runs] if float_runs is again or not remaining else []
         while remaining:
-            groups = collect(block, self._modules(remaining), stop.calls, float_runs if self.upstream else ())
+            groups = collect(
+                block, self._modules(remaining), stop.calls, float_runs if self.upstream else (), amp=self.amp
+            )
             float_runs = again
             if self.true_sequential:
                 del groups[1:]

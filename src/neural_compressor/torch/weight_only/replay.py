@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import copy
 import inspect
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from neural_compressor.errors import CalibrationError
 from neural_compressor.torch.batches import tensors_in
+from neural_compressor.torch.bf16 import is_fast_at_bf16
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -64,11 +67,37 @@ def remembered(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, An
     return independent((tuple(args), dict(kwargs)))
 
 
-def call_block(block: nn.Module, call: Arguments) -> Any:
-    """The output of a block for recorded arguments, without gradients."""
-    args, kwargs = independent(call)
-    with torch.no_grad():
-        return block(*args, **kwargs)
+def call_block(block: nn.Module, call: Arguments, amp: bool = False) -> Any:
+    """The output of a block for recorded arguments, without gradients; for ``amp`` see :func:`run_block`."""
+    return run_block(block, block, independent(call), amp)
+
+
+def run_block(block: nn.Module, forward: Callable[..., Any], call: Arguments, amp: bool) -> Any:
+    """What ``forward`` of a block gives, without gradients.
+
+    With ``amp`` a block of float32 weights multiplies in bfloat16 where the device is fast at that: two to three times as
+    fast on a CPU, and next to what quantization does the rounding is nothing. Its output is float32 all the same.
+    """
+    held = next((t for t in itertools.chain(block.parameters(), block.buffers()) if t.is_floating_point()), None)
+    device = "cpu" if held is None else held.device.type
+    amp = amp and held is not None and held.dtype == torch.float32 and is_fast_at_bf16(device)
+    args, kwargs = call
+    with torch.no_grad(), torch.autocast(device, torch.bfloat16, enabled=amp):
+        output = forward(*args, **kwargs)
+    return tree_map(_widened, output) if amp else output
+
+
+def _widened(value: Any) -> Any:
+    return value.float() if isinstance(value, Tensor) and value.dtype == torch.bfloat16 else value
+
+
+def is_plain(call: Arguments) -> bool:
+    """Whether a call is made of tensors and plain values alone: nothing that it could leave changed for the next.
+
+    >>> is_plain(((torch.ones(2), None), {"use_cache": True})), is_plain(((object(),), {}))
+    (True, False)
+    """
+    return all(value is None or isinstance(value, Tensor | bool | int | float | str) for value in _leaves(call))
 
 
 def _leaves(value: Any) -> Iterator[Any]:

@@ -50,6 +50,7 @@ def collect(
     calls: Sequence[Arguments],
     float_runs: Sequence[Callable[[], Any]] = (),
     hessian: bool = True,
+    amp: bool = False,
 ) -> list[InputGroup]:
     """Run ``block`` over ``calls`` and gather what its ``layers`` are fed, group by group in running order.
 
@@ -59,7 +60,7 @@ def collect(
     groups: dict[str, str] = {}
     gathered: dict[str, InputStatistics] = {}
     for index, call in enumerate(calls):
-        inputs = _capture(layers, functools.partial(call_block, block, call))
+        inputs = _capture(layers, functools.partial(call_block, block, call, amp))
         floats = _capture(layers, float_runs[index]) if float_runs else {}
         leaders: dict[int, str] = {}
         for name, x in inputs.items():

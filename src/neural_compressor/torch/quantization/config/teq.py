@@ -14,13 +14,15 @@ class TEQConfig(RoundingConfig):
     """TEQ: scales of the inputs as in AWQ, trained by gradient descent.
 
     ``absorb_to_layer`` and ``folding`` are the ``absorb_layer_dict`` and ``folding`` of :class:`AWQConfig`;
-    ``use_mse_search`` searches the ranges too. There is no ``use_full_range``.
+    ``use_mse_search`` searches the ranges too. There is no ``use_full_range``. ``amp`` is that of
+    :class:`GPTQConfig`.
     """
 
     use_layer_wise: Flag = False
     double_quant_use_sym: Flag = True
     absorb_to_layer: LayerMap = Field(default_factory=dict)
     folding: Flag = True
+    amp: Flag = True
 
     @property
     def needs_calibration(self) -> bool:

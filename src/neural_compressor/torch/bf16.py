@@ -1,0 +1,15 @@
+"""Where products of bfloat16 numbers are fast."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+
+@functools.cache
+def is_fast_at_bf16(device: str) -> bool:
+    """Whether a kind of device has instructions for it; a CPU without them computes bfloat16 slower than float32."""
+    if device == "cuda":
+        return bool(torch.cuda.is_bf16_supported())
+    return device == "cpu" and (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())

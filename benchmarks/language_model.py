@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib.util
 import math
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from peak_memory import peak_mib
 from torch import Tensor
 
 
@@ -84,3 +86,15 @@ def perplexity(model: Any, data: list[Tensor]) -> float:
         total += float(torch.nn.functional.cross_entropy(logits, ids[0, 1:], reduction="sum"))
         count += ids.shape[1] - 1
     return math.exp(total / count)
+
+
+def peak_gib(device: str) -> float:
+    """The peak so far in GiB: of what torch holds on a GPU, else of the process."""
+    return torch.cuda.max_memory_allocated() / 2**30 if device == "cuda" else peak_mib() / 1024
+
+
+def seconds_since(start: float, device: str) -> float:
+    """Since ``start`` of ``time.perf_counter``, with the work done that a GPU was given."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start

@@ -13,7 +13,7 @@ ALGORITHMS = ("rtn", "rtn-search", "hqq", "awq", "teq", "gptq-published", "gptq"
 def does(algorithm: str, scheme: WeightScheme) -> bool:
     """Whether an algorithm quantizes to the scheme."""
     integer = scheme.bits is not None
-    return integer and not scheme.symmetric if algorithm == "hqq" else integer or algorithm != "autoround"
+    return algorithm != "hqq" or (integer and not scheme.symmetric)
 
 
 def config_for(algorithm: str, scheme: WeightScheme, options: Mapping[str, Any]) -> Any:

@@ -31,8 +31,17 @@ from typing import Any
 
 import torch
 from kept_cells import Cell, KeptCells
-from language_model import load_model, load_tokenizer, perplexity, read_tokens, save_float, windows, write_tokens
-from peak_memory import peak_mib
+from language_model import (
+    load_model,
+    load_tokenizer,
+    peak_gib,
+    perplexity,
+    read_tokens,
+    save_float,
+    seconds_since,
+    windows,
+    write_tokens,
+)
 from rich.console import Console
 from weight_only_algorithms import ALGORITHMS, config_for, does
 from weight_only_peers import PEERS, supports
@@ -95,10 +104,7 @@ def measured(options: argparse.Namespace, algorithm: str, scheme: str) -> Cell:
     config = config_for(algorithm, WeightScheme.parse(scheme), options_of(algorithm, options))
     start = time.perf_counter()
     model = quantize(model, config, run_fn=run)
-    if options.device == "cuda":
-        torch.cuda.synchronize()
-    seconds = time.perf_counter() - start
-    peak = peak_mib() / 1024 if options.device == "cpu" else torch.cuda.max_memory_allocated() / 2**30
+    seconds, peak = seconds_since(start, options.device), peak_gib(options.device)
     for layer in model.modules():
         if isinstance(layer, WeightOnlyLinear):
             layer.exact = True
@@ -128,7 +134,7 @@ def jobs(options: argparse.Namespace, tokens: Path) -> Iterator[Job]:
         for peer, python in options.peers:
             if not supports(peer, parsed):
                 continue
-            command = (python, script, peer, options.model, str(tokens), "--scheme", scheme)
+            command = (python, script, peer, options.model, str(tokens), "--scheme", scheme, "--device", options.device)
             if peer != "ar":
                 yield Job(PEER + peer, scheme, command)
                 continue
@@ -211,8 +217,8 @@ def parsed_options() -> argparse.Namespace:
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--tokens", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.peers and (options.model is None or options.device != "cpu"):
-        parser.error("--peers needs --model DIR (--save-float writes one) and runs on the cpu")
+    if options.peers and options.model is None:
+        parser.error("--peers needs --model DIR; --save-float writes one")
     for scheme in options.schemes:
         WeightScheme.parse(scheme)
     if bool(options.calibration) != bool(options.eval):

@@ -17,8 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from language_model import load_model, load_tokenizer, perplexity, read_tokens
-from peak_memory import peak_mib
+from language_model import load_model, load_tokenizer, peak_gib, perplexity, read_tokens, seconds_since
 from torch import Tensor, nn
 from weight_scheme import WeightScheme
 
@@ -66,7 +65,7 @@ def ar(model: Any, samples: list[Tensor], scheme: WeightScheme, options: argpars
         iters=options.iters,
         nsamples=len(samples),
         seqlen=samples[0].shape[1],
-        device_map="cpu",
+        device_map=options.device,
         amp=not options.float32,
         enable_torch_compile=False if options.eager else None,
     )
@@ -81,7 +80,7 @@ def hqq(model: Any, samples: list[Tensor], scheme: WeightScheme, options: argpar
     from hqq.models.hf.base import AutoHQQHFModel
 
     config = BaseQuantizeConfig(nbits=scheme.bits, group_size=scheme.group_size)
-    AutoHQQHFModel.quantize_model(model, quant_config=config, compute_dtype=torch.float32, device="cpu")
+    AutoHQQHFModel.quantize_model(model, quant_config=config, compute_dtype=torch.float32, device=options.device)
     return model, {"axis": 1, "round_zero": config["weight_quant_params"]["round_zero"]}
 
 
@@ -116,6 +115,7 @@ def main() -> None:
     parser.add_argument("model", help="a Hugging Face folder")
     parser.add_argument("tokens", help="an .npz file with rows of token ids: calibration and evaluation")
     parser.add_argument("--scheme", required=True)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--iters", type=int, default=200, help="steps a block, of auto-round")
     parser.add_argument("--float32", action="store_true", help="let auto-round train in float32")
     parser.add_argument(
@@ -124,12 +124,12 @@ def main() -> None:
     options = parser.parse_args()
     scheme = WeightScheme.parse(options.scheme)
     samples, evaluation = read_tokens(options.tokens)
-    model = load_model(options.model)
+    model = load_model(options.model, options.device)
     names = linear_names(model)
     start = time.perf_counter()
     model, settings = PEERS[options.peer](model, samples, scheme, options)
-    seconds, peak = time.perf_counter() - start, peak_mib() / 1024
-    plain = load_model(options.model)
+    seconds, peak = seconds_since(start, options.device), peak_gib(options.device)
+    plain = load_model(options.model, options.device)
     for name in names:
         weight = dequantized(model.get_submodule(name))
         check_levels(name, weight, scheme)

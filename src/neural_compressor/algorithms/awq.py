@@ -20,6 +20,7 @@ from neural_compressor.schemes.arrays import Array, like
 from neural_compressor.schemes.ranges import against_parts, from_parts, scale_granularity, to_parts
 
 _SMALLEST = 1e-4
+_FINALISTS = 6
 
 
 def awq_scale(
@@ -55,15 +56,15 @@ def awq_scale(
     sample = problem.stacked(rows)
     activation = xp.clip(like(statistics.mean_abs, sample), _SMALLEST, None)
     magnitude = xp.clip(_relative_magnitude(sample, scheme), _SMALLEST, None)
-    best, least = problem.ones(), problem.loss(sample, problem.ones())
-    for i in range(grid):
-        alpha = (i + 1) / grid
-        for scale in (activation**alpha, activation**alpha / magnitude ** (1 - alpha)):
-            trial = _centred(scale)
-            loss = problem.loss(sample, trial)
-            if loss < least:
-                best, least = trial, loss
-    return problem.best([best])
+    trials = [
+        _centred(scale)
+        for alpha in ((i + 1) / grid for i in range(grid))
+        for scale in (activation**alpha, activation**alpha / magnitude ** (1 - alpha))
+    ]
+    # A quarter of the rows tells the bad from the good, and all of them the good from the best.
+    few = problem.stacked(None if rows is None else max(1, rows // 4))
+    trials = sorted(trials, key=lambda scale: problem.loss(few, scale))[:_FINALISTS]
+    return problem.best([min(trials, key=lambda scale: problem.loss(sample, scale))])
 
 
 def awq_clip(weight: Array, hessian: Array, scheme: TensorScheme) -> QParams:

@@ -70,7 +70,7 @@ def write_checkpoint(folder: Path, hidden: int, blocks: int, shard_bytes: int) -
     return sum(parameter.numel() * 4 for parameter in model.model.layers[0].parameters())
 
 
-def quantized(folder: str, algorithm: str, samples: int) -> int:
+def quantized(folder: str, algorithm: str, samples: int, tokens: int) -> int:
     """Quantize the checkpoint of ``folder`` layer by layer; the bytes of the model that comes out."""
     from neural_compressor.torch import load_empty_model
     from neural_compressor.torch.quantization import GPTQConfig, RTNConfig, quantize
@@ -85,7 +85,7 @@ def quantized(folder: str, algorithm: str, samples: int) -> int:
 
     def calibrate(model: Any) -> None:
         for _ in range(samples):
-            model(torch.randint(0, 1024, (1, 384), generator=generator))
+            model(torch.randint(0, 1024, (1, tokens), generator=generator))
 
     model = quantize(load_empty_model(folder), config, run_fn=calibrate)
     return sum(tensor.nbytes for tensor in [*model.parameters(), *model.buffers()])
@@ -116,13 +116,13 @@ def whole(folder: str) -> int:
     return sum(tensor.nbytes for tensor in model.parameters())
 
 
-def child(job: str, folder: str, tiny: str, allowance: int, samples: int) -> dict[str, Any]:
+def child(job: str, folder: str, tiny: str, allowance: int, samples: int, tokens: int) -> dict[str, Any]:
     """Run one job under the limit; what it took."""
     runs: dict[str, Callable[[str], int]] = {
         "whole": whole,
         "file": rewritten,
     }
-    run = runs.get(job, lambda where: quantized(where, job, samples))
+    run = runs.get(job, lambda where: quantized(where, job, samples, tokens))
     run(tiny)
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")  # the largest resident size is counted anew from here
@@ -162,15 +162,16 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=768, help="width of the model, a multiple of 64")
     parser.add_argument("--blocks", type=int, default=48)
     parser.add_argument("--allowance", type=int, default=370, help="MiB that a job may map beyond what it starts with")
-    parser.add_argument("--samples", type=int, default=2, help="calibration samples of 384 tokens, for GPTQ")
+    parser.add_argument("--samples", type=int, default=2, help="calibration samples, for GPTQ")
+    parser.add_argument("--tokens", type=int, default=384, help="of one sample: activations grow with these")
     parser.add_argument("--shard", type=int, default=64, help="MiB of one file of the checkpoint")
     parser.add_argument("--jobs", nargs="+", choices=JOBS, default=["rtn", "gptq", "whole", "file"])
     parser.add_argument("--folder", help="where the checkpoint is written for a while (default: the system's)")
-    parser.add_argument("--child", nargs=5, help=argparse.SUPPRESS)
+    parser.add_argument("--child", nargs=6, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        job, folder, tiny, allowance, samples = options.child
-        print(json.dumps(child(job, folder, tiny, int(allowance), int(samples))))
+        job, folder, tiny, *numbers = options.child
+        print(json.dumps(child(job, folder, tiny, *map(int, numbers))))
         return
     table = Table(title="under RLIMIT_AS: what a job starts with plus an allowance; sizes in MiB")
     columns = ("job", "checkpoint", "block", "allowance", "peak", "over start", "and result", "blocks", "s", "outcome")
@@ -186,7 +187,7 @@ def main() -> None:
             f"{size:.0f} MiB in {len(list(folder.glob('*.safetensors')))} files, {options.allowance} MiB allowed"
         )
         for job in options.jobs:
-            found = measured(job, folder, tiny, options.allowance * MIB, options.samples)
+            found = measured(job, folder, tiny, options.allowance * MIB, options.samples, options.tokens)
             cells = [JOBS[job], f"{size:.0f}", f"{block:.1f}", f"{options.allowance}"]
             if "peak" in found:
                 own = found["peak"] - found["base"]

@@ -9,7 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from neural_compressor.algorithms import ALGORITHMS, InputStatistics, LayerResult, gptq, register_algorithm, rtn
+from neural_compressor.algorithms import (
+    ALGORITHMS,
+    InputStatistics,
+    LayerResult,
+    gptq,
+    register_algorithm,
+    rtn,
+    upstream_pull,
+)
 from neural_compressor.dtypes import dtype
 from neural_compressor.errors import CalibrationError, ConfigError
 from neural_compressor.schemes import PerGroup, TensorScheme
@@ -27,7 +35,9 @@ def test_upstream_error_is_made_up_for_where_it_is_known(weight: Any, vectors: A
     seen = InputStatistics()
     seen.update(vectors * np.float32(0.9), vectors)
     found = ALGORITHMS["gptq"](weight, SCHEME, seen)
-    np.testing.assert_array_equal(found.array.codes, gptq(weight, seen.hessian, SCHEME, cross=seen.cross).array.codes)
+    assert seen.cross is not None
+    by_hand = gptq(weight, seen.hessian, SCHEME, pull=upstream_pull(weight, seen.cross))
+    np.testing.assert_array_equal(found.array.codes, by_hand.array.codes)
     without = ALGORITHMS["gptq"](weight, SCHEME, seen, upstream=False)
     np.testing.assert_array_equal(without.array.codes, gptq(weight, seen.hessian, SCHEME).array.codes)
     assert (found.array.codes != without.array.codes).any()

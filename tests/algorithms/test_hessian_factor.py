@@ -17,7 +17,7 @@ def moments(inputs: int, count: int, seed: int = 0) -> Any:
     return x.T @ x
 
 
-@pytest.mark.parametrize("inputs", [1, 2, 63, 64, 65, 200])
+@pytest.mark.parametrize("inputs", [1, 2, 127, 128, 129, 200, 500])
 def test_it_is_the_upper_cholesky_factor_of_the_damped_inverse(inputs: int) -> None:
     hessian = moments(inputs, 3 * inputs)
     relative = hessian / hessian.diagonal().mean() + 0.02 * np.eye(inputs)
@@ -43,6 +43,21 @@ def test_dead_inputs_have_nothing_to_do_with_others() -> None:
     np.testing.assert_allclose(factor[2], np.eye(6)[2], atol=1e-6)
     np.testing.assert_allclose(factor[:, 2], np.eye(6)[2], atol=1e-6)
     np.testing.assert_array_equal(inverse_factor(np.zeros((3, 3), np.float32)), np.eye(3))
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_after_a_failure_it_starts_from_the_same_matrix(library: str, caplog: pytest.LogCaptureFixture) -> None:
+    hessian = moments(300, 20).astype(np.float32)
+    if library == "torch":
+        hessian = pytest.importorskip("torch").from_numpy(hessian)
+    before = np.asarray(hessian).copy()
+    with caplog.at_level(logging.WARNING, "neural_compressor"):
+        grown = inverse_factor(hessian, 0.0)
+    np.testing.assert_array_equal(hessian, before)
+    damping = float(caplog.text.split("grown to ")[1].split(". ")[0])
+    np.testing.assert_array_equal(grown, inverse_factor(hessian, damping))
+    assert inverse_factor(hessian, 0.0, overwrite=True) is hessian
+    np.testing.assert_array_equal(hessian, grown)
 
 
 @pytest.mark.parametrize("library", ["numpy", "torch"])

@@ -154,3 +154,29 @@ def test_what_does_not_fit_together_is_refused() -> None:
         seen(numbers(4, 3)).merge(seen((numbers(4, 3), numbers(4, 3))))
     with pytest.raises(CalibrationError, match="single number"):
         seen(np.float32(3.0))
+
+
+def test_the_pull_on_one_weight_is_that_of_all_and_smaller() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((64, 12)).astype(np.float32)
+    reference = x + 0.1 * rng.standard_normal((64, 12)).astype(np.float32)
+    weight = rng.standard_normal((5, 12)).astype(np.float32)
+    whole, narrow, wide = InputStatistics(), InputStatistics(weight=weight), InputStatistics(weight=weight.T[:, :5])
+    for seen in (whole, narrow):
+        seen.update(x[:40], reference[:40])
+        seen.update(x[40:], reference[40:])
+    expected = weight @ (reference - x).T @ x
+    for seen in (whole, narrow, narrow.merge(InputStatistics(weight=weight))):
+        np.testing.assert_allclose(seen.pull(weight), expected, rtol=1e-4, atol=1e-4)
+    assert whole.cross is not None
+    assert narrow.cross is None
+    with pytest.raises(CalibrationError, match="kept for a weight of shape"):
+        narrow.pull(weight[:3])
+    wide.update(x[:, :5], reference[:, :5])
+    assert wide.cross is not None, "where a weight is no smaller, the sums serve any"
+
+
+def test_there_is_no_pull_without_a_reference() -> None:
+    seen = InputStatistics(weight=np.ones((1, 3), dtype=np.float32))
+    seen.update(np.ones((2, 3), dtype=np.float32))
+    assert seen.pull(np.ones((1, 3), dtype=np.float32)) is None

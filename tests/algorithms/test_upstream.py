@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from neural_compressor.algorithms import InputStatistics, gptq
+from neural_compressor.algorithms import InputStatistics, gptq, upstream_pull
 from neural_compressor.dtypes import dtype
 from neural_compressor.errors import QuantizationError
 from neural_compressor.schemes import PER_CHANNEL, PerGroup, TensorScheme
@@ -29,6 +29,11 @@ def both(vectors: Any, disturbed: Any) -> InputStatistics:
     return seen
 
 
+def pull(weight: Any, seen: InputStatistics) -> Any:
+    assert seen.cross is not None
+    return upstream_pull(weight, seen.cross)
+
+
 def output_error(weight: Any, found: Any, vectors: Any, disturbed: Any) -> float:
     return float(((vectors @ weight.T - disturbed @ found.T) ** 2).sum())
 
@@ -36,7 +41,7 @@ def output_error(weight: Any, found: Any, vectors: Any, disturbed: Any) -> float
 def test_on_a_fine_grid_it_is_least_squares(weight: Any, vectors: Any, disturbed: Any, both: InputStatistics) -> None:
     fine = TensorScheme(dtype("int16"), True, PER_CHANNEL)
     found = gptq(
-        weight, both.hessian, fine, cross=both.cross, cross_mix=1.0, percdamp=1e-6, act_order=True
+        weight, both.hessian, fine, pull=pull(weight, both), cross_mix=1.0, percdamp=1e-6, act_order=True
     ).dequantize()
     x, seen = vectors[:600].astype(np.float64), disturbed[:600].astype(np.float64)
     best = np.linalg.lstsq(seen, x @ weight.T, rcond=None)[0].T
@@ -55,7 +60,7 @@ def test_the_outputs_come_closer_to_the_float_model_on_unseen_data(
     errors = [
         output_error(
             weight,
-            gptq(weight, both.hessian, scheme, cross=both.cross, cross_mix=mix, **options).dequantize(),
+            gptq(weight, both.hessian, scheme, pull=pull(weight, both), cross_mix=mix, **options).dequantize(),
             vectors[600:],
             disturbed[600:],
         )
@@ -71,7 +76,7 @@ def test_with_few_samples_it_does_no_harm(weight: Any, vectors: Any, disturbed: 
     seen.update(disturbed[:8], vectors[:8])
     scheme = TensorScheme(dtype("int4"), False, PerGroup(32))
     found = [
-        gptq(weight, seen.hessian, scheme, cross=cross, cross_mix=1.0).dequantize() for cross in (None, seen.cross)
+        gptq(weight, seen.hessian, scheme, pull=each, cross_mix=1.0).dequantize() for each in (None, pull(weight, seen))
     ]
     errors = [output_error(weight, values, vectors[600:], disturbed[600:]) for values in found]
     assert errors[1] < 1.5 * errors[0]
@@ -81,11 +86,13 @@ def test_no_upstream_error_changes_nothing(weight: Any, vectors: Any) -> None:
     seen = InputStatistics()
     seen.update(vectors, vectors)
     scheme = TensorScheme(dtype("int4"), True, PerGroup(32))
-    found, plain = (gptq(weight, seen.hessian, scheme, cross=cross) for cross in (seen.cross, None))
+    found, plain = (gptq(weight, seen.hessian, scheme, pull=each) for each in (pull(weight, seen), None))
     np.testing.assert_array_equal(found.array.codes, plain.array.codes)
 
 
 def test_a_cross_of_another_layer_is_refused(weight: Any, both: InputStatistics) -> None:
     assert both.cross is not None
     with pytest.raises(QuantizationError, match="another layer"):
-        gptq(weight, both.hessian, TensorScheme(dtype("int4")), cross=both.cross[:9, :9])
+        upstream_pull(weight, both.cross[:9, :9])
+    with pytest.raises(QuantizationError, match="pull has the shape"):
+        gptq(weight, both.hessian, TensorScheme(dtype("int4")), pull=pull(weight[:9], both))

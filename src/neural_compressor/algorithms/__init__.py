@@ -19,6 +19,7 @@ from neural_compressor.algorithms.scale_refit import refit_scales
 from neural_compressor.algorithms.smoothquant import smooth_scale
 from neural_compressor.algorithms.statistics import InputStatistics
 from neural_compressor.algorithms.teq import teq_scale
+from neural_compressor.algorithms.upstream import upstream_pull
 from neural_compressor.algorithms.weight_qparams import weight_qparams
 
 __all__ = [
@@ -46,5 +47,6 @@ __all__ = [
     "rtn",
     "smooth_scale",
     "teq_scale",
+    "upstream_pull",
     "weight_qparams",
 ]

@@ -110,11 +110,11 @@ def _gptq(
     **options: Any,
 ) -> LayerResult:
     """Error compensation; ``upstream`` says whether to make up for earlier error, where its statistics were kept."""
-    hessian, cross = statistics.hessian, statistics.cross if upstream else None
+    pull, hessian = statistics.pull(weight) if upstream else None, statistics.hessian
+    pull = None if pull is None else _rotated(pull, rotation)
     if rotation is not None:
-        hessian = rotation.apply_to_hessian(hessian)
-        cross = None if cross is None else rotation.apply(rotation.apply(cross).T).T
-    return replace(gptq(_rotated(weight, rotation), hessian, scheme, cross=cross, **options), rotation=rotation)
+        hessian, options = rotation.apply_to_hessian(hessian), {**options, "overwrite_hessian": True}
+    return replace(gptq(_rotated(weight, rotation), hessian, scheme, pull=pull, **options), rotation=rotation)
 
 
 @register_algorithm("awq", needs_statistics=True)

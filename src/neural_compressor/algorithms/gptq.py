@@ -6,19 +6,20 @@ from dataclasses import replace
 
 from array_api_compat import array_namespace, device
 
+from neural_compressor.algorithms.both_sides import change_both_sides
 from neural_compressor.algorithms.checks import checked_hessian, checked_weight, group_size
-from neural_compressor.algorithms.column_order import ColumnOrder, column_order
+from neural_compressor.algorithms.column_order import column_order
 from neural_compressor.algorithms.columns import Columns, chosen_beforehand
 from neural_compressor.algorithms.compensation import round_with_compensation
 from neural_compressor.algorithms.coordinate_descent import coordinate_descent
 from neural_compressor.algorithms.hessian_factor import inverse_factor
 from neural_compressor.algorithms.layer_result import LayerResult
-from neural_compressor.algorithms.upstream import upstream_corrected
+from neural_compressor.algorithms.upstream import add_upstream
 from neural_compressor.algorithms.weight_qparams import weight_qparams
-from neural_compressor.errors import ConfigError
+from neural_compressor.errors import ConfigError, QuantizationError
 from neural_compressor.observers.base import to_numpy
 from neural_compressor.schemes import PER_CHANNEL, QParams, TensorScheme
-from neural_compressor.schemes.arrays import Array
+from neural_compressor.schemes.arrays import Array, like
 
 
 def gptq(
@@ -33,9 +34,10 @@ def gptq(
     block_size: int = 128,
     search: str | None = None,
     full_range: bool = False,
-    cross: Array | None = None,
+    pull: Array | None = None,
     cross_mix: float = 0.35,
     sweeps: int = 0,
+    overwrite_hessian: bool = False,
 ) -> LayerResult:
     """``weight`` (outputs, inputs) quantized so that the outputs move least for inputs with the given ``hessian``.
 
@@ -49,10 +51,13 @@ def gptq(
     - ``percdamp``: what is added to the diagonal of the Hessian, relative to its mean.
     - ``search="mse"``: scales with the least squared error, each input weighted with what its error will cost.
     - ``full_range``: see :func:`~neural_compressor.algorithms.weight_qparams.weight_qparams`.
-    - ``cross``: :attr:`InputStatistics.cross`. The layer then aims at the float layer's outputs on the float model's
-      inputs, not at its own outputs on inputs that already carry an error; ``cross_mix`` (0 to 1) says how far. All the
-      way fits calibration data too closely: on a small language model a quarter to a half did best at 2 to 4 bits.
-    - ``sweeps``: how often every weight is then rounded once more, given all the others.
+    - ``pull``: what :func:`~neural_compressor.algorithms.upstream.upstream_pull` makes of the weight and
+      :attr:`InputStatistics.cross`. The layer then aims at the float layer's outputs on the float model's inputs, not
+      at its own outputs on inputs that already carry an error; ``cross_mix`` (0 to 1) says how far. All the way fits
+      calibration data too closely: on a small language model a quarter to a half did best at 2 to 4 bits.
+    - ``sweeps``: how often every weight is then rounded once more, given all the others. That takes a second matrix of
+      the size of the Hessian.
+    - ``overwrite_hessian``: work in the memory of ``hessian``, which is of no use afterwards, instead of a copy.
 
     >>> import numpy as np
     >>> from neural_compressor.dtypes import dtype
@@ -72,22 +77,27 @@ def gptq(
     weight = checked_weight(weight, scheme)
     hessian = checked_hessian(hessian, weight)
     xp = array_namespace(weight)
+    if pull is not None and tuple(pull.shape) != tuple(weight.shape):
+        raise QuantizationError(f"pull has the shape {tuple(weight.shape)} of its weight, not {tuple(pull.shape)}")
     beforehand = static_groups or chosen_beforehand(scheme)
+    diagonal = xp.linalg.diagonal(hessian)
     order = column_order(
-        to_numpy(xp.linalg.diagonal(hessian)),
+        to_numpy(diagonal),
         group_size(scheme, weight.shape[1]),
         act_order=act_order,
         hybrid_order=hybrid_order,
         static_groups=beforehand,
     )
+    mean = float(xp.mean(diagonal))
     index = xp.asarray(order.order, device=device(weight))
+    square = hessian if overwrite_hessian else xp.asarray(hessian, copy=True)
+    if not order.is_natural:
+        change_both_sides(square, lambda rows: xp.take(rows, index, axis=1))
+    damped = _damped(square, percdamp) if sweeps else None
+    factor = inverse_factor(square, percdamp, overwrite=True)
     target = xp.take(weight.T, index, axis=0)
-    hessian = _reordered(hessian, index, order)
-    factor = inverse_factor(hessian, percdamp)
-    if cross is not None:
-        mean = float(xp.mean(xp.linalg.diagonal(hessian)))
-        cross = _reordered(checked_hessian(cross, weight), index, order)
-        target = upstream_corrected(target, cross, factor, mean, cross_mix)
+    if pull is not None and mean > 0 and cross_mix > 0:
+        add_upstream(target, like(pull, weight), index, factor, cross_mix / mean)
     # The loss is a sum over inputs of squared rounding errors over squared pivots: that is what an error will cost.
     importance = xp.linalg.diagonal(factor) ** -2.0
 
@@ -109,21 +119,16 @@ def gptq(
         block_size,
         None if beforehand else lambda part, places: scales(part, one_group, importance[places]),
     )
-    if sweeps:
-        coordinate_descent(target, _damped(hessian, percdamp), columns, sweeps=sweeps, block_size=block_size)
+    if damped is not None:
+        coordinate_descent(target, damped, columns, sweeps=sweeps, block_size=block_size)
     return LayerResult(columns.array(qparams), index if order.moved else None)
-
-
-def _reordered(square: Array, index: Array, order: ColumnOrder) -> Array:
-    if order.is_natural:
-        return square
-    xp = array_namespace(square)
-    return xp.take(xp.take(square, index, axis=0), index, axis=1)
 
 
 def _damped(hessian: Array, percdamp: float) -> Array:
     xp = array_namespace(hessian)
     diagonal = xp.linalg.diagonal(hessian)
     mean = xp.mean(diagonal)
-    added = xp.where(diagonal == 0, xp.where(mean > 0, mean, xp.ones_like(mean)), percdamp * mean)
-    return hessian + xp.eye(hessian.shape[0], dtype=hessian.dtype, device=device(hessian)) * added
+    places = xp.arange(hessian.shape[0], device=device(hessian))
+    damped = xp.asarray(hessian, copy=True)
+    damped[places, places] += xp.where(diagonal == 0, xp.where(mean > 0, mean, xp.ones_like(mean)), percdamp * mean)
+    return damped

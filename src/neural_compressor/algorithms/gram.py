@@ -42,13 +42,23 @@ def add_cross_gram(cross: Array, x: Array, reference: Array) -> None:
     Where ``x`` is of 16 bits the differences are multiplied in these, and on a CPU so are the sums of one update rounded:
     unlike those of a Hessian, which must stay positive definite, they stand three digits well.
     """
-    difference = as_float32(reference) - as_float32(x)
-    if _multiplies_halves(x) or _is_fast_bf16(x):
-        difference = array_namespace(x).astype(difference, x.dtype)
-    else:
-        x = as_float32(x)
+    x, difference = _compared(x, reference)
     for strip in _strips(x.shape[1]):
         cross[strip, :] += _product(x[:, strip], difference)
+
+
+def add_pull(pull: Array, x: Array, reference: Array, weight: Array) -> None:
+    """Add ``weight (reference - x)ᵀ x`` to ``pull``, in the precision of :func:`add_cross_gram`."""
+    x, difference = _compared(x, reference)
+    xp = array_namespace(x)
+    pull += _product(xp.matmul(difference, xp.astype(weight, x.dtype, copy=False).T), x)
+
+
+def _compared(x: Array, reference: Array) -> tuple[Array, Array]:
+    difference = as_float32(reference) - as_float32(x)
+    if _multiplies_halves(x) or _is_fast_bf16(x):
+        return x, array_namespace(x).astype(difference, x.dtype)
+    return as_float32(x), difference
 
 
 def _strips(width: int) -> list[slice]:

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from array_api_compat import array_namespace
 
+from neural_compressor.algorithms.both_sides import change_both_sides
 from neural_compressor.errors import ConfigError, QuantizationError
 from neural_compressor.schemes.arrays import Array, as_float32, like
 
@@ -77,9 +78,11 @@ class Rotation:
         x = _walsh_hadamard(self._checked(x), self.block_size)
         return x if self.seed is None else x * self._signs(x)
 
-    def apply_to_hessian(self, hessian: Array) -> Array:
-        """The second moments of the turned inputs."""
-        return self.apply(self.apply(hessian).T)
+    def apply_to_hessian(self, hessian: Array, *, overwrite: bool = False) -> Array:
+        """The second moments of the turned inputs; with ``overwrite`` in the place of ``hessian``."""
+        square = hessian if overwrite else array_namespace(hessian).asarray(hessian, copy=True)
+        change_both_sides(square, self.apply)
+        return square
 
     def _checked(self, x: Array) -> Array:
         if x.shape[-1] != self.features:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from array_api_compat import array_namespace, is_torch_array
 
-from neural_compressor.algorithms.gram import add_cross_gram, add_upper_gram, mirror_upper, zero_square
+from neural_compressor.algorithms.gram import add_cross_gram, add_pull, add_upper_gram, mirror_upper, zero_square
 from neural_compressor.algorithms.moments import Moments
+from neural_compressor.algorithms.upstream import upstream_pull
 from neural_compressor.errors import CalibrationError
 from neural_compressor.schemes.arrays import Array, like
 
@@ -15,7 +16,9 @@ class InputStatistics:
 
     ``update(x)`` takes any number of vectors along the last axis of ``x``. With ``hessian=False`` only sums for each
     input are kept. ``update(x, reference)`` also takes what the float model feeds the layer at the same places: ``x`` is
-    then what the layer sees behind layers already quantized, and :attr:`cross` says how the two differ.
+    then what the layer sees behind layers already quantized, and :meth:`pull` says what the difference does to outputs.
+    For that an (inputs, inputs) matrix is kept; where it is known that only the outputs of a ``weight`` with fewer rows
+    will be asked for, one of its size.
 
     >>> import numpy as np
     >>> seen = InputStatistics()
@@ -24,8 +27,9 @@ class InputStatistics:
     ([[10.0, -2.0], [-2.0, 4.0]], [2.0, 1.0], 2)
     """
 
-    def __init__(self, *, hessian: bool = True) -> None:
+    def __init__(self, *, hessian: bool = True, weight: Array | None = None) -> None:
         self.keeps_hessian = hessian
+        self._weight = weight if weight is not None and weight.shape[0] < weight.shape[1] else None
         self._moments: Moments | None = None
         self._upper: Array | None = None
         self._cross: Array | None = None
@@ -47,14 +51,22 @@ class InputStatistics:
             self._upper = zero_square(x) if self._upper is None else self._upper
             add_upper_gram(self._upper, x)
         if reference is not None:
+            self._add_difference(x, reference)
+
+    def _add_difference(self, x: Array, reference: Array) -> None:
+        if self._weight is None:
             self._cross = zero_square(x) if self._cross is None else self._cross
             add_cross_gram(self._cross, x, reference)
+            return
+        weight = like(self._weight, x)
+        self._cross = array_namespace(weight).zeros_like(weight) if self._cross is None else self._cross
+        add_pull(self._cross, x, reference, weight)
 
     def merge(self, other: InputStatistics) -> InputStatistics:
         """New statistics of what both have seen, in the array library and on the device of this one."""
         if self.keeps_hessian != other.keeps_hessian:
             raise CalibrationError("statistics with a Hessian cannot be merged with statistics without one")
-        merged = InputStatistics(hessian=self.keeps_hessian)
+        merged = InputStatistics(hessian=self.keeps_hessian, weight=self._weight)
         mine, theirs = self._moments, other._moments
         if mine is not None and theirs is not None:
             _same_width(mine, theirs.total.shape[0])
@@ -83,11 +95,25 @@ class InputStatistics:
 
     @property
     def cross(self) -> Array | None:
-        """The sum of ``x (reference - x)ᵀ``, (inputs, inputs) float32; None where no reference was given.
+        """The sum of ``x (reference - x)ᵀ``, (inputs, inputs) float32; None where it was not kept.
 
         Differences are summed, not ``x referenceᵀ``: taking the Hessian from that would cancel most digits.
         """
         self._seen()
+        return self._cross if self._weight is None else None
+
+    def pull(self, weight: Array) -> Array | None:
+        """``W Cᵀ`` with ``C`` the sum of :attr:`cross`, (outputs, inputs) float32; None where no reference was given."""
+        self._seen()
+        if self._cross is None:
+            return None
+        weight = like(weight, self._cross)
+        if self._weight is None:
+            return upstream_pull(weight, self._cross)
+        if tuple(weight.shape) != tuple(self._weight.shape):
+            raise CalibrationError(
+                f"these statistics were kept for a weight of shape {tuple(self._weight.shape)}, not {tuple(weight.shape)}"
+            )
         return self._cross
 
     @property

@@ -4,22 +4,34 @@ from __future__ import annotations
 
 from array_api_compat import array_namespace
 
-from neural_compressor.schemes.arrays import Array
+from neural_compressor.algorithms.both_sides import strips_of
+from neural_compressor.algorithms.checks import checked_hessian
+from neural_compressor.schemes.arrays import Array, as_float32
 
 
-def upstream_corrected(target: Array, cross: Array, factor: Array, mean_diagonal: float, mix: float) -> Array:
-    """The weight (inputs, outputs) to quantize instead of ``target``, so that upstream error is made up for.
+def upstream_pull(weight: Array, cross: Array) -> Array:
+    """``W Cᵀ`` for ``cross`` = :attr:`InputStatistics.cross`: all that :func:`add_upstream` wants to know of it.
+
+    Of the size of the weight (outputs, inputs), where ``cross`` has the inputs on both sides and can be dropped.
+
+    >>> import numpy as np
+    >>> upstream_pull(np.float32([[1.0, 2.0]]), np.float32([[0.0, 3.0], [0.0, 0.0]])).tolist()
+    [[6.0, 0.0]]
+    """
+    weight = as_float32(weight)
+    return array_namespace(weight).matmul(weight, checked_hessian(cross, weight).T)
+
+
+def add_upstream(target: Array, pull: Array, index: Array, factor: Array, share: float) -> None:
+    """Add to ``target`` (inputs in the order of ``index``, outputs) what makes up for upstream error.
 
     With x̂ the inputs the layer sees and x those of the float model, what is wanted is the least
     ``Σ |W x - Ŵ x̂|² + λ |Ŵ - W|²``. Completing the square gives ``(Ŵ - W')(H + λ)(Ŵ - W')ᵀ`` and a constant, with
     ``W' = W + W Cᵀ (H + λ)⁻¹``, ``H = Σ x̂ x̂ᵀ`` and ``C = Σ x̂ (x - x̂)ᵀ``: the same problem with another target.
-    The damping λ pulls towards W, not towards zero, and ``mix`` goes only that part of the way: with few samples C is
-    noisy. ``factor`` is that of ``H / mean_diagonal``.
+    The damping λ pulls towards W, not towards zero. ``pull`` is ``W Cᵀ``, its inputs as they stand, ``factor`` that of
+    ``H + λ`` relative to its mean diagonal, and ``share`` how far to go, over that mean: with few samples C is noisy.
     """
-    if mean_diagonal == 0 or mix == 0:
-        return target
     xp = array_namespace(target)
-    wanted = xp.matmul(factor.T, xp.matmul(factor, xp.matmul(cross, target)))
-    wanted *= mix / mean_diagonal
-    wanted += target
-    return wanted
+    for strip in strips_of(target.shape[1]):
+        wanted = xp.take(pull[strip, :].T, index, axis=0)
+        target[:, strip] += share * xp.matmul(factor.T, xp.matmul(factor, wanted))

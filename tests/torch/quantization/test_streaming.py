@@ -76,8 +76,12 @@ def test_float_weights_are_held_for_one_block_at_a_time(folder, monkeypatch, met
     assert not any(p.dim() == 2 for n, p in model.named_parameters() if n.startswith("model.layers."))
 
 
-@pytest.mark.parametrize("options", [{}, {"true_sequential": True}], ids=["at once", "true sequential"])
-def test_float_weights_go_as_the_layers_of_a_block_are_quantized(folder, monkeypatch, options):
+# Of seven layers: without q, k, v; without o; without gate and up; without down.
+FLOATS_LEFT = {"at once": ({}, [0, 0, 0, 0]), "true sequential": ({"true_sequential": True}, [4, 3, 1, 0])}
+
+
+@pytest.mark.parametrize(("options", "expected"), FLOATS_LEFT.values(), ids=FLOATS_LEFT)
+def test_float_weights_go_before_the_layers_of_a_block_are_quantized(folder, monkeypatch, options, expected):
     ids = torch.randint(0, 64, (2, 16))
     fill, run, weights, left = WeightSource.fill, LayerJob.run, [], []
 
@@ -96,5 +100,4 @@ def test_float_weights_go_as_the_layers_of_a_block_are_quantized(folder, monkeyp
     monkeypatch.setattr(LayerJob, "run", counting)
     config = GPTQConfig(bits=4, group_size=32, model_path=str(folder), **options)
     quantize(load_empty_model(folder), config, run_fn=lambda m: m(ids))
-    # Of seven layers: without q, k, v; without o; without gate and up; without down.
-    assert left == [4, 3, 1, 0] * 3
+    assert left == expected * 3

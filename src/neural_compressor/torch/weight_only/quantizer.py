@@ -23,10 +23,19 @@ from neural_compressor.torch.weight_only.jobs import BLOCKWISE, LayerJob, matrix
 from neural_compressor.torch.weight_only.layers import find_blocks, is_parameter
 from neural_compressor.torch.weight_only.lockstep import Lockstep, Stop
 from neural_compressor.torch.weight_only.replay import Arguments, call_block
-from neural_compressor.torch.weight_only.statistics import InputGroup, collect
+from neural_compressor.torch.weight_only.statistics import InputGroup, collect, sharing
 from neural_compressor.torch.weight_only.streaming import WeightSource, give_back_freed_memory
 
 logger = logging.getLogger("neural_compressor")
+
+
+@dataclass(frozen=True)
+class GroupResult:
+    """What takes the place of layers that share an input, and the normalisation that takes up the scale of it."""
+
+    layers: Mapping[str, nn.Module]
+    norm: nn.Module | None = None
+    scale: Any = None
 
 
 @dataclass
@@ -60,7 +69,7 @@ class WeightOnlyQuantizer:
             if not job.needs_data:
                 self._fill(name if not name or is_parameter(self.model, name) else f"{name}.")
                 open_stacks(self.model, [name])
-                self._quantize_group([name], None)
+                self._quantize_alone(name, None)
         if waiting:
             self._blockwise(waiting, calls)
         self._fill()
@@ -101,7 +110,11 @@ class WeightOnlyQuantizer:
         for block in waiting:
             self._note_missed(inside[block])
         for name, statistics in heads.items():
-            self._quantize_group([name], statistics)
+            self._quantize_alone(name, statistics)
+
+    def _quantize_alone(self, name: str, statistics: InputStatistics | None) -> None:
+        found = self._quantize_group([name], statistics)
+        self._apply([] if found is None else [found])
 
     def _quantize_block(self, stop: Stop, layers: Sequence[str]) -> None:
         block = self.model.get_submodule(stop.block)
@@ -111,21 +124,23 @@ class WeightOnlyQuantizer:
         float_runs = stop.float_runs if self.upstream and not trained else again
         # What training aims at is what the block gives while all of it is float.
         targets = [_first(run()) for run in stop.float_runs] if float_runs is again or not remaining else []
-        while remaining:
+        results: list[GroupResult] = []
+        for names in self._measured_together(block, remaining, stop):
             groups = collect(
-                block, self._modules(remaining), stop.calls, float_runs if self.upstream else (), amp=self.amp
+                block, self._modules(names), stop.calls, float_runs if self.upstream else (), amp=self.amp
             )
             float_runs = again
-            if self.true_sequential:
-                del groups[1:]
-            done = {name for group in groups for name in group.layers}
+            reached = {name for group in groups for name in group.layers}
+            self._note_missed(name for name in names if name not in reached)
             while groups:
-                self._tidy()
-                self._quantize_kinds(groups.pop(0), stop)
-            if not done or not self.true_sequential:
-                self._note_missed(n for n in remaining if n not in done)
-                break
-            remaining = [n for n in remaining if n not in done]
+                found = self._quantize_kinds(groups.pop(0), stop, layers)
+                if self._keeps_back:
+                    results += found
+                else:
+                    self._apply(found)
+            if self._keeps_back:
+                self._fill(f"{stop.block}.")
+        self._apply(results)
         if trained:
             self._train_block(block, self._modules(trained), stop, targets)
 
@@ -140,42 +155,75 @@ class WeightOnlyQuantizer:
         schemes = {name: self.jobs[name].scheme for name in layers}
         found = tune_block(block, dict(layers), schemes, list(inputs), targets, AutoRoundOptions(**job.options))
         self._note_missed(set(layers) - set(found))
-        for name, result in found.items():
-            self._install(name, result)
+        self._apply([GroupResult({name: self._replacement(name, result) for name, result in found.items()})])
 
-    def _quantize_kinds(self, group: InputGroup, stop: Stop) -> None:
+    @property
+    def _keeps_back(self) -> bool:
+        """Whether the layers of a block are replaced when all of them are quantized, and not one after the other.
+
+        With few of a block's matrices in memory at a time, each group of layers is measured in a run of its own, and all
+        of these must see the float block.
+        """
+        return self.source is not None and not self.true_sequential
+
+    def _measured_together(self, block: nn.Module, layers: Sequence[str], stop: Stop) -> list[Sequence[str]]:
+        """Which layers are measured in one run: all of them, or where memory or the order counts those of one input."""
+        if not layers or (self.source is None and not self.true_sequential):
+            return [layers] if layers else []
+        groups: list[Sequence[str]] = [*sharing(block, self._modules(layers), stop.calls[0], self.amp)]
+        found = {name for group in groups for name in group}
+        late = [name for name in layers if name not in found]
+        return [*groups, late] if late else groups
+
+    def _quantize_kinds(self, group: InputGroup, stop: Stop, layers: Sequence[str]) -> list[GroupResult]:
         kinds: dict[str, list[str]] = {}
         for name in group.layers:
             kinds.setdefault(self.jobs[name].kind, []).append(name)
-        for names in kinds.values():
-            self._quantize_group(names, group.statistics, stop)
+        found = [self._quantize_group(names, group.statistics, stop, layers) for names in kinds.values()]
+        return [result for result in found if result is not None]
 
-    def _quantize_group(self, names: list[str], statistics: InputStatistics | None, stop: Stop | None = None) -> None:
-        """Layers with one job and one input, as one tall matrix."""
+    def _quantize_group(
+        self,
+        names: list[str],
+        statistics: InputStatistics | None,
+        stop: Stop | None = None,
+        beside: Sequence[str] = (),
+    ) -> GroupResult | None:
+        """Layers with one job and one input, as one tall matrix; the floats of those ``beside`` them can be read again."""
         if statistics is not None and statistics.count == 0:
             self._note_missed(names)
-            return
+            return None
         job = self.jobs[names[0]]
         norm = self._norm_for(names, stop)
-        weight, rows = self._take(names)
+        weight, rows = self._take(names, beside)
+        self._tidy()
         try:
             result = (
                 job.unscaled().run(weight, statistics) if job.folding and norm is None else job.run(weight, statistics)
             )
         except NeuralCompressorError as error:
             raise QuantizationError(f"layer {', '.join(map(repr, names))}: {error}") from error
-        if norm is not None and result.input_scale is not None:
-            absorb(norm, result.input_scale)
-            result = replace(result, input_scale=None)
-        for name, part in zip(names, result.split(rows), strict=True):
-            self._install(name, part)
+        scale = None
+        if norm is not None:
+            scale, result = result.input_scale, replace(result, input_scale=None)
+        parts = zip(names, result.split(rows), strict=True)
+        return GroupResult({name: self._replacement(name, part) for name, part in parts}, norm, scale)
 
-    def _take(self, names: Sequence[str]) -> tuple[torch.Tensor, list[int]]:
+    def _apply(self, results: Iterable[GroupResult]) -> None:
+        for result in results:
+            if result.norm is not None and result.scale is not None:
+                absorb(result.norm, result.scale)
+            for name, layer in result.layers.items():
+                if name:
+                    replace_module(self.model, name, layer)
+                else:
+                    self.model = layer
+
+    def _take(self, names: Sequence[str], beside: Sequence[str]) -> tuple[torch.Tensor, list[int]]:
         """The weights of some layers as one tall matrix, and how many rows each has; from here on only shapes are asked."""
-        layers = self._modules(names)
-        matrices = [matrix_of(layer).float() for layer in layers.values()]
+        matrices = [matrix_of(layer).float() for layer in self._modules(names).values()]
         if self.source is not None:
-            for layer in layers.values():
+            for layer in self._modules({*names, *(beside if self._keeps_back else ())}).values():
                 layer.weight = nn.Parameter(layer.get_parameter("weight").to("meta"), requires_grad=False)
         return matrices[0] if len(matrices) == 1 else torch.cat(matrices), [len(m) for m in matrices]
 
@@ -188,13 +236,9 @@ class WeightOnlyQuantizer:
         prefix = f"{stop.block}." if stop.block else ""
         return absorbing_norm(self.model.get_submodule(stop.block), names, stop.calls[0], prefix)
 
-    def _install(self, name: str, result: LayerResult) -> None:
+    def _replacement(self, name: str, result: LayerResult) -> nn.Module:
         layer = self.model.get_submodule(name)
-        new = weight_only_class(layer).from_layer(layer, self.jobs[name].finish(result))
-        if name:
-            replace_module(self.model, name, new)
-        else:
-            self.model = new
+        return weight_only_class(layer).from_layer(layer, self.jobs[name].finish(result))
 
     def _note_missed(self, names: Iterable[str]) -> None:
         for name in names:

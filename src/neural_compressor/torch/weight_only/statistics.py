@@ -13,6 +13,7 @@ from torch import nn
 
 from neural_compressor.algorithms import InputStatistics
 from neural_compressor.errors import CalibrationError
+from neural_compressor.torch.weight_only.jobs import matrix_of
 from neural_compressor.torch.weight_only.replay import Arguments, call_block
 
 
@@ -44,6 +45,18 @@ def _capture(layers: Mapping[str, nn.Module], run: Callable[[], Any]) -> dict[st
     return inputs
 
 
+def sharing(block: nn.Module, layers: Mapping[str, nn.Module], call: Arguments, amp: bool) -> list[tuple[str, ...]]:
+    """The ``layers`` that one call of their block reaches, those with the very same input together, in running order."""
+    return _by_input(_capture(layers, functools.partial(call_block, block, call, amp)))
+
+
+def _by_input(inputs: Mapping[str, torch.Tensor]) -> list[tuple[str, ...]]:
+    groups: dict[int, list[str]] = {}
+    for name, x in inputs.items():
+        groups.setdefault(id(x), []).append(name)
+    return [tuple(names) for names in groups.values()]
+
+
 def collect(
     block: nn.Module,
     layers: Mapping[str, nn.Module],
@@ -58,26 +71,26 @@ def collect(
     Layers that were not reached are in no group.
     """
     groups: dict[str, str] = {}
+    alone: set[str] = set()
     gathered: dict[str, InputStatistics] = {}
     for index, call in enumerate(calls):
         inputs = _capture(layers, functools.partial(call_block, block, call, amp))
         floats = _capture(layers, float_runs[index]) if float_runs else {}
-        leaders: dict[int, str] = {}
-        for name, x in inputs.items():
-            leader = leaders.setdefault(id(x), name)
-            # A layer that once had an input of its own keeps statistics of its own.
-            if name not in groups:
-                groups[name] = leader
-            elif groups[name] != leader:
-                raise CalibrationError(
-                    f"layer {name!r} shares its input with {leader!r} in some batches and not in others"
-                )
-            if leader == name:
-                reference = floats.get(name)
-                try:
-                    gathered.setdefault(name, InputStatistics(hessian=hessian)).update(x, reference)
-                except CalibrationError as error:
-                    raise CalibrationError(f"layer {name!r}: {error}") from error
+        for leader, *others in _by_input(inputs):
+            for name in (leader, *others):
+                # A layer that once had an input of its own keeps statistics of its own.
+                if groups.setdefault(name, leader) != leader or (others and leader in alone):
+                    raise CalibrationError(
+                        f"layer {name!r} shares its input with {leader!r} in some batches and not in others"
+                    )
+            if leader not in gathered:
+                alone |= set() if others else {leader}
+                weight = None if others else matrix_of(layers[leader])
+                gathered[leader] = InputStatistics(hessian=hessian, weight=weight)
+            try:
+                gathered[leader].update(inputs[leader], floats.get(leader))
+            except CalibrationError as error:
+                raise CalibrationError(f"layer {leader!r}: {error}") from error
     return [
         InputGroup(tuple(name for name, first in groups.items() if first == leader), statistics)
         for leader, statistics in gathered.items()

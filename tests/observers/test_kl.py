@@ -9,7 +9,8 @@ import pytest
 
 from neural_compressor.dtypes import dtype
 from neural_compressor.observers import KLObserver
-from neural_compressor.observers.kl import divergence
+from neural_compressor.observers.kl import clipping_loss, divergence
+from neural_compressor.observers.threshold_search import quantized_rows
 from neural_compressor.schemes import PerChannel, TensorScheme, choose_qparams, fake_quantize
 
 
@@ -49,7 +50,8 @@ def test_the_divergence_is_the_one_of_the_definition(name: str, threshold: float
     scheme = TensorScheme(dtype(name))
     end = np.asarray([threshold])
     seen = observer.seen()
-    found = divergence(seen, seen.centres, -end, end, scheme)
+    values = quantized_rows(seen.centres, -end, end, scheme)
+    found = divergence(seen, seen.centres, values, -end, end)
     assert found[0] == pytest.approx(by_hand(observer, -threshold, threshold, scheme), rel=1e-6)
 
 
@@ -61,11 +63,9 @@ def test_no_threshold_of_a_fine_search_is_much_better(name: str) -> None:
     scheme = TensorScheme(dtype(name))
     seen = observer.seen()
     low, high = (np.atleast_1d(side).astype(np.float64) for side in observer.range(scheme))
-    found = divergence(seen, seen.centres, low, high, scheme)[0]
-    fine = [
-        divergence(seen, seen.centres, *np.clip([[-t], [t]], seen.low, seen.high), scheme)[0]
-        for t in np.linspace(0.05, 1, 60) * np.abs(x).max()
-    ]
+    loss = clipping_loss(seen, scheme)
+    found = loss(low, high)[0]
+    fine = [loss(*np.clip([[-t], [t]], seen.low, seen.high))[0] for t in np.linspace(0.05, 1, 60) * np.abs(x).max()]
     assert found <= min(fine) + 0.05 * abs(min(fine)) + 1e-3
 
 
@@ -111,7 +111,38 @@ def test_thresholds_that_say_nothing_are_not_taken() -> None:
     observer = KLObserver()
     observer.update(np.random.default_rng(5).standard_normal(3000).astype(np.float32))
     seen, scheme = observer.seen(), TensorScheme(dtype("int4"))
-    narrow, half = 4 * seen.width, np.asarray([0.5])
-    assert divergence(seen, seen.centres, -narrow, narrow, scheme) == math.inf
-    assert divergence(seen, seen.centres, -half, half, scheme) == math.inf
-    assert divergence(seen, seen.centres, seen.low, seen.high, scheme) < math.inf
+    loss, narrow, half = clipping_loss(seen, scheme), 4 * seen.width, np.asarray([0.5])
+    assert loss(-narrow, narrow) == math.inf
+    assert loss(-half, half) == math.inf
+    assert loss(seen.low, seen.high) < math.inf
+
+
+def decibels(x: np.ndarray, low: np.ndarray, high: np.ndarray, scheme: TensorScheme) -> float:
+    """The signal over the error of quantizing ``x`` over ``[low, high]``."""
+    error = fake_quantize(x, scheme, choose_qparams(low, high, scheme)) - x
+    return float(10 * np.log10(np.sum(np.square(x, dtype=np.float64)) / np.sum(np.square(error, dtype=np.float64))))
+
+
+def hard_swish(seed: int) -> np.ndarray:
+    """What hard swish gives where most of what it reads is below zero: a heap of small values, a few large ones."""
+    x = np.random.default_rng(seed).laplace(-1.5, 0.9, size=60_000)
+    return np.asarray(x * np.clip(x / 6 + 0.5, 0, 1), dtype=np.float32)
+
+
+@pytest.mark.parametrize("name", ["uint8", "uint4"])
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_the_few_large_values_of_a_peaked_distribution_are_kept(name: str, seed: int) -> None:
+    x, scheme = hard_swish(seed), TensorScheme(dtype(name), symmetric=False)
+    observer = KLObserver()
+    observer.update(x)
+    usual = x[x < np.quantile(x, 0.9998)]
+    assert decibels(usual, *observer.range(scheme), scheme) > decibels(usual, x.min(), x.max(), scheme) - 1
+
+
+def test_one_end_far_out_is_clipped_for_the_sake_of_the_rest() -> None:
+    """The bulk of values gains what an outlier on one side cost it."""
+    x = np.random.default_rng(4).standard_normal(50_000).astype(np.float32)
+    bulk, x[0] = x[1:].copy(), 400.0
+    scheme, observer = TensorScheme(dtype("uint8"), symmetric=False), KLObserver()
+    observer.update(x)
+    assert decibels(bulk, *observer.range(scheme), scheme) > decibels(bulk, x.min(), x.max(), scheme) + 20

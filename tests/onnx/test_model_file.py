@@ -141,3 +141,27 @@ def test_an_output_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(WorkspaceError, match="cannot be written"):
         write_model(read_model(proto()), tmp_path / "file" / "out.onnx")
+
+
+def test_what_a_reader_infers_is_not_written(tmp_path: Path) -> None:
+    """Types of constants and standard ops; those of other ops nobody else knows. The model in memory keeps all."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["h"]),
+        helper.make_node("FastGelu", ["h"], ["g"], domain="com.microsoft"),
+        helper.make_node("Relu", ["g"], ["r"]),
+        helper.make_node("MatMul", ["r", "w"], ["y"]),
+    ]
+    small = proto()
+    del small.graph.node[:]
+    small.graph.node.extend(nodes)
+    small.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    small.graph.value_info.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 8]) for name in "hgr")
+    model = read_model(small)
+    before = model.graph.node(0).outputs[0].shape
+    written = onnx.load(write_model(model, tmp_path / "m.onnx"))
+    assert [value.name for value in written.graph.value_info] == ["g"]
+    assert model.graph.node(0).outputs[0].shape == before
+    assert model.graph.initializers["w"].dtype == TensorProto.FLOAT
+    onnx.checker.check_model(str(tmp_path / "m.onnx"), full_check=True)
+    inferred = onnx.shape_inference.infer_shapes(written, strict_mode=False)
+    assert {value.name for value in inferred.graph.value_info} >= {"h", "g", "r"}

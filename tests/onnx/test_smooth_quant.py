@@ -13,7 +13,14 @@ from neural_compressor.onnx.data_reader import CalibrationDataReader, Samples
 from neural_compressor.onnx.graph import normalise
 from neural_compressor.onnx.linear_ops import linear_ops
 from neural_compressor.onnx.session import make_session
-from neural_compressor.onnx.smooth_quant import AUTO_ALPHAS, check_alpha, group_scale, output_error, smooth
+from neural_compressor.onnx.smooth_quant import (
+    AUTO_ALPHAS,
+    INT8_A_CHANNEL,
+    check_alpha,
+    group_scale,
+    output_error,
+    smooth,
+)
 from neural_compressor.onnx.static import quantize_static
 from neural_compressor.schemes import PER_CHANNEL, OpScheme, PerChannel, Plan, TensorScheme, fake_quantize, sqnr_db
 
@@ -170,6 +177,39 @@ def test_auto_takes_the_least_error_and_no_scale_where_none_helps(model):
     # Channels that are alike already, and weights made uneven by what hardly looks at them.
     flat = ChannelStatistics(-np.ones(48), np.ones(48), np.ones(48) / 3, 64)
     assert group_scale([down], flat, [0.0, 0.1]) is None
+
+
+def test_auto_goes_by_the_scales_that_the_weights_will_have(model):
+    """One scale for all of a weight has less room for outliers than one a channel, and another alpha is best."""
+    whole, seen = TensorScheme(dtype("int8")), channel_statistics(model, {"n": -1}, data(64, WIDTH))["n"]
+    op = next(o for o in linear_ops(model) if o.node.name == "up")
+    uneven = np.asarray(op.weight) * np.geomspace(0.01, 1, op.weight.shape[1], dtype=np.float32)
+    op.node.inputs[1].const_value = ir.tensor(uneven)
+    x = make_session(model, ["n"]).run(None, data(64, WIDTH)[0])[0]
+
+    def measured(scale):
+        rounded_x = fake_quantize(x / scale, TensorScheme(dtype("uint8"), symmetric=False))
+        return np.square(rounded_x @ fake_quantize(op.scaled(scale), whole) - x @ op.weight).sum()
+
+    ones = np.ones(WIDTH, np.float32)
+    best, other = (group_scale([op], seen, AUTO_ALPHAS, scheme) for scheme in (whole, INT8_A_CHANNEL))
+    assert best is None or measured(best) <= measured(ones)
+    assert measured(ones if best is None else best) < measured(other)
+
+
+def test_a_channel_too_small_for_a_step_loses_no_more_than_it_has(model):
+    op = next(o for o in linear_ops(model) if o.node.name == "up")
+    high = np.full(WIDTH, 1e-3)
+    high[0] = 255.0
+    seen = ChannelStatistics(-0 * high, high, high**2 / 3, 1000)
+    exact = replace_weight(op, np.sign(op.weight))
+    assert output_error(exact, seen, np.ones(WIDTH)) == pytest.approx(op.weight.shape[1] / 12, rel=0.01)
+
+
+def replace_weight(op, weight):
+    """``op`` with another weight: ones, which integers hold exactly."""
+    op.node.inputs[1].const_value = ir.tensor(weight.astype(np.float32))
+    return op
 
 
 def test_no_more_samples_are_read_than_asked_for(model):

@@ -9,11 +9,13 @@ from neural_compressor.dtypes import IntType
 from neural_compressor.observers.base import OBSERVERS, Floats
 from neural_compressor.observers.histogram import Histogram
 from neural_compressor.observers.histogram_observer import HistogramObserver
-from neural_compressor.observers.threshold_search import best_symmetric, quantized_rows
+from neural_compressor.observers.threshold_search import Loss, best_symmetric, quantized_rows
 from neural_compressor.schemes import TensorScheme
 from neural_compressor.schemes.mapping import element_type
 
 _SMALLEST_SHARE = 1e-10
+_OUTLIERS = 1e-4
+"""The share of values so rare that they may be clipped however far away they are."""
 
 
 @OBSERVERS.register("kl", "entropy")
@@ -29,20 +31,42 @@ class KLObserver(HistogramObserver):
 
     def range(self, scheme: TensorScheme) -> tuple[Floats, Floats]:
         seen = self.seen()
-        centres = seen.centres
-
-        def loss(low: Floats, high: Floats) -> Floats:
-            return divergence(seen, centres, low, high, scheme)
-
-        low, high = best_symmetric(seen, loss)
+        low, high = best_symmetric(seen, clipping_loss(seen, scheme))
         return self.shaped(low), self.shaped(high)
 
 
-def divergence(histogram: Histogram, centres: Floats, low: Floats, high: Floats, scheme: TensorScheme) -> Floats:
+def clipping_loss(histogram: Histogram, scheme: TensorScheme) -> Loss:
+    """The divergence, by channel, of clipping what ``histogram`` holds; infinite where it says nothing of the harm.
+
+    It does not see how far a value is moved: of values heaped up near zero it would give away the few large ones that the
+    next op lives on. So it chooses among ranges that make no more squared error than the whole one, or leave nothing but
+    outliers outside; and that leave more bins than the data type has levels, or each bin would keep one of its own.
+    """
+    centres, counts = histogram.centres, histogram.counts
+
+    def error(values: Floats) -> Floats:
+        total: Floats = np.sum(counts * (values - centres) ** 2, axis=1)
+        return total
+
+    most = error(quantized_rows(centres, histogram.low, histogram.high, scheme))
+    outliers = _OUTLIERS * counts.sum(axis=1)
+
+    def loss(low: Floats, high: Floats) -> Floats:
+        values = quantized_rows(centres, low, high, scheme)
+        outside = (centres < low[:, None]) | (centres > high[:, None])
+        harmless = (error(values) <= most) | (np.sum(counts * outside, axis=1) <= outliers)
+        enough = np.sum(~outside, axis=1) >= _levels(scheme)
+        whole = (low <= histogram.low) & (high >= histogram.high)
+        value = divergence(histogram, centres, values, low, high)
+        return np.where(whole | (harmless & enough), value, np.inf)
+
+    return loss
+
+
+def divergence(histogram: Histogram, centres: Floats, values: Floats, low: Floats, high: Floats) -> Floats:
     """KL divergence, by channel, of the quantized from the clipped distribution over ``[low, high]``.
 
-    Infinite where clipping leaves fewer bins than the data type has levels (each bin would keep a level of its own) or
-    less than half of the values: such a comparison says nothing. The whole range is always admitted.
+    ``values`` is what the centres of the bins are quantized to.
     """
     # Zero is a level of its own, so the heap that a ReLU leaves there is no loss and must not weigh as one.
     counts = np.where(histogram.zero_bin, 0, histogram.counts)
@@ -50,13 +74,11 @@ def divergence(histogram: Histogram, centres: Floats, low: Floats, high: Floats,
     inside = ~(below | above)
     kept = np.where(inside, counts, 0)
     clipped = kept + _at_edge(inside, counts * below) + _at_edge(inside[:, ::-1], counts * above)[:, ::-1]
-    spread = _spread(kept, _runs(quantized_rows(centres, low, high, scheme)))
+    spread = _spread(kept, _runs(values))
     p = clipped / np.maximum(clipped.sum(axis=1, keepdims=True), 1)
     q = np.maximum(spread / np.maximum(kept.sum(axis=1, keepdims=True), 1), _SMALLEST_SHARE)
-    value = np.sum(np.where(p > 0, p * np.log(np.where(p > 0, p, 1.0) / q), 0.0), axis=1)
-    whole = (low <= histogram.low) & (high >= histogram.high)
-    enough = (inside.sum(axis=1) >= _levels(scheme)) & (2 * kept.sum(axis=1) >= counts.sum(axis=1))
-    return np.where(whole | enough, value, np.inf)
+    total: Floats = np.sum(np.where(p > 0, p * np.log(np.where(p > 0, p, 1.0) / q), 0.0), axis=1)
+    return total
 
 
 def _at_edge(inside: npt.NDArray[np.bool_], outside: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

@@ -52,7 +52,7 @@ def write_model(model: ir.Model, path: str | Path) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with _in_one_file(model) if data is None else nullcontext():
+            with _in_one_file(model) if data is None else nullcontext(), without_inferable(model):
                 ir.save(model, draft, format="protobuf", external_data=data)
             os.replace(draft, path)
         except BaseException:
@@ -78,6 +78,23 @@ def _in_one_file(model: ir.Model) -> Iterator[None]:
     finally:
         for value, tensor in held:
             value.const_value = tensor
+
+
+@contextmanager
+def without_inferable(model: ir.Model) -> Iterator[None]:
+    """Types and shapes that a reader finds by itself are left out meanwhile: those of constants and of standard ops."""
+    values = [value for value, _ in initializers(model) if not value.is_graph_input()]
+    for node in model.graph.all_nodes():
+        if node.domain in ("", "ai.onnx"):
+            values += [value for value in node.outputs if not value.is_graph_output()]
+    held = [(value, value.type, value.shape) for value in values]
+    for value in values:
+        value.type = value.shape = None
+    try:
+        yield
+    finally:
+        for value, kind, shape in held:
+            value.type, value.shape = kind, shape
 
 
 def weight_bytes(model: ir.Model) -> int:

@@ -6,7 +6,7 @@ import onnx
 import onnx_ir as ir
 
 from neural_compressor.onnx.identity import node_bytes
-from neural_compressor.onnx.model_file import ONE_FILE_BYTES, weight_bytes
+from neural_compressor.onnx.model_file import ONE_FILE_BYTES, weight_bytes, without_inferable
 
 
 def as_proto(model: ir.Model) -> onnx.ModelProto:
@@ -18,5 +18,6 @@ def stored_bytes(model: ir.Model) -> int:
     """Bytes of the file, or files; where there are several, of weights and nodes."""
     weights = weight_bytes(model)
     if weights <= ONE_FILE_BYTES:
-        return int(as_proto(model).ByteSize())
+        with without_inferable(model):
+            return int(as_proto(model).ByteSize())
     return weights + sum(len(node_bytes(node)) for node in model.graph)

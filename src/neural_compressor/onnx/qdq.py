@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+import numpy as np
 import onnx_ir as ir
 
 from neural_compressor.onnx.affine_folding import take_over
@@ -26,7 +27,7 @@ class QDQWriter:
         self.editor = editor
         self.options = options
         self.graph = editor.model.graph
-        self._constants: dict[int, tuple[IntegerParams, list[ir.Value]]] = {}
+        self._constants: dict[tuple[object, ...], ir.Value] = {}
 
     def activations(self, layout: Layout, params_of: ParamsOf) -> None:
         """Quantize the tensors that ``layout`` says are handed on as integers, and those its ops read."""
@@ -97,12 +98,21 @@ class QDQWriter:
         output = ir.Value(name=self.editor.fresh(f"{name}_{what}"), shape=value.shape)
         inputs = [value, *self.constants(params, name)]
         attributes = {} if params.axis is None else {"axis": params.axis}
-        return ir.node(op_type, inputs, attributes, outputs=[output], name=self.editor.fresh(f"{name}_{op_type}"))
+        short = "Q" if op_type == "QuantizeLinear" else "DQ"
+        return ir.node(op_type, inputs, attributes, outputs=[output], name=self.editor.fresh(f"{name}_{short}"))
 
-    def constants(self, params: IntegerParams, name: str) -> list[ir.Value]:
-        """Scale and zero point as constants of the graph."""
-        if id(params) not in self._constants:
-            scale = self.editor.weight(f"{name}_scale", params.scale, self.graph)
-            zero_point = self.editor.weight(f"{name}_zero_point", params.zero_point, self.graph)
-            self._constants[id(params)] = params, [scale, zero_point]
-        return self._constants[id(params)][1]
+    def constants(self, params: IntegerParams, name: str) -> list[ir.Value | None]:
+        """Scale and zero point as constants of the graph, equal ones once; none is a zero of the integers' type.
+
+        The sums that a bias is added to are counted from zero, so that nothing asks for the zero point of one.
+        """
+        zero_point = None if params.zero_point.dtype == np.int32 else params.zero_point
+        return [self._constant(f"{name}_scale", params.scale), self._constant(f"{name}_zero_point", zero_point)]
+
+    def _constant(self, name: str, array: np.ndarray | None) -> ir.Value | None:
+        if array is None:
+            return None
+        key = array.dtype, array.shape, array.tobytes()
+        if key not in self._constants:
+            self._constants[key] = self.editor.weight(name, array, self.graph)
+        return self._constants[key]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -17,13 +18,14 @@ from neural_compressor.onnx.channel_statistics import ChannelStatistics, channel
 from neural_compressor.onnx.graph_editor import GraphEditor
 from neural_compressor.onnx.linear_ops import LINEAR_TYPES, LinearOp, linear_ops
 from neural_compressor.onnx.scale_folding import Channels, apply_folds, find_folds, set_constant
-from neural_compressor.schemes import PerChannel, TensorScheme, fake_quantize
+from neural_compressor.schemes import PER_CHANNEL, PER_TENSOR, PerChannel, TensorScheme, fake_quantize
 
 logger = logging.getLogger("neural_compressor")
 
 AUTO_ALPHAS = tuple(i / 10 for i in range(11))
 """What ``alpha="auto"`` chooses from, op by op."""
 _ACTIVATION_STEPS = 255
+INT8_A_CHANNEL = TensorScheme(dtype("int8"), granularity=PER_CHANNEL)
 
 Alpha = float | str | Sequence[float | str]
 
@@ -37,6 +39,7 @@ def smooth(
     op_types: Collection[str] = LINEAR_TYPES,
     calib_iter: int = 100,
     scales_per_op: bool = True,
+    weights: TensorScheme = INT8_A_CHANNEL,
     providers: Sequence[str] = ("CPUExecutionProvider",),
 ) -> ir.Model:
     """A new model that computes the same as ``model``, a normalised one, with channels of inputs and weights evened out.
@@ -45,7 +48,8 @@ def smooth(
     takes what makes the error of its quantized output least, or no scale at all. ``scales_per_op`` gives each op
     scales of its own, otherwise ops that read the same value share them. ``folding`` puts scales into the constants of
     what comes before, where that is exact; elsewhere, and without it, a Mul is inserted. ``calib_iter`` is the number
-    of samples looked at.
+    of samples looked at. ``weights`` is what the weights will be quantized to: one scale for all of a weight leaves less
+    room for outliers than one a channel.
     """
     alphas = check_alpha(alpha)
     new = model.clone()
@@ -57,7 +61,7 @@ def smooth(
     seen = channel_statistics(new, axes, islice(iter(samples), calib_iter), providers)
     editor = GraphEditor(new)
     for group in groups:
-        scale = group_scale(group, seen[_name(group[0].input)], alphas)
+        scale = group_scale(group, seen[_name(group[0].input)], alphas, weights)
         if scale is not None:
             _apply(editor, group, scale, folding)
     return new
@@ -85,31 +89,41 @@ def check_alpha(alpha: Alpha) -> tuple[float, ...]:
     return tuple(dict.fromkeys(alphas))
 
 
-def group_scale(group: Sequence[LinearOp], seen: ChannelStatistics, alphas: Sequence[float]) -> np.ndarray | None:
+def group_scale(
+    group: Sequence[LinearOp],
+    seen: ChannelStatistics,
+    alphas: Sequence[float],
+    weights: TensorScheme = INT8_A_CHANNEL,
+) -> np.ndarray | None:
     """What to divide the channels of the group's input by; None where no scale is better, if there is a choice."""
     reach = np.max([np.abs(op.rows(op.weight)).max(axis=1) for op in group], axis=0)
     scales = [np.asarray(smooth_scale(seen.absmax, reach, alpha), dtype=np.float32) for alpha in alphas]
     if len(scales) == 1:
         return scales[0]
     candidates = [np.ones_like(scales[0]), *scales]
-    errors = [sum(output_error(op, seen, scale) for op in group) for scale in candidates]
+    errors = [sum(output_error(op, seen, scale, weights) for op in group) for scale in candidates]
     best = int(np.argmin(errors))
     return candidates[best] if best else None
 
 
-def output_error(op: LinearOp, seen: ChannelStatistics, scale: np.ndarray) -> float:
+def output_error(
+    op: LinearOp, seen: ChannelStatistics, scale: np.ndarray, weights: TensorScheme = INT8_A_CHANNEL
+) -> float:
     """The expected square of the error of ``op``'s outputs in 8 bits, with the channels of its input divided by ``scale``.
 
-    Rounding the input adds noise of a twelfth of the squared step to each channel, which the weights carry on; rounding
-    the weights adds their error times the mean square of the channel.
+    Rounding the input adds noise of a twelfth of the squared step to each channel, or all there is of a channel where that
+    is less, which the weights carry on; rounding the weights adds their error times the mean square of the channel.
     """
     high, low = np.maximum(seen.high / scale, 0).max(), np.minimum(seen.low / scale, 0).min()
     step = float(high - low) / _ACTIVATION_STEPS
-    weight = op.scaled(scale)
-    rounded = np.asarray(fake_quantize(weight, TensorScheme(dtype("int8"), granularity=PerChannel(op.outputs))))
-    noise = step**2 / 12 * np.square(op.rows(weight), dtype=np.float64).sum()
-    lost = np.square(op.rows(rounded - weight), dtype=np.float64).sum(axis=1) / np.square(scale, dtype=np.float64)
-    return float(noise + (lost * seen.mean_square).sum())
+    weight, square = op.scaled(scale), seen.mean_square / np.square(scale, dtype=np.float64)
+    by_channel = weights.granularity != PER_TENSOR
+    rounded = np.asarray(
+        fake_quantize(weight, replace(weights, granularity=PerChannel(op.outputs) if by_channel else PER_TENSOR))
+    )
+    noise = np.square(op.rows(weight), dtype=np.float64).sum(axis=1) * np.minimum(step**2 / 12, square)
+    lost = np.square(op.rows(rounded - weight), dtype=np.float64).sum(axis=1) * square
+    return float((noise + lost).sum())
 
 
 def _groups(ops: Iterable[LinearOp], scales_per_op: bool) -> list[list[LinearOp]]:

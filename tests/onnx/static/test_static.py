@@ -501,3 +501,15 @@ def test_options_that_do_not_go_together_are_refused() -> None:
         StaticOptions(quant_format="QOperator", dedicated_qdq_pair=True)
     with pytest.raises(ConfigError, match="Relu"):
         StaticOptions(optypes_to_exclude_output_quant=["Relu"])
+
+
+@pytest.mark.parametrize("quant_format", ["QDQ", "QOperator"])
+def test_equal_constants_are_stored_once_and_a_bias_has_no_zero_point(kit: Kit, quant_format: str) -> None:
+    net = kit.Net()
+    a = net.op("Relu", net.conv("x", (4, 4)))
+    model = net.model({"x": [1, 4, 6, 6]}, net.conv(net.conv(a, (4, 4)), (4, 4)))
+    quantized = kit.quantize(model, quant_format=quant_format)
+    arrays = [v.const_value.numpy() for v in quantized.graph.initializers.values()]
+    assert len({(a.dtype, a.shape, a.tobytes()) for a in arrays}) == len(arrays)
+    assert not [a for a in arrays if a.dtype == np.int32 and not a.any()]
+    kit.check_close(model, quantized)

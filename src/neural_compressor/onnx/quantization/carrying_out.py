@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,12 +15,12 @@ from neural_compressor.onnx.quantization.config import StaticQuantConfig, Weight
 from neural_compressor.onnx.quantization.resolution import Resolution
 from neural_compressor.onnx.quantization.whole_model import setting, smoothing_of
 from neural_compressor.onnx.quantization_record import QuantizationRecord, write_record
-from neural_compressor.onnx.smooth_quant import smooth
+from neural_compressor.onnx.smooth_quant import INT8_A_CHANNEL, smooth
 from neural_compressor.onnx.static import left_in_float, quantize_static
 from neural_compressor.onnx.static_options import StaticOptions
 from neural_compressor.onnx.weight_job import WeightOnlyOptions
 from neural_compressor.onnx.weight_only import quantize_weight_only
-from neural_compressor.schemes import OpKey, Plan, float_op
+from neural_compressor.schemes import OpKey, Plan, TensorScheme, float_op
 
 
 def carry_out(model: ir.Model, resolution: Resolution, store: CalibrationStore) -> ir.Model:
@@ -54,12 +55,22 @@ def _quantize_statically(
         if smoothing is None:
             return model
         given = {name: getattr(smoothing, name) for name in ("folding", "op_types", "calib_iter", "scales_per_op")}
-        return smooth(model, store.samples(configs), smoothing.alpha, providers=aim.sessions, **given)
+        samples = store.samples(configs)
+        return smooth(model, samples, smoothing.alpha, weights=weights, providers=aim.sessions, **given)
 
-    reader = store.samples(configs).reader
-    base = store.base((id(model), id(reader), smoothing, size, options.percentile), smoothed)
+    reader, weights = store.samples(configs).reader, _prevailing(plan)
+    key = (id(model), id(reader), smoothing, None if smoothing is None else weights, size, options.percentile)
+    base = store.base(key, smoothed)
     left = left_in_float(base.model, plan, options)
     return quantize_static(base.model, plan, store.samples(configs, size), options, base.known), left
+
+
+def _prevailing(plan: Plan) -> TensorScheme:
+    """What most weights of ``plan`` are quantized to."""
+    schemes = Counter(
+        scheme.weight for scheme in plan.values() if scheme.mode == "static" and scheme.weight is not None
+    )
+    return schemes.most_common(1)[0][0] if schemes else INT8_A_CHANNEL
 
 
 def _plan(resolution: Resolution, approach: str) -> Plan:

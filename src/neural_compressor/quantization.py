@@ -98,7 +98,10 @@ def fit(
     capability = adaptor.query_fw_capability(model)
     space = build_space(capability, conf)
     if unapplied := unapplied_recipes(capability, conf):
-        raise ConfigError(f"{type(adaptor).__name__} does not apply the recipes {', '.join(unapplied)}; leave them out")
+        raise ConfigError(
+            f"{type(adaptor).__name__} does not apply the recipes {', '.join(unapplied)} with the approach "
+            f"{conf.approach!r}; leave them out"
+        )
     evaluator = None
     if eval_func is not None or eval_dataloader is not None:
         evaluator = Evaluator(adaptor, eval_func=eval_func, eval_dataloader=eval_dataloader, eval_metric=eval_metric)

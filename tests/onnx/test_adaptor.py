@@ -287,7 +287,8 @@ def test_smoothing_goes_before_quantization(fit, accuracy, digits_model, alpha):
 @pytest.mark.parametrize(
     ("recipes", "message"),
     [
-        ({"fast_bias_correction": True}, "does not apply the recipes fast_bias_correction"),
+        ({"teq_args": {"lr": 1}}, "does not apply the recipes teq_args with the approach 'static'"),
+        ({"pre_post_process_quantization": [True, False]}, "is True or False"),
         ({"smooth_quant": True, "smooth_quant_args": {"alfa": 1}}, "no 'alfa'; did you mean 'alpha'"),
         ({"gptq_args": {"damp": 1}}, "gptq_args has no 'damp'; did you mean 'percdamp'"),
         ({"graph_optimization_level": "BASIC"}, "ENABLE_BASIC"),
@@ -296,7 +297,43 @@ def test_smoothing_goes_before_quantization(fit, accuracy, digits_model, alpha):
 )
 def test_a_recipe_that_is_unknown_or_misspelt_is_an_error(fit, recipes, message):
     with pytest.raises(ConfigError, match=message):
-        fit(recipes=recipes)
+        fit(recipes=recipes, approach="weight_only" if "gptq_args" in recipes else "static")
+
+
+@pytest.mark.parametrize(
+    ("approach", "recipe"),
+    [
+        *(("dynamic", name) for name in ("smooth_quant", "fast_bias_correction", "dedicated_qdq_pair")),
+        *(("weight_only", name) for name in ("weight_correction", "add_qdq_pair_to_weight")),
+        *((approach, "layer_wise_quant") for approach in ("static", "dynamic")),
+    ],
+)
+def test_a_recipe_about_another_way_of_quantizing_is_an_error(fit, approach, recipe):
+    with pytest.raises(ConfigError, match=f"recipes {recipe} with the approach '{approach}'"):
+        fit(approach=approach, recipes={recipe: True})
+
+
+def test_what_is_outside_of_the_products_can_stay_in_float(fit, build):
+    rng = np.random.default_rng(0)
+    nodes = [
+        helper.make_node("Gather", ["table", "i"], ["x"], name="look_up"),
+        helper.make_node("MatMul", ["x", "w"], ["p"], name="product"),
+        helper.make_node("Sigmoid", ["p"], ["s"], name="between"),
+        helper.make_node("MatMul", ["s", "v"], ["q"], name="last"),
+        helper.make_node("Softmax", ["q"], ["y"], name="behind"),
+    ]
+    weights = {"table": rng.normal(size=(10, 8)), "w": rng.normal(size=(8, 8)), "v": rng.normal(size=(8, 8))}
+    model = build(nodes, {"i": ["n"]}, {"y": ["n", 8]}, weights)
+    model.graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.INT64
+    data = [({"i": np.arange(10)}, 0)]
+
+    def reasons(**recipes):
+        ops = fit(model=model, calib_dataloader=data, recipes=recipes).result.ops
+        return {op.name: op.reason for op in ops}
+
+    kept = {name for name, why in reasons(pre_post_process_quantization=False).items() if "pre_post_process" in why}
+    assert kept == {"look_up", "behind"}
+    assert not any("pre_post_process" in why for why in reasons().values())
 
 
 # -- tuning --------------------------------------------------------------------------------------------------------------
@@ -433,10 +470,17 @@ def test_a_file_with_external_data_can_be_quantized_without_being_made_ready(dig
 
 
 def test_bf16_ops_are_converted_and_others_are_not(digits_model, batches):
-    adaptor = ONNXRTAdaptor()
+    adaptor = ONNXRTAdaptor({"backend": "onnxrt_cuda_ep", "graph_only": True})
     adaptor.bf16_ops = [("scores", "MatMul")]
     graph = ir.from_proto(adaptor.convert_bf16(digits_model)).graph
     kinds = {node.name: node.outputs[0].dtype for node in graph}
     assert kinds["scores"] == ir.DataType.BFLOAT16
     assert kinds["hidden"] == ir.DataType.FLOAT
     assert graph.outputs[0].dtype == ir.DataType.FLOAT
+
+
+def test_bf16_ops_that_the_provider_has_no_kernel_for_stay_in_float_and_run(digits_model, batches):
+    adaptor = ONNXRTAdaptor({"backend": "default", "device": "cpu"})
+    adaptor.bf16_ops = [("scores", "MatMul")]
+    converted = adaptor.convert_bf16(digits_model)
+    assert np.array_equal(adaptor.predict(converted, batches[0][0]), adaptor.predict(digits_model, batches[0][0]))

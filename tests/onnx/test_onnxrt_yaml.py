@@ -6,7 +6,7 @@ from neural_compressor.adaptor.framework_yaml import read_entries
 from neural_compressor.config.op_options import op_options
 from neural_compressor.config.rules import admitted_options
 from neural_compressor.errors import ConfigError
-from neural_compressor.onnx.capability import YAML, OnnxQuery
+from neural_compressor.onnx.capability import IN_FLOAT_UNLESS_NAMED, YAML, OnnxQuery
 from neural_compressor.onnx.dynamic_ops import DYNAMIC_OPS
 from neural_compressor.onnx.op_table import OP_TYPES
 from neural_compressor.onnx.providers import PROVIDERS
@@ -37,7 +37,17 @@ def test_nothing_is_listed_that_no_code_quantizes(entry):
         assert set(modes.get("static", {})) <= set(OP_TYPES)
         assert set(modes.get("dynamic", {})) <= set(DYNAMIC_OPS)
         assert set(modes.get("weight_only", {})) <= {"MatMul", "Gemm", "Gather"}
-    assert set(entry.recipes) <= {*APPLIED, "quantize_bias"}
+    assert set(entry.recipes) <= {*APPLIED, "quantize_bias", IN_FLOAT_UNLESS_NAMED}
+
+
+@pytest.mark.parametrize("entry", read_entries(YAML), ids=lambda e: f"{e.backends[0]} {e.formats[0]}")
+def test_what_stays_in_float_unless_named_can_be_had_by_name(entry):
+    for form in entry.formats:
+        query = OnnxQuery(entry.backends[0], form)
+        for mode, types in query.in_float_unless_named.items():
+            offered = {kind for modes in query.entry.capabilities.values() for kind in modes.get(mode, ())}
+            # An integer ConvTranspose is in no format of integer operators.
+            assert set(types) - {"ConvTranspose"} <= offered
 
 
 @pytest.mark.parametrize("form", ["QDQ", "QOperator"])

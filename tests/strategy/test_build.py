@@ -128,3 +128,51 @@ def test_training_takes_static_options() -> None:
     space = build_space(capability(), QuantizationAwareTrainingConfig(reduce_range=True))
     option = space.ops["fc", "Linear"].default
     assert (option.mode, option.weight.reduce_range) == ("static", True)
+
+
+DYNAMIC = {
+    "weight": {"dtype": ["int8"]},
+    "activation": {"dtype": ["uint8"], "scheme": ["asym"], "quant_mode": "dynamic"},
+}
+
+
+def test_what_is_slower_quantized_stays_in_float_unless_a_rule_speaks_of_it() -> None:
+    cap = capability(in_float_unless_named={"dynamic": {"Conv2d": "too slow"}})
+    cap["opwise"] = {key: [INT8, DYNAMIC, FP32] for key in cap["opwise"] if key[1] != "Add"}
+    space = build(cap, approach="dynamic")
+    assert space.ops["conv1", "Conv2d"].quantized == ()
+    assert space.ops["conv1", "Conv2d"].reason.startswith("too slow; a rule")
+    assert space.ops["fc", "Linear"].quantized
+    assert space.ops["fc", "Linear"].reason == ""
+    static = build(cap, approach="auto").ops["conv1", "Conv2d"]
+    assert {scheme.mode for scheme in static.quantized} == {"static"}
+    assert static.reason == ""
+    for rules in (
+        {"op_type_dict": {"Conv2d": {"activation": {"scheme": "asym"}}}},
+        {"op_name_dict": {"conv1": {"weight": {"dtype": "int8"}}}},
+    ):
+        named = build(cap, approach="dynamic", **rules).ops["conv1", "Conv2d"]
+        assert {scheme.mode for scheme in named.quantized} == {"dynamic"}
+
+
+def test_ops_outside_of_the_products_stay_in_float_where_a_recipe_says_so() -> None:
+    cap = capability()
+    cap["opwise"] = {("early", "Add"): cap["opwise"]["add", "Add"], **cap["opwise"]}
+    space = build(cap, recipes={"pre_post_process_quantization": False})
+    assert {key[0]: op.reason for key, op in space.ops.items() if op.reason} == {
+        "early": "recipe pre_post_process_quantization=False"
+    }
+    with pytest.raises(ConfigError, match="pre_post_process_quantization is True or False"):
+        build(recipes={"pre_post_process_quantization": [True, False]})
+
+
+def test_a_recipe_about_another_approach_is_not_applied() -> None:
+    cap = capability(recipes={"smooth_quant": ("static",), "layer_wise_quant": ("weight_only",)})
+
+    def unapplied(approach: str) -> tuple[str, ...]:
+        asked = {"smooth_quant": True, "layer_wise_quant": True}
+        return unapplied_recipes(cap, PostTrainingQuantConfig(approach=approach, recipes=asked))
+
+    assert unapplied("static") == unapplied("auto") == ("layer_wise_quant",)
+    assert unapplied("dynamic") == ("smooth_quant", "layer_wise_quant")
+    assert unapplied("weight_only") == ("smooth_quant",)

@@ -91,6 +91,10 @@ class Adaptor(ABC):
         self.quantize_config, self.bf16_ops = to_framework_config(tune_cfg, self.info)
         return self.quantize_config
 
+    def output_sqnr(self, model: Model) -> float | None:
+        """How exactly a quantized model gives what the float one does on an example, in dB; None where that is not cheap."""
+        return None
+
     def get_optype_wise_ability(
         self, quantizable_op_details: Mapping[OpKey, Sequence[dict[str, Any]]]
     ) -> dict[str, Any]:

@@ -90,6 +90,7 @@ class ONNXRTAdaptor(Adaptor):
             "skipped": dict(found.skipped),
             "recipes": APPLIED,
             "quantizable_types": sorted(self.query_handler.quantizable_types()),
+            "in_float_unless_named": self.query_handler.in_float_unless_named,
         }
 
     def quantize(
@@ -111,6 +112,17 @@ class ONNXRTAdaptor(Adaptor):
         from neural_compressor.onnx.recorder import Recorder
 
         return model(inputs) if isinstance(model, Recorder) else self._runner.predict(model, inputs)
+
+    def output_sqnr(self, model: Any) -> float | None:
+        """On the first batch of the calibration data; not for models whose weights take over a gibibyte."""
+        from neural_compressor.onnx.model_file import ONE_FILE_BYTES
+        from neural_compressor.onnx.output_errors import exactness
+
+        if self._feed is None or self._source is None or model is self._source or not self.target.runs_here:
+            return None
+        if self.model_size(self._source) > ONE_FILE_BYTES:
+            return None
+        return exactness(*(self._runner.predict(each, self._feed) for each in (self._source, model)))
 
     def save(self, model: Any, path: str | Path) -> None:
         """Write the model as ``model.onnx`` into the folder ``path``, or as that file where it ends in ``.onnx``."""
@@ -191,7 +203,8 @@ class ONNXRTAdaptor(Adaptor):
         from neural_compressor.onnx.float_model import half_precision
         from neural_compressor.onnx.model_forms import as_proto
 
-        return as_proto(half_precision(self._named(model), "bf16", {name for name, _ in self.bf16_ops}))
+        names = {name for name, _ in self.bf16_ops}
+        return as_proto(half_precision(self._named(model), "bf16", names, self.target.provider.name))
 
     # -- preparation ------------------------------------------------------------------------------------------------
 

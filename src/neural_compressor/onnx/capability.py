@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ from neural_compressor.adaptor.framework_yaml import read_entries
 from neural_compressor.adaptor.query import QueryBackendCapability
 
 YAML = Path(neural_compressor.adaptor.__file__).with_name("onnxrt.yaml")
+IN_FLOAT_UNLESS_NAMED = "in_float_unless_named"
+"""What an entry of the YAML calls the op types that are slower in integers."""
 
 
 class OnnxQuery(QueryBackendCapability):
@@ -33,6 +35,12 @@ class OnnxQuery(QueryBackendCapability):
         """The form in which weights alone are quantized: operators of the runtime, where the provider has them."""
         entries = (entry for entry in read_entries(self.path) if entry.is_for(self.provider, "QOperator"))
         return "QOperator" if any(entries) else self.quant_format
+
+    @property
+    def in_float_unless_named(self) -> Mapping[str, Mapping[str, str]]:
+        """By mode the op types that are quantized only where a user names them, with the reason."""
+        found: Mapping[str, Mapping[str, str]] = self.entry.recipes.get(IN_FLOAT_UNLESS_NAMED, {})
+        return found
 
     def quantizable_types(self) -> set[str]:
         """Op types with a quantized option in any precision and mode."""

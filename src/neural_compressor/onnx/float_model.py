@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from neural_compressor.errors import CalibrationError, ConfigError, QuantizationError
 from neural_compressor.onnx.capability import OnnxQuery
+from neural_compressor.onnx.corrections import corrected
 from neural_compressor.onnx.data_reader import Samples
 from neural_compressor.onnx.dynamic import dynamic_nodes, quantize_dynamic
 from neural_compressor.onnx.graph import constant, normalise
@@ -107,6 +108,10 @@ class FloatModel:
             base, options = self._base(recipes, data), self._static_options(recipes)
             left = left_in_float(base.model, plan, options)
             new = quantize_static(base.model, plan, data.samples, options, base.known)
+            if recipes.corrections and data.samples is not None:
+                # Ranges are those of the model that is to be imitated, which are known by now.
+                wanted = corrected(base.model, plan, data.samples, recipes.corrections, self.target.sessions)
+                new = quantize_static(wanted, plan, data.samples, options, base.known)
         if "weight_only" in modes:
             layout = self._weight_options(recipes, quant_format)
             new = quantize_weight_only(new, _jobs(plan, recipes), data.samples, layout)
@@ -115,7 +120,7 @@ class FloatModel:
         for precision in _HALVES:
             chosen = {name for (name, _), s in plan.items() if s.is_float and s.precision == precision}
             if chosen:
-                new = half_precision(new, precision, chosen)
+                new = half_precision(new, precision, chosen, self.target.provider.name)
         new = new.clone() if new is self.model else new
         write_record(new, self._record(plan, left, recipes.smoothing_key if "static" in modes else ""))
         return new
@@ -199,9 +204,10 @@ class FloatModel:
         return QuantizationRecord(ops, {**self.skipped, **unnamed, **reasons, **left}, smoothing)
 
 
-def half_precision(model: ir.Model, precision: str, names: set[str]) -> ir.Model:
-    """``model`` with the nodes ``names`` in fp16 or bf16, and all others as they are."""
-    return to_half(model, precision, [str(n.name) for n in model.graph.all_nodes() if n.name not in names])
+def half_precision(model: ir.Model, precision: str, names: set[str], provider: str) -> ir.Model:
+    """``model`` with the nodes ``names`` in fp16 or bf16 where ``provider`` runs them so, and all others as they are."""
+    others = [str(node.name) for node in model.graph.all_nodes() if node.name not in names]
+    return to_half(model, precision, others, provider=provider)
 
 
 def _jobs(plan: Plan, recipes: Recipes) -> dict[str, WeightJob]:

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from neural_compressor.dtypes import dtype as data_type
 from neural_compressor.errors import ConfigError
 from neural_compressor.onnx.graph_editor import GraphEditor, discard
+from neural_compressor.onnx.kernels import has_kernel
 from neural_compressor.onnx.matrix_nodes import take_array
 from neural_compressor.onnx.op_signature import Signature, signature
 from neural_compressor.registry import close_matches
@@ -19,31 +20,59 @@ logger = logging.getLogger("neural_compressor")
 
 _TARGETS = {"fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}
 _FLOAT = ir.DataType.FLOAT
+_LOOK_UPS = ("Gather", "GatherElements", "GatherND")
+"""Ops that hand out parts of a matrix and do not compute with it."""
 _STAYS_FLOAT = ("QuantizeLinear", "DequantizeLinear")
 """Ops left alone, so that the runtime still sees the patterns it fuses."""
 
 
-def to_half(model: ir.Model, dtype: str, keep: Collection[str] = (), *, weights_only: bool = False) -> ir.Model:
+def to_half(
+    model: ir.Model,
+    dtype: str,
+    keep: Collection[str] = (),
+    *,
+    weights_only: bool = False,
+    provider: str | None = None,
+) -> ir.Model:
     """A new model that computes in fp16 or bf16, with inputs and outputs as they were; ``model`` is a normalised one.
 
-    Ops that the target type is not defined for, those with subgraphs, and the nodes named in ``keep`` stay in float32.
-    ``weights_only`` stores matrices in the target type and computes in float32: half the size where a device, such as
-    the CPU with bf16, has no kernels for the type. Weights too large for the type become its largest number.
+    Ops that the target type is not defined for, those with subgraphs, those that the execution ``provider`` has no kernel
+    for in that type, and the nodes named in ``keep`` stay in float32. ``weights_only`` stores matrices in the target type
+    and computes in float32: half the size where a device, such as the CPU, has no kernels for the type. Weights too large
+    for the type become its largest number.
     """
-    name = data_type(dtype).name
-    if name not in _TARGETS:
-        raise ConfigError(f"a model is converted to fp16 or bf16, not to {name}")
+    name = check_half(dtype)
     names = {str(node.name) for node in model.graph.all_nodes()}
     for each in keep:
         if each not in names:
             raise ConfigError(f"keep: there is no node {each!r}; {close_matches(each, names)}")
-    conversion = _Conversion(model.clone(), name, frozenset(keep))
+    conversion = _Conversion(model.clone(), name, frozenset(keep), provider)
     return conversion.weights() if weights_only else conversion.whole()
 
 
+def check_half(dtype: str) -> str:
+    """The name of a type that models are converted to.
+
+    >>> check_half("float16")
+    'fp16'
+    """
+    name = data_type(dtype).name
+    if name not in _TARGETS:
+        raise ConfigError(f"a model is converted to {' or '.join(_TARGETS)}, not to {name}")
+    return name
+
+
+def computes_in(model: ir.Model, dtype: str, provider: str) -> bool:
+    """Whether ``provider`` has kernels in ``dtype`` for every op of ``model`` that computes with a matrix of it."""
+    conversion = _Conversion(model, data_type(dtype).name, frozenset(), provider)
+    matrices = [value for value in model.graph.initializers.values() if conversion.is_matrix(value)]
+    readers = {node: None for value in matrices for node in value.consumers() if node.op_type not in _LOOK_UPS}
+    return all(conversion.converts(node) for node in readers)
+
+
 class _Conversion:
-    def __init__(self, model: ir.Model, name: str, keep: frozenset[str]) -> None:
-        self.model, self.keep = model, keep
+    def __init__(self, model: ir.Model, name: str, keep: frozenset[str], provider: str | None) -> None:
+        self.model, self.keep, self.provider = model, keep, provider
         self.target, self.limit = _TARGETS[name], float(data_type(name).max)
         self.edit = GraphEditor(model)
         self._half: set[ir.Value] = set()
@@ -75,7 +104,7 @@ class _Conversion:
             return self.model
         for value in list(self.model.graph.initializers.values()):
             kept = any(reader.name in self.keep for reader in value.consumers())
-            if kept or value.dtype != _FLOAT or value.const_value is None or len(value.const_value.shape) < 2:
+            if kept or not self.is_matrix(value):
                 continue
             stored = self._halved(value)
             floats = self.edit.insert(first, "Cast", [stored], {"to": _FLOAT.value})[0]
@@ -84,6 +113,15 @@ class _Conversion:
             discard(value)
         return self.model
 
+    def is_matrix(self, value: ir.Value) -> bool:
+        """Whether a value is a constant worth storing in half the bytes."""
+        return value.dtype == _FLOAT and value.const_value is not None and len(value.const_value.shape) > 1
+
+    def converts(self, node: ir.Node) -> bool:
+        """Whether a node can compute in the target type."""
+        types = signature(node, self.model.opset_imports)
+        return types is not None and bool(self._variables(node, types))
+
     def _variables(self, node: ir.Node, types: Signature) -> frozenset[str]:
         """The type variables of a node that become half: those that stand for float32 wherever an input has them."""
         wanted = f"tensor({self.target.name.lower()})"
@@ -91,7 +129,11 @@ class _Conversion:
         for value, kind in zip(node.inputs, types.inputs, strict=True):
             if value is not None and wanted in types.admitted.get(kind, ()):
                 bound.setdefault(kind, []).append(self._was_float(value))
-        return frozenset(kind for kind, floats in bound.items() if all(floats))
+        found = frozenset(kind for kind, floats in bound.items() if all(floats))
+        versions = self.model.opset_imports
+        if self.provider is not None and not has_kernel(node, versions, self.provider, found, self.target):
+            return frozenset()
+        return found
 
     def _read(self, reader: ir.Node, at: ir.Node, variables: frozenset[str], types: Signature | None) -> None:
         """Give ``reader``, which runs at ``at`` in the main graph, its inputs in the types it now takes."""

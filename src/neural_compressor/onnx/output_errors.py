@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -36,6 +37,16 @@ def output_errors(
             if name in expected and expected[name].size:
                 errors[op] = sqnr_db(expected[name], actual[read[name]])
     return errors
+
+
+def exactness(expected: Any, actual: Any) -> float | None:
+    """The SQNR in dB of all float outputs of a model taken together; None where that is no number."""
+    pairs = zip(*(each if isinstance(each, list) else [each] for each in (expected, actual)), strict=True)
+    floats = [(a.ravel(), b.ravel()) for a, b in pairs if np.asarray(a).dtype.kind == "f"]
+    if not floats:
+        return None
+    decibels = sqnr_db(*(np.concatenate(parts) for parts in zip(*floats, strict=True)))
+    return decibels if math.isfinite(decibels) else None
 
 
 def _as_read(value: ir.Value) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from neural_compressor.config.words import as_list
 from neural_compressor.errors import ConfigError
+from neural_compressor.onnx.corrections import Corrections
 from neural_compressor.registry import close_matches
 
 _SMOOTHING = ("alpha", "folding", "op_types", "calib_iter", "scales_per_op")
@@ -21,12 +22,15 @@ _ALGORITHMS: Mapping[str, Mapping[str, str]] = {
     "awq": {"enable_auto_scale": "auto_scale", "enable_mse_search": "auto_clip"},
 }
 """The arguments of weight-only algorithms, and what the algorithms call them."""
-APPLIED = (
-    *("smooth_quant", "smooth_quant_args", "add_qdq_pair_to_weight", "dedicated_qdq_pair", "layer_wise_quant"),
-    *("optypes_to_exclude_output_quant", "graph_optimization_level", *(f"{name}_args" for name in _ALGORITHMS)),
-    "gemm_to_matmul",  # a Gemm is quantized as it is, so there is nothing to do either way
-)
-"""The recipes that the adaptor applies."""
+_STATIC, _ANY = ("static",), ("static", "dynamic", "weight_only")
+APPLIED: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("smooth_quant", "smooth_quant_args", "fast_bias_correction", "weight_correction"), _STATIC),
+    **dict.fromkeys(("add_qdq_pair_to_weight", "dedicated_qdq_pair", "optypes_to_exclude_output_quant"), _STATIC),
+    **dict.fromkeys(("layer_wise_quant", *(f"{name}_args" for name in _ALGORITHMS)), ("weight_only",)),
+    "graph_optimization_level": _ANY,
+    "gemm_to_matmul": _ANY,  # a Gemm is quantized as it is, so there is nothing to do either way
+}
+"""The recipes that the adaptor applies, with the modes of quantization they are about."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,7 @@ class Recipes:
     dedicated_qdq_pair: bool = False
     quantize_bias: bool = True
     optypes_to_exclude_output_quant: tuple[str, ...] = ()
+    corrections: Corrections = field(default_factory=Corrections)
     layer_wise: bool = False
     algorithms: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
@@ -51,6 +56,9 @@ class Recipes:
             dedicated_qdq_pair=bool(asked.get("dedicated_qdq_pair") or needed.get("dedicated_qdq_pair")),
             quantize_bias=bool(needed.get("quantize_bias", True)),
             optypes_to_exclude_output_quant=tuple(as_list(asked.get("optypes_to_exclude_output_quant") or [])),
+            corrections=Corrections(
+                bias=bool(asked.get("fast_bias_correction")), weight=bool(asked.get("weight_correction"))
+            ),
             layer_wise=bool(asked.get("layer_wise_quant")),
             algorithms={name: _options(name, asked.get(f"{name}_args") or {}) for name in _ALGORITHMS},
         )

@@ -28,7 +28,8 @@ _MIX_COLOURS = 6
 
 def trial_table(result: TuningResult) -> str:
     """The baseline, then one row a trial."""
-    headings = ["#n", "stage", "verdict", "#accuracy", "#loss", "#size", "#smaller", "#latency", "#speed-up", "#time"]
+    headings = ["#n", "stage", "verdict", "#accuracy", "#loss", "#size", "#smaller", "#latency", "#speed-up"]
+    headings += ["#output SQNR", "#time"]
     rows = [_baseline_row(result.baseline)] if result.baseline else []
     return _table("trials", headings, rows + [_trial_row(trial, result) for trial in result.trials])
 
@@ -70,6 +71,7 @@ def _measured(measured: Measurement | None, baseline: Measurement | None, loss: 
         _number(shown_ratio(smaller), smaller),
         _number(shown_latency(m.latency_ms), m.latency_ms),
         _number(shown_ratio(faster), faster),
+        _number(_decibel(m.output_sqnr), m.output_sqnr),
     ]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from neural_compressor.config import PostTrainingQuantConfig, QuantizationAwareTrainingConfig
 from neural_compressor.config.op_rule import OpRule, read_rules
 from neural_compressor.config.recipes import RECIPES
-from neural_compressor.config.rules import admitted_options, matching_rules
+from neural_compressor.config.rules import MODES_OF, admitted_options, matching_rules
 from neural_compressor.config.words import FLOAT_PRECISIONS, as_list, listed
 from neural_compressor.errors import CapabilityError, ConfigError
 from neural_compressor.registry import close_matches
@@ -21,6 +21,7 @@ from neural_compressor.strategy.space import OpSpace, TuningSpace
 
 _LISTED = 20
 _EDGES = {"first_conv_or_matmul_quantization": 0, "last_conv_or_matmul_quantization": -1}
+_OUTSIDE = "pre_post_process_quantization"
 Conf = PostTrainingQuantConfig | QuantizationAwareTrainingConfig
 
 
@@ -28,19 +29,24 @@ def build_space(capability: Mapping[str, Any], conf: Conf) -> TuningSpace:
     """The schemes each op of a model may run with, as the capability and ``conf`` admit.
 
     A rule that matches no op, a value the capability does not admit, and a model with nothing to quantize are errors.
-    Beside what every capability has, ``capability['recipes']`` may name the recipes the framework applies and
-    ``capability['quantizable_types']`` every op type its YAML can quantize.
+    Beside what every capability has, ``capability['recipes']`` may name the recipes the framework applies (perhaps with
+    the modes they are about),
+    ``capability['quantizable_types']`` every op type its YAML can quantize, and ``capability['in_float_unless_named']``
+    by mode the op types that stay in float where no rule speaks of them, with the reason.
     """
     opwise: Mapping[OpKey, Sequence[Mapping[str, Any]]] = capability["opwise"]
     type_rules = read_rules("op_type_dict", conf.op_type_dict)
     name_rules = read_rules("op_name_dict", conf.op_name_dict)
     _check_every_rule_matches(capability, type_rules, name_rules)
 
-    shared: dict[tuple[str, tuple[OpRule, ...]], OpSpace] = {}
+    reluctant: Mapping[str, Mapping[str, str]] = capability.get("in_float_unless_named", {})
+    shared: dict[tuple[str, str, tuple[OpRule, ...]], OpSpace] = {}
     ops: dict[OpKey, OpSpace] = {}
     for key, configs in opwise.items():
         # ops of a type mostly have equal configs: one space object for all of them
-        alike = (repr(configs), matching_rules(key, type_rules, name_rules))
+        rules = matching_rules(key, type_rules, name_rules)
+        against = {} if rules else {mode: types[key[1]] for mode, types in reluctant.items() if key[1] in types}
+        alike = (repr(configs), repr(against), rules)
         if alike not in shared:
             admitted = admitted_options(
                 key,
@@ -51,7 +57,7 @@ def build_space(capability: Mapping[str, Any], conf: Conf) -> TuningSpace:
                 excluded_precisions=conf.excluded_precisions,
                 reduce_range=conf.reduce_range,
             )
-            shared[alike] = OpSpace(admitted.quantized, admitted.floats, admitted.reason)
+            shared[alike] = _without(OpSpace(admitted.quantized, admitted.floats, admitted.reason), against)
         ops[key] = shared[alike]
     if isinstance(conf, PostTrainingQuantConfig):
         ops |= _kept_by_recipe(ops, conf.recipes)
@@ -66,22 +72,50 @@ def build_space(capability: Mapping[str, Any], conf: Conf) -> TuningSpace:
     return replace(space, calibration_sizes=tuple(conf.calibration_sampling_size), recipes=recipes)
 
 
+def _without(op: OpSpace, against: Mapping[str, str]) -> OpSpace:
+    """``op`` less its schemes of the modes that there is a reason ``against``, as no rule speaks of it."""
+    dropped = [scheme for scheme in op.quantized if scheme.mode in against]
+    kept = tuple(scheme for scheme in op.quantized if scheme.mode not in against)
+    if not dropped:
+        return op
+    why = "" if kept else f"{against[dropped[0].mode]}; a rule that speaks of it has it quantized"
+    return replace(op, quantized=kept, reason=why)
+
+
 def _approach(conf: Conf) -> str:
     """Ranges learnt in training are static ones."""
     return conf.approach if isinstance(conf, PostTrainingQuantConfig) else "static"
 
 
 def unapplied_recipes(capability: Mapping[str, Any], conf: PostTrainingQuantConfig) -> tuple[str, ...]:
-    """The recipes the user asks for and neither the framework nor :func:`build_space` applies."""
-    applied = {*capability.get("recipes", ()), *_EDGES}
+    """The recipes the user asks for and neither the framework nor :func:`build_space` applies.
+
+    Where ``capability['recipes']`` gives the modes that each is about, one of them must be of the user's approach.
+    """
+    known = capability.get("recipes", ())
+    about: Mapping[str, Collection[str]] = known if isinstance(known, Mapping) else {}
+    modes = MODES_OF[conf.approach]
+    applied = {name for name in known if set(about.get(name, modes)) & set(modes)} | {*_EDGES, _OUTSIDE}
     return tuple(name for name, value in conf.recipes.items() if value != RECIPES[name] and name not in applied)
 
 
 def _kept_by_recipe(ops: Mapping[OpKey, OpSpace], recipes: Mapping[str, Any]) -> dict[OpKey, OpSpace]:
-    """The first or last convolution or matrix product, where a recipe keeps it in float; ops are in the order they run."""
-    products = [key for key in ops if re.search("conv|linear|matmul|gemm|dense", key[1], re.IGNORECASE)]
-    ends = {name: products[position] for name, position in _EDGES.items() if products and recipes.get(name) is False}
-    return {key: replace(ops[key], quantized=(), reason=f"recipe {name}=False") for name, key in ends.items()}
+    """What recipes keep in float: the first or last convolution or matrix product, or what is before and behind them.
+
+    Ops are in the order they run.
+    """
+    for name in (*_EDGES, _OUTSIDE):
+        if not isinstance(recipes.get(name, True), bool):
+            raise ConfigError(f"recipe {name} is True or False, not {recipes[name]!r}")
+    keys = list(ops)
+    products = [key for key in keys if re.search("conv|linear|matmul|gemm|dense", key[1], re.IGNORECASE)]
+    if not products:
+        return {}
+    kept = {products[position]: name for name, position in _EDGES.items() if recipes.get(name) is False}
+    if recipes.get(_OUTSIDE) is False:
+        outside = [*keys[: keys.index(products[0])], *keys[keys.index(products[-1]) + 1 :]]
+        kept |= dict.fromkeys(outside, _OUTSIDE)
+    return {key: replace(ops[key], quantized=(), reason=f"recipe {name}=False") for key, name in kept.items()}
 
 
 def _check_every_rule_matches(

@@ -49,7 +49,8 @@ class Bench:
             if self.with_footprint:
                 footprint = footprint_bytes(lambda: self.adaptor.predict(model, self.example_batch))
             latency = self._latency_ms(model)
-        return Measurement(accuracy, latency, self.adaptor.model_size(model), footprint)
+        size, exactness = self.adaptor.model_size(model), self.adaptor.output_sqnr(model)
+        return Measurement(accuracy, latency, size, footprint, exactness)
 
     def _latency_ms(self, model: Any) -> float:
         def predict(candidate: Any) -> Callable[[], Any]:

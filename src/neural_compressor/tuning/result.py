@@ -15,12 +15,14 @@ from neural_compressor.schemes import Plan
 @dataclass(frozen=True)
 class Measurement:
     """What was measured of one model. A value is None where nobody asked for it or it could not be had;
-    accuracy is None where there is no evaluation."""
+    accuracy is None where there is no evaluation. ``output_sqnr`` is how exactly the model gives what the float one does on
+    an example, in dB."""
 
     accuracy: float | None
     latency_ms: float | None = None
     size_bytes: int | None = None
     footprint_bytes: int | None = None
+    output_sqnr: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""

@@ -1,6 +1,7 @@
 """Tuning on real digits."""
 
 import logging
+import re
 
 import numpy as np
 import onnx
@@ -179,4 +180,30 @@ def test_ranges_are_collected_once_for_all_trials(digits, data, tmp_path):
     config = StaticQuantConfig(data, per_channel=[False, True])
     autotune(digits[0], TuningConfig(config, workspace=tmp_path), evaluate)
     assert len(trials) > 4
-    assert data.starts <= 3  # made, rewound for the first trial, and once more where a node went back to float
+    assert data.starts <= 4  # made, rewound before and after a look at the first sample, and for the first trial
+
+
+# -- evidence --------------------------------------------------------------------------------------------------------
+
+
+def sqnr_column(workspace):
+    text = (workspace / "report.html").read_text(encoding="utf-8")
+    return [float(found) for found in re.findall(r">(-?[0-9.]+) dB</td>", text.split('id="ops"')[0])]
+
+
+def test_the_report_tells_how_exact_each_trial_is(digits, data, tmp_path):
+    tuning = TuningConfig([RTNConfig(weight_bits=[2, 4, 8]), StaticQuantConfig()], max_trials=4, workspace=tmp_path)
+    scores = iter([1.0, 0.1, 0.1, 0.1, 0.1])
+    autotune(digits[0], tuning, lambda path: next(scores), calibration_data_reader=data)
+    few, some, many, eight = sqnr_column(tmp_path)
+    assert few < 15 < some < many
+    assert 20 < eight < 60
+
+
+@pytest.mark.parametrize("given", [None, "once"])
+def test_without_data_that_can_be_had_again_nothing_is_told_of_exactness(digits, accuracy, data, once, tmp_path, given):
+    reader = None if given is None else once(data.samples)
+    autotune(digits[0], TuningConfig(RTNConfig(), workspace=tmp_path), accuracy, calibration_data_reader=reader)
+    assert sqnr_column(tmp_path) == []
+    if reader is not None:
+        assert reader.get_next() is data.samples[0]

@@ -24,6 +24,7 @@ from neural_compressor.onnx.quantization.config import (
     TuningConfig,
 )
 from neural_compressor.onnx.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+from neural_compressor.onnx.quantization.precision import convert_precision
 from neural_compressor.onnx.quantization.quant_types import CalibrationMethod, QuantFormat, QuantType
 from neural_compressor.onnx.quantization.quantize import quantize
 from neural_compressor.onnx.quantization.tuning import autotune
@@ -44,5 +45,6 @@ __all__ = [
     "StaticQuantConfig",
     "TuningConfig",
     "autotune",
+    "convert_precision",
     "quantize",
 ]

@@ -46,6 +46,11 @@ class Aim:
         """What a node of ``op_type`` can run with in ``mode``."""
         return self.query.node_configs(op_type, (mode,), has_weight=has_weight, per_channel=per_channel)
 
+    def reluctance(self, op_type: str, mode: str) -> str:
+        """Why a node of ``op_type`` is better left in float, unless it is meant; empty where it is not."""
+        why = self.query.in_float_unless_named.get(mode, {}).get(op_type)
+        return f"{why}; name it, or its type, to have it quantized" if why else ""
+
 
 def find_aim(configs: Sequence[Any], approach: str, graph_only: bool) -> Aim:
     """What the configurations of one approach are for.

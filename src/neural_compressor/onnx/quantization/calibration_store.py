@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +33,7 @@ class CalibrationStore:
     def __init__(self, reader: Any = None) -> None:
         self.reader = reader
         self._samples: dict[int, Samples] = {}
+        self._examples: dict[int, Mapping[str, Any] | None] = {}
         self._bases: list[tuple[Hashable, Base]] = []
 
     def samples(self, configs: Sequence[Any], limit: int | None = None) -> Samples:
@@ -50,6 +51,19 @@ class CalibrationStore:
         samples.limit = limit
         return samples
 
+    def example(self, configs: Iterable[Any]) -> Mapping[str, Any] | None:
+        """A sample to compare models on; None where there is none that could be given out once more."""
+        reader = next((config.reader for config in configs if config.reader is not None), self.reader)
+        if reader is None:
+            return None
+        if id(reader) not in self._examples:
+            found = None
+            if _start_anew(reader):
+                found = reader.get_next()
+                _start_anew(reader)
+            self._examples[id(reader)] = found
+        return self._examples[id(reader)]
+
     def base(self, key: Hashable, make: Callable[[], ir.Model]) -> Base:
         """What was made under ``key`` before, or is made now."""
         for known, base in self._bases:
@@ -60,9 +74,11 @@ class CalibrationStore:
         return new
 
 
-def _start_anew(reader: Any) -> None:
+def _start_anew(reader: Any) -> bool:
     """A reader may have been gone over before; one that cannot start anew is taken as it is."""
     try:
         reader.rewind()
     except (AttributeError, NotImplementedError):
         logger.debug("%s has no rewind()", type(reader).__name__)
+        return False
+    return True

@@ -44,16 +44,21 @@ def prepare(source: str | Path | onnx.ModelProto | ir.Model, config: Composition
     ``level`` says how far ONNX Runtime simplifies the graph first. Where nothing is said, it does for static quantization,
     which gains from constants computed beforehand, as far as nodes keep their names.
     """
-    model = read_model(source)
-    model = model.clone() if isinstance(source, ir.Model) else model
-    _refuse_quantized(model)
-    model = normalise(model)
+    model = read_float_model(source)
     kinds = node_types(model)
     if level is not None or has_static(config):
         model = optimise(model, None if level is None else str(getattr(level, "name", level)))
     if has_static(config):
         simplify(model)
     return Prepared(model, {**kinds, **{name: kind for name, kind in node_types(model).items() if name not in kinds}})
+
+
+def read_float_model(source: str | Path | onnx.ModelProto | ir.Model) -> ir.Model:
+    """``source`` normalised, which is left as it is; a quantized model is refused."""
+    model = read_model(source)
+    model = model.clone() if isinstance(source, ir.Model) else model
+    _refuse_quantized(model)
+    return normalise(model)
 
 
 def node_types(model: ir.Model) -> dict[str, str]:

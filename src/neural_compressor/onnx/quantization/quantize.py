@@ -49,7 +49,7 @@ def quantize(
     """
     require_onnx(quant_config)
     if model_output is not None:
-        _check_writable(Path(model_output))
+        check_writable(Path(model_output))
     new = quantized(model_input, quant_config, optimization_level, calibration_data_reader, graph_only)
     if model_output is None:
         return as_proto(new)
@@ -70,7 +70,7 @@ def quantized(
     return new
 
 
-def _check_writable(path: Path) -> None:
+def check_writable(path: Path) -> None:
     """Say before any work that the result could not be written."""
     if path.is_dir():
         raise WorkspaceError(f"{path} is a folder; give the path of the file to write")

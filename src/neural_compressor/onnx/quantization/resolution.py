@@ -28,6 +28,10 @@ logger = logging.getLogger("neural_compressor")
 _SHOWN = 8
 
 
+class NothingToQuantizeError(ConfigError):
+    """A configuration that leaves every node of a model in float."""
+
+
 @dataclass(frozen=True)
 class NodeWork:
     """How a node is quantized, and the configuration that says so. ``job`` is there where its weight alone is."""
@@ -80,10 +84,12 @@ def resolve(config: Composition, prepared: Prepared, graph_only: bool = False) -
             continue
         aims[approach] = find_aim(_distinct(chosen.values()), approach, graph_only)
         found = examine(prepared.model, chosen, aims[approach])
+        unmeant = {key: aims[approach].reluctance(key[1], approach) for key in found if key[0] not in selection.meant}
+        found |= {key: why for key, why in unmeant.items() if why and isinstance(found[key], NodeWork)}
         work |= {key: outcome for key, outcome in found.items() if isinstance(outcome, NodeWork)}
         left |= {key: outcome for key, outcome in found.items() if isinstance(outcome, str)}
     if not work:
-        raise _nothing(left, now)
+        raise NothingToQuantizeError(_nothing(left, now))
     able = {kind for approach, aim in aims.items() for kind in aim.op_types(approach)}
     told = {key: why for key, why in left.items() if key[1] in able or key[0] in selection.named}
     _report(selection.named, work, told)
@@ -178,9 +184,9 @@ def _report(named: Collection[str], work: Mapping[OpKey, NodeWork], left: Mappin
     logger.info("%d nodes are quantized%s", len(work), _counted(left))
 
 
-def _nothing(left: Mapping[OpKey, str], now: Mapping[str, str]) -> ConfigError:
+def _nothing(left: Mapping[OpKey, str], now: Mapping[str, str]) -> str:
     kinds = ", ".join(sorted(set(now.values()))) or "none"
-    return ConfigError(f"nothing in the model would be quantized; it has nodes of the types {kinds}{_counted(left)}")
+    return f"nothing in the model would be quantized; it has nodes of the types {kinds}{_counted(left)}"
 
 
 def _counted(left: Mapping[OpKey, str]) -> str:

@@ -23,13 +23,14 @@ CONTRIBUTED_TYPES = ("Attention", "EmbedLayerNormalization", "FusedConv")
 class Selection:
     """The configurations of the nodes to quantize, and the reasons of those that the configuration keeps in float.
 
-    ``named`` are the nodes asked for by name: where one cannot be quantized, that has to be said. ``kept`` are those of
-    ``left`` that a rule or a list keeps there.
+    ``named`` are the nodes asked for by name: where one cannot be quantized, that has to be said. ``meant`` are these and
+    those asked for by their type. ``kept`` are those of ``left`` that a rule or a list keeps there.
     """
 
     configs: Mapping[str, OnnxConfig]
     left: Mapping[str, str]
     named: frozenset[str]
+    meant: frozenset[str] = frozenset()
     kept: frozenset[str] = frozenset()
 
     def of(self, approach: str) -> dict[str, Any]:
@@ -47,6 +48,7 @@ def select(config: Composition, kinds: Mapping[str, str]) -> Selection:
     configs: dict[str, OnnxConfig] = {}
     left: dict[str, str] = {}
     named: set[str] = set()
+    meant: set[str] = set()
     kept: set[str] = set()
     for name, assigned in given.items():
         claim = assigned.claim
@@ -65,7 +67,8 @@ def select(config: Composition, kinds: Mapping[str, str]) -> Selection:
         else:
             configs[name] = each
             named |= {name} if by_name else set()
-    return Selection(configs, left, frozenset(named), frozenset(kept))
+            meant |= {name} if assigned.explicit or bound.is_narrow else set()
+    return Selection(configs, left, frozenset(named), frozenset(meant), frozenset(kept))
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,11 @@ class _Bounds:
     excluded: frozenset[str]
     last: str | None
 
+    @property
+    def is_narrow(self) -> bool:
+        """Whether a list says which nodes or types are meant."""
+        return self.only is not None or self.types is not None
+
     def reason(self, name: str, kind: str, explicit: bool) -> str:
         """Why a node stays in float; empty where it does not."""
         if name in self.excluded:
@@ -86,7 +94,7 @@ class _Bounds:
             return "nodes_to_quantize does not name it"
         if self.types is not None and kind not in self.types:
             return f"op_types_to_quantize does not name {kind}"
-        asked = explicit or self.only is not None or self.types is not None
+        asked = explicit or self.is_narrow
         if self.usual is not None and not asked and kind not in self.usual:
             return f"{kind} is quantized where op_types_to_quantize or a rule names it"
         return "quant_last_matmul=False" if name == self.last else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,9 +16,11 @@ from neural_compressor.onnx.model_forms import as_proto
 from neural_compressor.onnx.quantization.calibration_store import CalibrationStore
 from neural_compressor.onnx.quantization.carrying_out import carry_out
 from neural_compressor.onnx.quantization.prepared import Prepared, has_static, prepare
-from neural_compressor.onnx.quantization.resolution import Resolution, resolve
+from neural_compressor.onnx.quantization.resolution import NothingToQuantizeError, Resolution, resolve
 from neural_compressor.schemes import OpScheme, Plan
 from neural_compressor.strategy.base import Proposal
+
+logger = logging.getLogger("neural_compressor")
 
 RECIPE = "config"
 """Where a plan has its configuration."""
@@ -39,14 +42,26 @@ class Candidate:
 
 
 def candidates(source: Any, configs: Sequence[Composition], level: Any = None) -> list[Candidate]:
-    """What each configuration does to the model in ``source``; what makes no sense is said here, before any work."""
+    """What each configuration does to the model in ``source``; what makes no sense is said here, before any work.
+
+    A configuration that quantizes nothing is left out, with a warning; where all do, that is an error.
+    """
     prepared: dict[bool, Prepared] = {}
     found = []
+    idle: list[NothingToQuantizeError] = []
     for config in configs:
         static = has_static(config)
         if static not in prepared:
             prepared[static] = prepare(source, config, level)
-        found.append(Candidate(config, prepared[static], resolve(config, prepared[static])))
+        try:
+            resolution = resolve(config, prepared[static])
+        except NothingToQuantizeError as error:
+            idle.append(error)
+            logger.warning("%s is not tried: %s", config, error)
+            continue
+        found.append(Candidate(config, prepared[static], resolution))
+    if not found and idle:
+        raise idle[0]
     return found
 
 
@@ -66,6 +81,8 @@ class ConfigAdaptor(ONNXRTAdaptor):
         q_func: Callable[[Any], Any] | None = None,
     ) -> onnx.ModelProto:
         candidate = self._tried[_key(tune_cfg["recipe_cfgs"][RECIPE])]
+        self._source = model
+        self._feed = self._store.example(work.config for work in candidate.resolution.work.values())
         floats = [key for key, scheme in tune_cfg["op"].items() if OpScheme.from_dict(scheme).is_float]
         return as_proto(carry_out(candidate.prepared.model, candidate.resolution.without(floats), self._store))
 

@@ -1,0 +1,87 @@
+"""Convert an ONNX model to fp16 or bf16."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+
+from neural_compressor.config.op_selector import OpSelector
+from neural_compressor.config.words import as_list
+from neural_compressor.errors import ConfigError
+from neural_compressor.onnx.half import check_half, computes_in, to_half
+from neural_compressor.onnx.model_file import write_model
+from neural_compressor.onnx.model_forms import as_proto
+from neural_compressor.onnx.providers import choose_target
+from neural_compressor.onnx.quantization.prepared import node_types, read_float_model
+from neural_compressor.onnx.quantization.quantize import check_writable
+
+logger = logging.getLogger("neural_compressor")
+
+
+def convert_precision(
+    model_input: str | Path | onnx.ModelProto | ir.Model,
+    model_output: str | Path | None = None,
+    dtype: str = "fp16",
+    *,
+    nodes_to_exclude: str | Sequence[str] = (),
+    weights_only: bool | None = None,
+    execution_provider: str | None = None,
+    graph_only: bool = False,
+) -> onnx.ModelProto | None:
+    """Convert ``model_input`` to ``dtype``, "fp16" or "bf16", and write the result as ``model_output``.
+
+    Inputs and outputs stay as they were. Without ``model_output`` the result is returned. ``nodes_to_exclude`` (names,
+    regular expressions, types of node) stay in float32. ``weights_only`` stores matrices in ``dtype`` and computes in
+    float32; by default that is done where the execution provider has no kernels in ``dtype`` for what the model computes,
+    as on a CPU. With False what it has kernels for is converted, and the rest stays in float32 behind casts.
+    ``graph_only`` makes a model for a provider that does not run here.
+
+    >>> import numpy as np
+    >>> from onnx import helper, numpy_helper
+    >>> x, y = (helper.make_tensor_value_info(name, 1, ["n", 64]) for name in "xy")
+    >>> weight = numpy_helper.from_array(np.eye(64, dtype=np.float32), "w")
+    >>> graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "one product", [x], [y], [weight])
+    >>> new = convert_precision(
+    ...     helper.make_model(graph), dtype="fp16", execution_provider="CUDAExecutionProvider", graph_only=True
+    ... )
+    >>> [node.op_type for node in new.graph.node]
+    ['Cast', 'MatMul', 'Cast']
+    """
+    check_half(dtype)
+    if model_output is not None:
+        check_writable(Path(model_output))
+    target = choose_target(execution_provider, graph_only=graph_only)
+    model = read_float_model(model_input)
+    keep = _named(nodes_to_exclude, model)
+    provider = target.provider.name
+    if weights_only is None:
+        weights_only = not computes_in(model, dtype, provider)
+        if weights_only:
+            logger.warning(
+                "%s does not compute in %s: weights are stored in it, and computed with in float32", provider, dtype
+            )
+    new = to_half(model, dtype, keep, weights_only=weights_only, provider=provider)
+    if model_output is None:
+        return as_proto(new)
+    write_model(new, model_output)
+    return None
+
+
+def _named(wanted: str | Sequence[str], model: ir.Model) -> list[str]:
+    kinds = node_types(model)
+    found: list[str] = []
+    for text in as_list(wanted):
+        if not isinstance(text, str):
+            raise ConfigError(f"nodes_to_exclude: got {text!r}, expected the name or the type of a node")
+        selector = OpSelector(text)
+        matched = selector.select(kinds)
+        if not matched:
+            raise ConfigError(
+                f"nodes_to_exclude: {text!r} matches no node of the model; {selector.alternatives(kinds)}"
+            )
+        found += matched
+    return found

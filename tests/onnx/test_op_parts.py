@@ -7,13 +7,13 @@ from onnx import helper
 
 from neural_compressor.dtypes import dtype
 from neural_compressor.onnx.data_reader import Samples
-from neural_compressor.onnx.dynamic import quantize_dynamic
+from neural_compressor.onnx.dynamic.quantizer import quantize_dynamic
 from neural_compressor.onnx.graph import normalise
 from neural_compressor.onnx.op_parts import constants_of, nodes_of, weights_of
 from neural_compressor.onnx.session import make_session
-from neural_compressor.onnx.static import quantize_static
-from neural_compressor.onnx.static_options import StaticOptions
-from neural_compressor.onnx.weight_only import WeightJob, WeightOnlyOptions, quantize_weight_only
+from neural_compressor.onnx.static.options import StaticOptions
+from neural_compressor.onnx.static.quantizer import quantize_static
+from neural_compressor.onnx.weight_only.quantizer import WeightJob, WeightOnlyOptions, quantize_weight_only
 from neural_compressor.schemes import PER_CHANNEL, PER_TENSOR, OpScheme, PerGroup, Plan, TensorScheme
 
 KEY = ("product", "MatMul")

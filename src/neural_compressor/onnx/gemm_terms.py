@@ -7,7 +7,7 @@ import onnx_ir as ir
 
 from neural_compressor.onnx.graph import constant
 from neural_compressor.onnx.graph_editor import GraphEditor
-from neural_compressor.onnx.matrix_nodes import MatrixNode
+from neural_compressor.onnx.weight_only.matrix_nodes import MatrixNode
 
 
 def upright_input(edit: GraphEditor, node: MatrixNode) -> ir.Value:

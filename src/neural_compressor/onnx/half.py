@@ -12,8 +12,8 @@ from neural_compressor.dtypes import dtype as data_type
 from neural_compressor.errors import ConfigError
 from neural_compressor.onnx.graph_editor import GraphEditor, discard
 from neural_compressor.onnx.kernels import has_kernel
-from neural_compressor.onnx.matrix_nodes import take_array
 from neural_compressor.onnx.op_signature import Signature, signature
+from neural_compressor.onnx.weight_only.matrix_nodes import take_array
 from neural_compressor.registry import close_matches
 
 logger = logging.getLogger("neural_compressor")

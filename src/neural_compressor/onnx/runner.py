@@ -11,7 +11,7 @@ import onnx
 import onnx_ir as ir
 
 from neural_compressor.errors import EvaluationError
-from neural_compressor.onnx.batches import ModelInputs
+from neural_compressor.onnx.adaptor.batches import ModelInputs
 from neural_compressor.onnx.model_file import read_model
 from neural_compressor.onnx.session import make_session
 

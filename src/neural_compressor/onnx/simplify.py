@@ -6,11 +6,11 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from neural_compressor.onnx.affine_folding import fold_affine
-from neural_compressor.onnx.factor_folding import fold_factors
 from neural_compressor.onnx.graph import array_of, constant, is_constant, is_float, standard
 from neural_compressor.onnx.graph_editor import GraphEditor, discard
-from neural_compressor.onnx.hard_swish import shorten_hard_swish
+from neural_compressor.onnx.smoothing.affine_folding import fold_affine
+from neural_compressor.onnx.smoothing.factor_folding import fold_factors
+from neural_compressor.onnx.static.hard_swish import shorten_hard_swish
 
 
 def simplify(model: ir.Model) -> None:

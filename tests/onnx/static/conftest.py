@@ -18,8 +18,8 @@ from neural_compressor.onnx.graph import normalise
 from neural_compressor.onnx.model_file import read_model
 from neural_compressor.onnx.ops import quantizable_nodes
 from neural_compressor.onnx.session import make_session
-from neural_compressor.onnx.static import quantize_static
-from neural_compressor.onnx.static_options import StaticOptions
+from neural_compressor.onnx.static.options import StaticOptions
+from neural_compressor.onnx.static.quantizer import quantize_static
 from neural_compressor.schemes import PER_CHANNEL, OpScheme, Plan, TensorScheme
 
 WEIGHT = TensorScheme(dtype("int8"), symmetric=True, granularity=PER_CHANNEL)

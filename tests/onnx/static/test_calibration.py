@@ -11,9 +11,9 @@ import pytest
 from neural_compressor.dtypes import dtype
 from neural_compressor.errors import CalibrationError
 from neural_compressor.observers import make_observer
-from neural_compressor.onnx.calibration import calibrate
 from neural_compressor.onnx.data_reader import Samples
 from neural_compressor.onnx.session import make_session
+from neural_compressor.onnx.static.calibration import calibrate
 from neural_compressor.schemes import TensorScheme
 
 Kit = SimpleNamespace

@@ -12,8 +12,8 @@ from neural_compressor.onnx.data_reader import Samples
 from neural_compressor.onnx.graph import normalise
 from neural_compressor.onnx.model_file import read_model, weight_bytes
 from neural_compressor.onnx.session import make_session
-from neural_compressor.onnx.static import quantize_static
-from neural_compressor.onnx.static_options import StaticOptions
+from neural_compressor.onnx.static.options import StaticOptions
+from neural_compressor.onnx.static.quantizer import quantize_static
 from neural_compressor.schemes import PER_TENSOR, TensorScheme
 
 Kit = SimpleNamespace

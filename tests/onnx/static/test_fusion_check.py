@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from neural_compressor.dtypes import dtype
-from neural_compressor.onnx.fusion_check import check_fusion, float_running
+from neural_compressor.onnx.static.fusion_check import check_fusion, float_running
 from neural_compressor.schemes import PER_TENSOR, Plan, TensorScheme
 
 Kit = SimpleNamespace

@@ -9,8 +9,13 @@ import pytest
 from neural_compressor.dtypes import dtype
 from neural_compressor.onnx.data_reader import Samples
 from neural_compressor.onnx.graph import constant
-from neural_compressor.onnx.integer_params import activation_params, bias_codes, least_weight_scale, weight_params
-from neural_compressor.onnx.static import quantize_static
+from neural_compressor.onnx.static.integer_params import (
+    activation_params,
+    bias_codes,
+    least_weight_scale,
+    weight_params,
+)
+from neural_compressor.onnx.static.quantizer import quantize_static
 from neural_compressor.schemes import PER_CHANNEL, Plan, TensorScheme
 
 Kit = SimpleNamespace

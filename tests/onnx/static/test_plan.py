@@ -13,7 +13,7 @@ from neural_compressor.errors import CalibrationError, ConfigError, Quantization
 from neural_compressor.onnx.graph import normalise
 from neural_compressor.onnx.model_file import read_model
 from neural_compressor.onnx.ops import quantizable_nodes, unquantizable_nodes
-from neural_compressor.onnx.static import quantize_static
+from neural_compressor.onnx.static.quantizer import quantize_static
 from neural_compressor.schemes import PER_CHANNEL, OpScheme, PerGroup, Plan, TensorScheme, float_op
 
 Kit = SimpleNamespace

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from neural_compressor.errors import CalibrationError
 from neural_compressor.onnx.data_reader import Samples
 from neural_compressor.onnx.quantization.whole_model import reader_of
-from neural_compressor.onnx.static_params import KnownRanges
+from neural_compressor.onnx.static.params import KnownRanges
 
 logger = logging.getLogger("neural_compressor")
 _KEPT = 4

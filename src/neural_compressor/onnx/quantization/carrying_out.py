@@ -8,18 +8,18 @@ from typing import Any
 
 import onnx_ir as ir
 
-from neural_compressor.onnx.dynamic import quantize_dynamic
+from neural_compressor.onnx.dynamic.quantizer import quantize_dynamic
 from neural_compressor.onnx.quantization.aim import Aim
 from neural_compressor.onnx.quantization.calibration_store import CalibrationStore
 from neural_compressor.onnx.quantization.config import StaticQuantConfig, WeightOnlyConfig
 from neural_compressor.onnx.quantization.resolution import Resolution
 from neural_compressor.onnx.quantization.whole_model import setting, smoothing_of
 from neural_compressor.onnx.quantization_record import QuantizationRecord, write_record
-from neural_compressor.onnx.smooth_quant import INT8_A_CHANNEL, smooth
-from neural_compressor.onnx.static import left_in_float, quantize_static
-from neural_compressor.onnx.static_options import StaticOptions
-from neural_compressor.onnx.weight_job import WeightOnlyOptions
-from neural_compressor.onnx.weight_only import quantize_weight_only
+from neural_compressor.onnx.smoothing.smooth_quant import INT8_A_CHANNEL, smooth
+from neural_compressor.onnx.static.options import StaticOptions
+from neural_compressor.onnx.static.quantizer import left_in_float, quantize_static
+from neural_compressor.onnx.weight_only.job import WeightOnlyOptions
+from neural_compressor.onnx.weight_only.quantizer import quantize_weight_only
 from neural_compressor.schemes import OpKey, Plan, TensorScheme, float_op
 
 

@@ -11,7 +11,6 @@ import onnx_ir as ir
 
 from neural_compressor.config.composition import Composition
 from neural_compressor.errors import WorkspaceError
-from neural_compressor.onnx.fusion_check import check_fusion
 from neural_compressor.onnx.model_file import write_model
 from neural_compressor.onnx.model_forms import as_proto
 from neural_compressor.onnx.quantization.calibration_store import CalibrationStore
@@ -19,6 +18,7 @@ from neural_compressor.onnx.quantization.carrying_out import carry_out
 from neural_compressor.onnx.quantization.prepared import prepare
 from neural_compressor.onnx.quantization.resolution import resolve
 from neural_compressor.onnx.quantization.selection import require_onnx
+from neural_compressor.onnx.static.fusion_check import check_fusion
 
 
 def quantize(

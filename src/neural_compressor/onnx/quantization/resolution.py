@@ -12,15 +12,15 @@ import onnx_ir as ir
 
 from neural_compressor.config.composition import Composition
 from neural_compressor.errors import ConfigError
-from neural_compressor.onnx.dynamic import dynamic_nodes
-from neural_compressor.onnx.matrix_nodes import MatrixNode, left_in_float, weight_only_nodes
+from neural_compressor.onnx.dynamic.quantizer import dynamic_nodes
 from neural_compressor.onnx.ops import quantizable_nodes, unquantizable_nodes
 from neural_compressor.onnx.quantization.aim import Aim, find_aim
 from neural_compressor.onnx.quantization.config import RTNConfig
 from neural_compressor.onnx.quantization.fitting import fit, unfit_weight
 from neural_compressor.onnx.quantization.prepared import Prepared, node_types
 from neural_compressor.onnx.quantization.selection import select
-from neural_compressor.onnx.weight_job import WeightJob
+from neural_compressor.onnx.weight_only.job import WeightJob
+from neural_compressor.onnx.weight_only.matrix_nodes import MatrixNode, left_in_float, weight_only_nodes
 from neural_compressor.registry import close_matches
 from neural_compressor.schemes import OpKey, OpScheme
 

@@ -11,7 +11,7 @@ from typing import Any
 import onnx
 
 from neural_compressor.config.composition import Composition
-from neural_compressor.onnx.adaptor import ONNXRTAdaptor
+from neural_compressor.onnx.adaptor.onnxrt import ONNXRTAdaptor
 from neural_compressor.onnx.model_forms import as_proto
 from neural_compressor.onnx.quantization.calibration_store import CalibrationStore
 from neural_compressor.onnx.quantization.carrying_out import carry_out

@@ -126,9 +126,7 @@ class WeightOnlyQuantizer:
         targets = [_first(run()) for run in stop.float_runs] if float_runs is again or not remaining else []
         results: list[GroupResult] = []
         for names in self._measured_together(block, remaining, stop):
-            groups = collect(
-                block, self._modules(names), stop.calls, float_runs if self.upstream else (), amp=self.amp
-            )
+            groups = collect(block, self._modules(names), stop.calls, float_runs if self.upstream else (), amp=self.amp)
             float_runs = again
             reached = {name for group in groups for name in group.layers}
             self._note_missed(name for name in names if name not in reached)

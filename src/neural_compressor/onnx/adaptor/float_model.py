@@ -1,0 +1,246 @@
+"""A float model made ready once, and quantized by one plan after another."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from neural_compressor.errors import CalibrationError, ConfigError, QuantizationError
+from neural_compressor.onnx.adaptor.capability import OnnxQuery
+from neural_compressor.onnx.adaptor.corrections import corrected
+from neural_compressor.onnx.adaptor.recipes import Recipes
+from neural_compressor.onnx.data_reader import Samples
+from neural_compressor.onnx.dynamic.quantizer import dynamic_nodes, quantize_dynamic
+from neural_compressor.onnx.graph import constant, normalise
+from neural_compressor.onnx.half import to_half
+from neural_compressor.onnx.ops import quantizable_nodes, unquantizable_nodes
+from neural_compressor.onnx.optimization import optimise
+from neural_compressor.onnx.providers import DML, Target
+from neural_compressor.onnx.quantization_record import QuantizationRecord, write_record
+from neural_compressor.onnx.simplify import simplify
+from neural_compressor.onnx.smoothing.smooth_quant import smooth
+from neural_compressor.onnx.static.options import StaticOptions
+from neural_compressor.onnx.static.params import KnownRanges
+from neural_compressor.onnx.static.quantizer import left_in_float, quantize_static
+from neural_compressor.onnx.weight_only.job import WeightJob, WeightOnlyOptions
+from neural_compressor.onnx.weight_only.matrix_nodes import left_in_float as without_matrix
+from neural_compressor.onnx.weight_only.matrix_nodes import weight_only_nodes
+from neural_compressor.onnx.weight_only.quantizer import quantize_weight_only
+from neural_compressor.registry import close_matches
+from neural_compressor.schemes import OpKey, OpScheme, Plan, float_op
+
+logger = logging.getLogger("neural_compressor")
+
+_HALVES = ("fp16", "bf16")
+
+
+_KEPT = 4
+"""How many smoothed models, or the same on other data, are kept for later plans."""
+
+
+@dataclass(frozen=True)
+class CalibrationData:
+    """``samples`` of a ``source``, a data loader or function; what is known of one source serves all later plans."""
+
+    samples: Samples | None
+    source: object
+    size: int
+
+    def is_same(self, other: CalibrationData) -> bool:
+        """Whether both would give the same samples."""
+        return self.source is other.source and self.size == other.size
+
+
+@dataclass(frozen=True)
+class _Base:
+    """A model to quantize, smoothed or not, and the ranges seen on it so far."""
+
+    model: ir.Model
+    smoothing: str
+    data: CalibrationData
+    known: KnownRanges = field(default_factory=dict)
+
+
+class FloatModel:
+    """``ops`` are the configs of each op that can be quantized, ``skipped`` why other ops cannot."""
+
+    def __init__(self, source: ir.Model, query: OnnxQuery, target: Target, level: str | None = None) -> None:
+        self.query, self.target = query, target
+        _check_batch(source, target)
+        self.model = optimise(normalise(source.clone()), level)
+        simplify(self.model)
+        self.ops: dict[OpKey, list[dict[str, Any]]] = {}
+        self.skipped: dict[OpKey, str] = {}
+        self._find_ops()
+        self._bases: list[_Base] = []
+
+    def blocks(self) -> list[list[OpKey]]:
+        """Ops grouped by the repeated parts of the model that their names tell of, such as ``/layers.3/``."""
+        found: dict[tuple[str, str], list[OpKey]] = {}
+        for key in self.ops:
+            if part := re.match(r"(.*?[./_])(\d+)[./]", key[0]):
+                found.setdefault((part[1], part[2]), []).append(key)
+        series = [stem for stem, _ in found]
+        return [keys for (stem, _), keys in found.items() if len(keys) > 1 and series.count(stem) > 1]
+
+    def quantize(self, plan: Plan, data: CalibrationData, quant_format: str | None = None) -> ir.Model:
+        """The model quantized as ``plan`` says.
+
+        Ranges are kept for later plans on the same data. Without a ``quant_format`` weights alone are quantized for the
+        kernels the runtime has for them, whatever form static quantization has.
+        """
+        for key in plan:
+            if key not in self.ops and key not in self.skipped:
+                names = [name for name, kind in self.ops if kind == key[1]] or [name for name, _ in self.ops]
+                raise ConfigError(
+                    f"the plan names {key[0]!r} ({key[1]}), which the model does not have; {close_matches(key[0], names)}"
+                )
+        recipes = Recipes.of(plan.recipes, self.query.entry.recipes)
+        modes = {scheme.mode for scheme in plan.values()}
+        new, left = self.model, dict[OpKey, str]()
+        if "static" in modes:
+            base, options = self._base(recipes, data), self._static_options(recipes)
+            left = left_in_float(base.model, plan, options)
+            new = quantize_static(base.model, plan, data.samples, options, base.known)
+            if recipes.corrections and data.samples is not None:
+                # Ranges are those of the model that is to be imitated, which are known by now.
+                wanted = corrected(base.model, plan, data.samples, recipes.corrections, self.target.sessions)
+                new = quantize_static(wanted, plan, data.samples, options, base.known)
+        if "weight_only" in modes:
+            layout = self._weight_options(recipes, quant_format)
+            new = quantize_weight_only(new, _jobs(plan, recipes), data.samples, layout)
+        if "dynamic" in modes:
+            new = quantize_dynamic(new, plan)
+        for precision in _HALVES:
+            chosen = {name for (name, _), s in plan.items() if s.is_float and s.precision == precision}
+            if chosen:
+                new = half_precision(new, precision, chosen, self.target.provider.name)
+        new = new.clone() if new is self.model else new
+        write_record(new, self._record(plan, left, recipes.smoothing_key if "static" in modes else ""))
+        return new
+
+    def before_rounding(self, smoothing: str) -> ir.Model | None:
+        """The float model that was quantized, smoothed as a record says; None where that was not done here."""
+        smoothed = (base.model for base in self._bases if base.smoothing == smoothing)
+        return next(smoothed, None if smoothing else self.model)
+
+    def _find_ops(self) -> None:
+        static, dynamic, matrices = (
+            quantizable_nodes(self.model),
+            dynamic_nodes(self.model),
+            weight_only_nodes(self.model),
+        )
+        _check_finite((*(info.weight for info in static.values()), *(m.weight for m in matrices.values())))
+        no_static, no_matrix = unquantizable_nodes(self.model), without_matrix(self.model)
+        types = self.query.quantizable_types()
+        for node in self.model.graph.all_nodes():
+            key = (str(node.name), node.op_type)
+            info, has_matrix = static.get(key), key[0] in matrices
+            able = {
+                "static": info is not None,
+                "dynamic": dynamic.get(key, "") is None,
+                "weight_only": has_matrix and key[1] in ("MatMul", "Gemm", "Gather"),
+            }
+            modes = [mode for mode, possible in able.items() if possible]
+            if key[1] not in types:
+                if any(map(_is_weight, node.inputs)):
+                    self.skipped[key] = f"the framework YAML lists no quantized {key[1]}"
+                continue
+            configs = self.query.node_configs(
+                key[1],
+                modes,
+                has_weight=info.weight is not None if info is not None else True,
+                per_channel=info is None or info.axis is not None,
+            )
+            if any("quant_mode" in config["activation"] for config in configs):
+                self.ops[key] = configs
+            elif reason := no_static.get(key) or dynamic.get(key) or no_matrix.get(key[0]):
+                self.skipped[key] = reason
+            elif modes:
+                self.skipped[key] = f"{self.target.provider.name} runs no {key[1]} of this kind in integers"
+
+    def _base(self, recipes: Recipes, data: CalibrationData) -> _Base:
+        for base in self._bases:
+            if base.smoothing == recipes.smoothing_key and base.data.is_same(data):
+                return base
+        model = self.model
+        if recipes.smoothing is not None:
+            if data.samples is None:
+                raise CalibrationError("the recipe smooth_quant looks at activations: pass a calib_dataloader")
+            model = smooth(model, data.samples, providers=self.target.sessions, **recipes.smoothing)
+        new = _Base(model, recipes.smoothing_key, data)
+        self._bases = [*self._bases[-_KEPT + 1 :], new]
+        return new
+
+    def _static_options(self, recipes: Recipes) -> StaticOptions:
+        return StaticOptions(
+            quant_format=self.query.quant_format,
+            target=self.target.provider.name,
+            providers=self.target.sessions,
+            add_qdq_pair_to_weight=recipes.add_qdq_pair_to_weight,
+            dedicated_qdq_pair=recipes.dedicated_qdq_pair,
+            optypes_to_exclude_output_quant=recipes.optypes_to_exclude_output_quant,
+            quantize_bias=recipes.quantize_bias,
+        )
+
+    def _weight_options(self, recipes: Recipes, quant_format: str | None) -> WeightOnlyOptions:
+        return WeightOnlyOptions(
+            quant_format=quant_format or self.query.weight_only_format,
+            layer_wise=recipes.layer_wise,
+            providers=self.target.sessions,
+        )
+
+    def _record(self, plan: Plan, left: Mapping[OpKey, str], smoothing: str) -> QuantizationRecord:
+        in_float = {key: float_op("fp32", plan[key].weight is not None) for key in left}
+        reasons = {key: "the plan keeps it in float" for key, scheme in plan.items() if scheme.is_float}
+        unnamed = {key: "the plan does not name it" for key in self.ops if key not in plan}
+        ops = {**plan.ops, **in_float}
+        return QuantizationRecord(ops, {**self.skipped, **unnamed, **reasons, **left}, smoothing)
+
+
+def half_precision(model: ir.Model, precision: str, names: set[str], provider: str) -> ir.Model:
+    """``model`` with the nodes ``names`` in fp16 or bf16 where ``provider`` runs them so, and all others as they are."""
+    others = [str(node.name) for node in model.graph.all_nodes() if node.name not in names]
+    return to_half(model, precision, others, provider=provider)
+
+
+def _jobs(plan: Plan, recipes: Recipes) -> dict[str, WeightJob]:
+    return {name: _job(scheme, recipes) for (name, _), scheme in plan.items() if scheme.mode == "weight_only"}
+
+
+def _job(scheme: OpScheme, recipes: Recipes) -> WeightJob:
+    weight = scheme.weight
+    if weight is None:
+        raise ConfigError("an op is to have its weight alone quantized, and the plan says nothing of it")
+    algorithm = "rtn" if weight.algorithm == "minmax" else weight.algorithm
+    # HQQ fits zero points, whatever the scheme says.
+    plain = replace(weight, algorithm="minmax", symmetric=weight.symmetric and algorithm != "hqq")
+    return WeightJob(algorithm, plain, recipes.algorithms.get(algorithm, {}))
+
+
+def _check_batch(model: ir.Model, target: Target) -> None:
+    """DirectML has kernels for integer ops at a fixed batch of one sample."""
+    given = [value for value in model.graph.inputs if not value.is_initializer()]
+    if target.provider is DML and not all(v.shape is not None and len(v.shape) and v.shape[0] == 1 for v in given):
+        logger.warning("%s runs quantized models with a batch fixed to 1, and this model's is not", DML.name)
+
+
+def _is_weight(value: ir.Value | None) -> bool:
+    tensor = None if value is None else value.const_value
+    return tensor is not None and tensor.dtype.is_floating_point() and len(tensor.shape) > 1 and tensor.size > 1
+
+
+def _check_finite(values: Iterable[ir.Value | None]) -> None:
+    """Only what is quantized: masks rightly hold infinities."""
+    for value in values:
+        array = constant(value)
+        if value is not None and array is not None and not np.isfinite(array.astype(np.float32, copy=False)).all():
+            raise QuantizationError(
+                f"the weight {value.name!r} holds NaN or Inf: the model is broken before quantization"
+            )

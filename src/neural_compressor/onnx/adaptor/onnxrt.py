@@ -1,0 +1,269 @@
+"""ONNX Runtime behind the adaptor contract.
+
+Nothing here imports onnx before there is a model to work on: whoever asks whether a model is one gets an answer first.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from neural_compressor.adaptor.capability import get_optype_wise_ability
+from neural_compressor.adaptor.contract import Adaptor
+from neural_compressor.adaptor.records import OpRecord
+from neural_compressor.errors import MissingDependencyError, WorkspaceError
+from neural_compressor.schemes import Plan
+
+if TYPE_CHECKING:
+    import onnx
+    import onnx_ir as ir
+
+    from neural_compressor.onnx.adaptor.float_model import CalibrationData, FloatModel
+    from neural_compressor.onnx.runner import Runner
+
+FILE = "model.onnx"
+"""What a saved model is called in its folder."""
+_TYPES = {("onnx", "ModelProto"), ("onnx_ir", "Model")}
+
+
+class ONNXRTAdaptor(Adaptor):
+    """Quantizes ONNX models: paths of ``.onnx`` files, ``onnx.ModelProto``, ``onnx_ir.Model``. Results are ModelProtos.
+
+    ``framework_specific_info`` may hold ``dataloader`` (calibration batches), ``example_inputs``, ``framework_yaml`` (laid
+    over the built-in capability), ``workspace``, ``backend`` (an execution provider, or its name of the 2.x API),
+    ``device``, ``quant_format`` ("QDQ", "QOperator"), ``recipes``, and ``graph_only``: the quantized model need not run
+    here, so that its provider may be missing.
+    """
+
+    settings = frozenset({"device", "backend", "quant_format"})
+
+    def __init__(self, framework_specific_info: Mapping[str, Any] | None = None) -> None:
+        super().__init__(framework_specific_info)
+        try:
+            from neural_compressor.onnx.adaptor.capability import OnnxQuery
+            from neural_compressor.onnx.providers import choose_target
+            from neural_compressor.onnx.runner import Runner
+        except ImportError as error:
+            raise MissingDependencyError(
+                f"{error}; install what ONNX models need with: pip install 'open-neural-compressor[onnx]'"
+            ) from error
+        info = self.info
+        self.target = choose_target(
+            info.get("backend"), device=info.get("device"), graph_only=bool(info.get("graph_only"))
+        )
+        self.quant_format: str | None = info.get("quant_format") if info.get("quant_format") != "default" else None
+        self.query_handler = OnnxQuery(self.target.provider.name, self.quant_format, info.get("framework_yaml"))
+        self._runner: Runner = Runner(self.target.sessions)
+        self._source: Any = None
+        self._feed: Mapping[str, Any] | None = None
+        self._float: FloatModel | None = None
+
+    @classmethod
+    def handles(cls, model: Any) -> bool:
+        if isinstance(model, str | Path):
+            return str(model).lower().endswith(".onnx")
+        kind = type(model)
+        return (kind.__module__.split(".", maxsplit=1)[0], kind.__name__) in _TYPES
+
+    def ready(self, model: Any) -> onnx.ModelProto:
+        """``model`` as an ``onnx.ModelProto`` with its weights in memory."""
+        import onnx
+
+        from neural_compressor.onnx.model_file import read_model
+        from neural_compressor.onnx.model_forms import as_proto
+
+        return model if isinstance(model, onnx.ModelProto) else as_proto(read_model(model))
+
+    def query_fw_capability(self, model: Any) -> dict[str, Any]:
+        from neural_compressor.onnx.adaptor.recipes import APPLIED
+
+        found = self._prepare(model)
+        self._feed = self._first_feed(found.model)
+        # A latency on another provider would say nothing.
+        self.example = self._feed if self.target.runs_here else None
+        return {
+            "opwise": {key: list(configs) for key, configs in found.ops.items()},
+            "optypewise": get_optype_wise_ability(found.ops),
+            "blocks": found.blocks(),
+            "skipped": dict(found.skipped),
+            "recipes": APPLIED,
+            "quantizable_types": sorted(self.query_handler.quantizable_types()),
+            "in_float_unless_named": self.query_handler.in_float_unless_named,
+        }
+
+    def quantize(
+        self,
+        tune_cfg: Mapping[str, Any],
+        model: Any,
+        dataloader: Iterable[Any] | None = None,
+        q_func: Callable[[Any], Any] | None = None,
+    ) -> onnx.ModelProto:
+        from neural_compressor.onnx.model_forms import as_proto
+
+        prepared, plan = self._prepare(model), Plan.from_tune_cfg(tune_cfg)
+        self.tuning_cfg_to_fw(tune_cfg)
+        dataloader = dataloader if dataloader is not None else self.info.get("dataloader")
+        data = self._calibration_data(prepared.model, plan.calib_sampling_size, dataloader, q_func)
+        return as_proto(prepared.quantize(plan, data, self.quant_format))
+
+    def predict(self, model: Any, inputs: Any) -> Any:
+        from neural_compressor.onnx.adaptor.recorder import Recorder
+
+        return model(inputs) if isinstance(model, Recorder) else self._runner.predict(model, inputs)
+
+    def output_sqnr(self, model: Any) -> float | None:
+        """On the first batch of the calibration data; not for models whose weights take over a gibibyte."""
+        from neural_compressor.onnx.adaptor.output_errors import exactness
+        from neural_compressor.onnx.model_file import ONE_FILE_BYTES
+
+        if self._feed is None or self._source is None or model is self._source or not self.target.runs_here:
+            return None
+        if self.model_size(self._source) > ONE_FILE_BYTES:
+            return None
+        return exactness(*(self._runner.predict(each, self._feed) for each in (self._source, model)))
+
+    def save(self, model: Any, path: str | Path) -> None:
+        """Write the model as ``model.onnx`` into the folder ``path``, or as that file where it ends in ``.onnx``."""
+        from neural_compressor.onnx.model_file import read_model, write_model
+
+        path = Path(path)
+        if path.suffix.lower() == ".onnx":
+            write_model(read_model(model), path)
+            return
+        if path.is_dir() and any(path.iterdir()) and not (path / FILE).exists():
+            raise WorkspaceError(f"{path} exists and holds no quantized model: choose another folder, or empty it")
+        write_model(read_model(model), path / FILE)
+
+    def load(self, path: str | Path, model: Any) -> onnx.ModelProto:
+        path = Path(path)
+        return self.ready(path if path.suffix.lower() == ".onnx" else path / FILE)
+
+    def model_size(self, model: Any) -> int:
+        from neural_compressor.onnx.model_file import read_model
+        from neural_compressor.onnx.model_forms import stored_bytes
+
+        return stored_bytes(read_model(model))
+
+    def summary(self, model: Any) -> list[OpRecord]:
+        from neural_compressor.onnx.adaptor.op_records import op_records
+        from neural_compressor.onnx.model_file import read_model
+        from neural_compressor.onnx.quantization_record import read_record
+
+        quantized = read_model(model)
+        record = read_record(quantized)
+        if record is None:
+            return []
+        original = None if self._float is None else self._float.before_rounding(record.smoothing)
+        return op_records(quantized, record, original, self._feed, self.target)
+
+    def describe(self, model: Any) -> str:
+        kinds = Counter(node.op_type for node in self.ready(model).graph.node)
+        return f"ONNX model of {', '.join(f'{count} {kind}' for kind, count in kinds.most_common())}"
+
+    def copy_model(self, model: Any) -> onnx.ModelProto:
+        import onnx
+
+        new = onnx.ModelProto()
+        new.CopyFrom(self.ready(model))
+        return new
+
+    def fingerprint(self, model: Any) -> str:
+        from neural_compressor.onnx.identity import fingerprint
+        from neural_compressor.onnx.model_file import read_model
+
+        return fingerprint(read_model(model))
+
+    def inspect_tensor(
+        self,
+        model: Any,
+        dataloader: Iterable[Any],
+        op_list: Sequence[Any] = (),
+        iteration_list: Sequence[int] = (1,),
+        inspect_type: str = "activation",
+        save_to_disk: bool = False,
+    ) -> dict[str, Any]:
+        from neural_compressor.onnx.adaptor.inspection import inspect_tensors
+
+        found = inspect_tensors(
+            self._named(model), dataloader, op_list, iteration_list, inspect_type, self.target.sessions
+        )
+        if save_to_disk:
+            save_inspected(found, Path(self.info.get("workspace", "nc_workspace")))
+        return found
+
+    def set_tensor(self, model: Any, tensor_dict: Mapping[str, Any]) -> onnx.ModelProto:
+        from neural_compressor.onnx.adaptor.inspection import set_tensors
+        from neural_compressor.onnx.model_forms import as_proto
+
+        return as_proto(set_tensors(self._named(model), tensor_dict))
+
+    def convert_bf16(self, model: Any) -> onnx.ModelProto:
+        from neural_compressor.onnx.adaptor.float_model import half_precision
+        from neural_compressor.onnx.model_forms import as_proto
+
+        names = {name for name, _ in self.bf16_ops}
+        return as_proto(half_precision(self._named(model), "bf16", names, self.target.provider.name))
+
+    # -- preparation ------------------------------------------------------------------------------------------------
+
+    def _prepare(self, model: Any) -> FloatModel:
+        """The float model made ready; once, as long as it is the same."""
+        if self._float is None or self._source is not model:
+            from neural_compressor.onnx.adaptor.float_model import FloatModel
+            from neural_compressor.onnx.model_file import read_model
+
+            level = (self.info.get("recipes") or {}).get("graph_optimization_level")
+            self._float = FloatModel(read_model(model), self.query_handler, self.target, level)
+            self._source = model
+        return self._float
+
+    def _named(self, model: Any) -> ir.Model:
+        """``model`` with the names that its ops have here."""
+        from neural_compressor.onnx.graph import normalise
+        from neural_compressor.onnx.model_file import read_model
+        from neural_compressor.onnx.quantization_record import read_record
+
+        found = read_model(model)
+        return found if read_record(found) is not None else normalise(found.clone())
+
+    def _first_feed(self, model: ir.Model) -> Mapping[str, Any] | None:
+        from neural_compressor.onnx.adaptor.batches import LoaderReader, ModelInputs, batch_size
+
+        inputs = ModelInputs.of(model)
+        if self.info.get("example_inputs") is not None:
+            return inputs.feed(self.info["example_inputs"])
+        if self.info.get("dataloader") is None:
+            return None
+        first = LoaderReader(self.info["dataloader"], inputs, 1).get_next()
+        if first is not None:
+            self.info.setdefault("batch_size", batch_size(first))
+        return first
+
+    def _calibration_data(
+        self, model: ir.Model, size: int, dataloader: Iterable[Any] | None, q_func: Callable[[Any], Any] | None
+    ) -> CalibrationData:
+        from neural_compressor.onnx.adaptor.batches import LoaderReader, ModelInputs
+        from neural_compressor.onnx.adaptor.float_model import CalibrationData
+        from neural_compressor.onnx.adaptor.recorder import RecordedReader
+        from neural_compressor.onnx.data_reader import Samples
+
+        inputs = ModelInputs.of(model)
+        if q_func is not None:
+            reader = RecordedReader(q_func, self._source, inputs, self._runner.predict)
+            return CalibrationData(Samples(reader), q_func, size)
+        samples = None if dataloader is None else Samples(LoaderReader(dataloader, inputs, size))
+        return CalibrationData(samples, dataloader, size)
+
+
+def save_inspected(found: Mapping[str, Any], workspace: Path) -> None:
+    """Write what :meth:`ONNXRTAdaptor.inspect_tensor` found into the workspace."""
+    import numpy as np
+
+    folder = workspace / "inspect_saved"
+    folder.mkdir(parents=True, exist_ok=True)
+    flat = {f"weight/{op}/{n}": a for op, arrays in found.get("weight", {}).items() for n, a in arrays.items()}
+    for index, ops in enumerate(found.get("activation", []), start=1):
+        flat |= {f"activation{index}/{op}/{n}": a for op, arrays in ops.items() for n, a in arrays.items()}
+    np.savez(folder / "inspect_result.npz", **flat)

@@ -1,0 +1,113 @@
+"""One record for each op of a quantized model: what it computes in, on which kernel, and how exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import onnx_ir as ir
+
+from neural_compressor.adaptor.records import OpRecord
+from neural_compressor.onnx.adaptor.output_errors import output_errors
+from neural_compressor.onnx.graph import standard
+from neural_compressor.onnx.model_file import ONE_FILE_BYTES, weight_bytes
+from neural_compressor.onnx.op_parts import constants_of, nodes_of, weights_of
+from neural_compressor.onnx.providers import Target
+from neural_compressor.onnx.quantization_record import QuantizationRecord
+from neural_compressor.onnx.static.fusion_check import INTEGER_OPS, as_run, check_fusion
+from neural_compressor.schemes import OpKey, OpScheme, sqnr_db
+
+
+def op_records(
+    model: ir.Model,
+    record: QuantizationRecord,
+    original: ir.Model | None,
+    feed: Mapping[str, Any] | None,
+    target: Target,
+) -> list[OpRecord]:
+    """The ops that ``record`` tells of in ``model``.
+
+    Errors are known with the ``original``, as it was before its weights were rounded; those of outputs with a ``feed``
+    too, and hold what came in from before. Kernels are those of the target, where it runs here.
+    """
+    quantized = {name for (name, _), scheme in record.ops.items() if not scheme.is_float}
+    errors: dict[str, float] = {}
+    if original is not None and feed is not None:
+        errors = output_errors(model, original, quantized, feed, target.sessions)
+    kernels = Kernels(model, target)
+    summary = _Summary(model, original, record)
+    return [summary.of(key, kernels, errors.get(key[0])) for key in dict.fromkeys([*record.ops, *record.reasons])]
+
+
+class Kernels:
+    """What the runtime computes the nodes of a model with."""
+
+    def __init__(self, model: ir.Model, target: Target) -> None:
+        self.target = target
+        self.readable = target.runs_here and weight_bytes(model) <= ONE_FILE_BYTES
+        self.running = as_run(model, target.sessions) if self.readable else {}
+        self.in_float = (
+            {e.name: e.reason for e in check_fusion(model, target.sessions).float_running} if self.readable else {}
+        )
+
+    def of(self, key: OpKey, parts: Sequence[ir.Node]) -> tuple[str, bool]:
+        """What runs the op that became ``parts``, and whether that is float arithmetic on quantized values."""
+        name, kind = key
+        if not self.target.runs_here:
+            return f"{self.target.provider.name}, not run here", False
+        running = [self.running[str(part.name)] for part in parts if part.name in self.running]
+        integer = next((node.op_type for node in (*running, *parts) if node.op_type in INTEGER_OPS), None)
+        if integer is not None and name not in self.in_float:
+            return integer, False
+        converted = next((node for node in running if any(map(_is_dequantized, node.inputs))), None)
+        if name in self.in_float or converted is not None:
+            return f"float: {self.in_float.get(name, 'the runtime turns the weight into floats first')}", True
+        # Only its table is stored in integers, and looked up as it was.
+        return kind if parts else "none: it was taken into another op", False
+
+
+class _Summary:
+    def __init__(self, model: ir.Model, original: ir.Model | None, record: QuantizationRecord) -> None:
+        self.record = record
+        self.nodes = {str(node.name): node for node in model.graph.all_nodes()}
+        self.originals = {} if original is None else {str(node.name): node for node in original.graph.all_nodes()}
+        self.known = set(self.originals) or {name for name, _ in (*record.ops, *record.reasons)}
+
+    def of(self, key: OpKey, kernels: Kernels, output_sqnr: float | None) -> OpRecord:
+        """The record of one op."""
+        name, scheme = key[0], self.record.ops.get(key, OpScheme())
+        parts = list(nodes_of(self.nodes[name], self.known)) if name in self.nodes else []
+        size = _bytes(parts)
+        if scheme.is_float:
+            reason = self.record.reasons.get(key, "kept in float")
+            return OpRecord(*key, precision=scheme.precision, reason=reason, size_bytes=size)
+        kernel, simulated = kernels.of(key, parts)
+        return OpRecord(
+            *key,
+            precision=scheme.precision,
+            activation=scheme.activation.dtype.name if scheme.activation else "fp32",
+            mode=scheme.mode,
+            kernel=kernel,
+            simulated=simulated,
+            weight_sqnr=self._weight_sqnr(name, parts),
+            output_sqnr=output_sqnr,
+            size_bytes=size,
+        )
+
+    def _weight_sqnr(self, name: str, parts: Sequence[ir.Node]) -> float | None:
+        node = self.originals.get(name)
+        before = None if node is None else constants_of(node).get("input0" if node.op_type == "Gather" else "weight")
+        if before is None or before.ndim < 2:
+            return None
+        after = next((array for array in weights_of(parts) if array.shape == before.shape), None)
+        return None if after is None else sqnr_db(before, after)
+
+
+def _is_dequantized(value: ir.Value | None) -> bool:
+    node = None if value is None else value.producer()
+    return node is not None and standard(node, "DequantizeLinear")
+
+
+def _bytes(parts: Sequence[ir.Node]) -> int:
+    constants = {value: value.const_value for part in parts for value in part.inputs if value is not None}
+    return sum(tensor.nbytes for tensor in constants.values() if tensor is not None)

@@ -1,0 +1,1 @@
+"""Integers whose ranges are taken while the model runs."""

@@ -1,0 +1,1 @@
+"""Scales moved from activations to weights."""

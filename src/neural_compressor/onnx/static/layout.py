@@ -1,0 +1,160 @@
+"""Which ops of a plan run in integers, and which tensors are handed on as integers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from neural_compressor.onnx.graph import input_of, is_float, standard
+from neural_compressor.onnx.op_table import PASS_ON, Output
+from neural_compressor.onnx.ops import NodeInfo
+from neural_compressor.onnx.static.clips import folds
+from neural_compressor.onnx.static.options import StaticOptions
+from neural_compressor.schemes import OpKey, OpScheme, TensorScheme
+
+
+@dataclass(frozen=True, eq=False)
+class Home:
+    """A tensor that comes as integers from where it is computed, so that every reader reads these.
+
+    ``raw`` is what the op gives; behind it there may be a Relu or Clip, which gives the tensor. ``source`` is the tensor
+    whose range sets the scale: another one where values are only passed on. ``firm``: the op gives nothing but integers.
+    """
+
+    raw: ir.Value
+    scheme: TensorScheme
+    source: ir.Value
+    firm: bool
+    clip: ir.Node | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class QuantizedOp:
+    """A node that runs in integers, with its scheme and the tensors it reads as integers, by place."""
+
+    info: NodeInfo
+    scheme: OpScheme
+    reads: Mapping[int, ir.Value]
+
+    @property
+    def activation(self) -> TensorScheme:
+        """How what it reads is quantized."""
+        assert self.scheme.activation is not None
+        return self.scheme.activation
+
+
+@dataclass(frozen=True)
+class Layout:
+    """``homes`` in the order they are computed; ``left``: ops of the plan that stay in float, with the reason.
+
+    ``candidates`` are the tensors that ops of the plan read, each with its scheme: what other layouts of a plan that has
+    more ops in float may need the range of.
+    """
+
+    ops: Mapping[ir.Node, QuantizedOp]
+    homes: Mapping[ir.Value, Home]
+    left: Mapping[OpKey, str]
+    candidates: Sequence[tuple[ir.Value, TensorScheme]]
+
+    def is_home(self, value: ir.Value, scheme: TensorScheme) -> bool:
+        """Whether ``value`` comes as integers of ``scheme`` from where it is computed."""
+        return value in self.homes and self.homes[value].scheme == scheme
+
+    def source(self, value: ir.Value, scheme: TensorScheme) -> ir.Value:
+        """The tensor whose range sets the scale with which ``value`` is quantized."""
+        return self.homes[value].source if self.is_home(value, scheme) else value
+
+
+def lay_out(
+    model: ir.Model, planned: Mapping[ir.Node, tuple[NodeInfo, OpScheme]], kept: set[ir.Node], options: StaticOptions
+) -> Layout:
+    """Lay the ops of ``planned`` out; the nodes of ``kept`` pass no integers on, as the plan has them in float.
+
+    Light ops are dropped from the plan, one by one, while they would cost conversions: each may have been what another
+    one's integers came from or went to.
+    """
+    active = dict(planned)
+    left: dict[OpKey, str] = {}
+    while True:
+        wanted = _wanted(model.graph, active, kept)
+        homes = _homes(model.graph, active, kept, wanted, options)
+        dropped = {} if options.everywhere else _unpaid(active, homes, wanted)
+        if not dropped:
+            break
+        left |= {active.pop(node)[0].key: reason for node, reason in dropped.items()}
+    ops = {
+        node: QuantizedOp(info, scheme, {i: input_of(node, i) for i in info.activations})
+        for node, (info, scheme) in active.items()
+    }
+    candidates = [
+        (input_of(node, i), scheme.activation)
+        for node, (info, scheme) in planned.items()
+        for i in info.activations
+        if scheme.activation is not None
+    ]
+    return Layout(ops, homes, left, candidates)
+
+
+_Active = Mapping[ir.Node, tuple[NodeInfo, OpScheme]]
+
+
+def _wanted(graph: ir.Graph, active: _Active, kept: set[ir.Node]) -> set[ir.Value]:
+    """The tensors that some op of ``active`` reads, itself or behind nodes that pass integers on."""
+    wanted: set[ir.Value] = set()
+    for node in reversed(graph):
+        if node in active:
+            wanted |= {input_of(node, i) for i in active[node][0].activations}
+        elif any(value in wanted for value in node.outputs):
+            before = node.inputs[0].producer() if node.inputs and node.inputs[0] is not None else None
+            if passes_on(node, kept) or (before in active and folds(node)):
+                wanted.add(input_of(node, 0))
+    return wanted
+
+
+def _homes(
+    graph: ir.Graph, active: _Active, kept: set[ir.Node], wanted: set[ir.Value], options: StaticOptions
+) -> dict[ir.Value, Home]:
+    homes: dict[ir.Value, Home] = {}
+    for node in graph:
+        output = node.outputs[0] if node.outputs else None
+        if node in active and output is not None:
+            info, scheme = active[node]
+            firm = info.op.output is Output.INTEGER and node.op_type not in options.optypes_to_exclude_output_quant
+            if info.op.output is Output.FLOAT or scheme.activation is None or not (firm or output in wanted):
+                continue
+            clip = next((user for user in output.consumers() if folds(user)), None)
+            value = output if clip is None else clip.outputs[0]
+            homes[value] = Home(output, scheme.activation, value, firm, clip)
+        elif passes_on(node, kept) and any(value in wanted for value in node.outputs):
+            home = homes.get(input_of(node, 0))
+            if home is not None:
+                homes |= {value: Home(value, home.scheme, home.source, home.firm) for value in node.outputs}
+    return homes
+
+
+def _unpaid(active: _Active, homes: Mapping[ir.Value, Home], wanted: set[ir.Value]) -> dict[ir.Node, str]:
+    """The light ops that would not profit from integers, with the reason."""
+    reasons: dict[ir.Node, str] = {}
+    for node, (info, _) in active.items():
+        if not info.op.light:
+            continue
+        read = [homes.get(input_of(node, i)) for i in info.activations]
+        if info.tables:
+            reasons[node] = "one side is constant: in float it costs as little and loses nothing"
+        elif not any(home is not None and home.firm for home in read):
+            reasons[node] = "no op before it gives integers, so it would need them made for it"
+        elif node.outputs[0] not in wanted:
+            reasons[node] = "no op behind it takes integers, so its own would be turned back"
+    return reasons
+
+
+def passes_on(node: ir.Node, kept: set[ir.Node]) -> bool:
+    """Whether ``node`` gives out float values of its first input unchanged."""
+    if not standard(node, *PASS_ON) or node in kept or not is_float(node.inputs[0]):
+        return False
+    if node.op_type == "Resize":
+        return node.attributes.get_string("mode", "nearest") == "nearest"
+    # With the places of the maxima asked for there is no integer kernel.
+    return node.op_type != "MaxPool" or len(node.outputs) == 1

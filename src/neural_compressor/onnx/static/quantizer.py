@@ -1,0 +1,94 @@
+"""Static quantization: ranges collected on data, then integers wherever the plan and the runtime have them."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import onnx_ir as ir
+
+from neural_compressor.onnx.data_reader import Samples
+from neural_compressor.onnx.error_context import at_node
+from neural_compressor.onnx.graph import array_of, normalise, opset
+from neural_compressor.onnx.graph_editor import GraphEditor
+from neural_compressor.onnx.ops import quantizable_nodes
+from neural_compressor.onnx.simplify import simplify
+from neural_compressor.onnx.static.hard_swish import OPSET_OF_HARD_SWISH, has_hard_swish, name_hard_swish
+from neural_compressor.onnx.static.layout import Layout, lay_out
+from neural_compressor.onnx.static.options import StaticOptions
+from neural_compressor.onnx.static.params import KnownRanges, tensor_params
+from neural_compressor.onnx.static.plan import checked_schemes, is_wide, kept_in_float
+from neural_compressor.onnx.static.qdq import QDQWriter
+from neural_compressor.onnx.static.qdq_constants import ConstantWriter
+from neural_compressor.onnx.static.qoperator import to_integer_ops
+from neural_compressor.onnx.static.summands import settle_summands
+from neural_compressor.schemes import PER_TENSOR, OpKey, Plan, value_range
+from neural_compressor.schemes.ranges import require_finite
+
+logger = logging.getLogger("neural_compressor")
+
+_GONE = "it is not needed: the weight and bias of the op before it do its work, or nothing reads it"
+OPSET_OF_OTHER_BITS = 21
+"""From here on Q/DQ nodes take integers of 16 and 4 bits."""
+
+
+def quantize_static(
+    model: ir.Model,
+    plan: Plan,
+    samples: Samples | None,
+    options: StaticOptions | None = None,
+    known: KnownRanges | None = None,
+) -> ir.Model:
+    """A new model in which the ops that ``plan`` has as static run in integers; ``model`` is a normalised one.
+
+    ``known`` keeps the ranges that were collected, for the next call on the same model and data.
+    """
+    options = options or StaticOptions()
+    new, layout = _laid_out(model, plan, options)
+    for (name, op_type), reason in layout.left.items():
+        logger.info("%s (%s) stays in float: %s", name, op_type, reason)
+    _check_weights(layout)
+    params_of = tensor_params(new, layout, samples, options, known)
+    writer = QDQWriter(GraphEditor(new), options)
+    constants = ConstantWriter(writer, layout, params_of)
+    writer.activations(layout, params_of)
+    for op in layout.ops.values():
+        with at_node(op.info.node.name):
+            constants.write(op)
+    if options.quant_format == "QOperator":
+        to_integer_ops(new)
+    return new
+
+
+def left_in_float(model: ir.Model, plan: Plan, options: StaticOptions | None = None) -> dict[OpKey, str]:
+    """The ops that ``plan`` has as static and that stay in float all the same, with the reason."""
+    return dict(_laid_out(model, plan, options or StaticOptions())[1].left)
+
+
+def _check_weights(layout: Layout) -> None:
+    """Ahead of calibration, which would find NaN too, but in a tensor computed from them."""
+    for op in layout.ops.values():
+        for what, value in (("weight", op.info.weight), ("bias", op.info.bias)):
+            if value is not None:
+                with at_node(op.info.node.name):
+                    require_finite(*value_range(array_of(value), PER_TENSOR), f"its {what}")
+
+
+def _laid_out(model: ir.Model, plan: Plan, options: StaticOptions) -> tuple[ir.Model, Layout]:
+    schemes = checked_schemes(model, plan, options)
+    new = model.clone()
+    simplify(new)
+    least = OPSET_OF_OTHER_BITS if is_wide(schemes) else OPSET_OF_HARD_SWISH if has_hard_swish(new) else 0
+    if opset(new) < least:
+        new = normalise(new, least)
+    if least == OPSET_OF_OTHER_BITS:
+        new.ir_version = max(new.ir_version or 0, 10)
+    by_name = {name: scheme for (name, _), scheme in schemes.items()}
+    editor = GraphEditor(new)
+    name_hard_swish(editor)
+    settle_summands(editor, by_name.keys())
+    nodes = {name: info for (name, _), info in quantizable_nodes(new).items()}
+    planned = {info.node: (info, by_name[name]) for name, info in nodes.items() if name in by_name}
+    layout = lay_out(new, planned, kept_in_float(new, plan), options)
+    gone = dict.fromkeys((key for key in schemes if key[0] not in nodes), _GONE)
+    return new, replace(layout, left={**layout.left, **gone})

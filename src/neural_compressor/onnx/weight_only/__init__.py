@@ -1,0 +1,1 @@
+"""Weights in few bits, activations in float."""

@@ -120,3 +120,12 @@ def test_torch_gives_the_same_bits(weight: Any) -> None:
     ours, theirs = (double_quant(rtn(w, scheme), BYTES) for w in (weight, torch.from_numpy(weight)))
     np.testing.assert_array_equal(theirs.scale.codes.numpy(), ours.scale.codes)
     np.testing.assert_array_equal(theirs.dequantize().numpy(), ours.dequantize())
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_a_small_negative_number_moves_by_a_step_at_most(library: str) -> None:
+    values = np.float32([[-5.0, -0.001, 0.001, 5.2]])
+    given = values if library == "numpy" else pytest.importorskip("torch").from_numpy(values)
+    found = np.asarray(quantize_parameter(given, TensorScheme(dtype("uint8"), False, PerGroup(4))).dequantize())
+    np.testing.assert_allclose(found, values, atol=10.2 / 255)
+    assert found[0, 1] < 0 < found[0, 2]

@@ -170,7 +170,7 @@ def test_the_block_size_changes_nothing(make_layer: Make, block_size: int, flags
 @pytest.mark.parametrize("options", [{}, {"search": "mse"}, {"hybrid_order": True, "sweeps": 1}])
 def test_inputs_that_have_nothing_in_common_leave_only_rounding(scheme: Any, options: Any, weight: Any) -> None:
     found = gptq(weight, np.eye(96, dtype=np.float32) * 7, scheme, **options)
-    nearest = rtn(weight, scheme, search=options.get("search"))
+    nearest = rtn(weight, scheme, np.ones(96, np.float32), options.get("search"))
     np.testing.assert_array_equal(found.array.codes, nearest.codes)
     np.testing.assert_array_equal(found.dequantize(), nearest.dequantize())
 

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from neural_compressor.algorithms import rtn
+from neural_compressor.algorithms import rtn, weight_qparams
+from neural_compressor.algorithms.rtn import round_with
 from neural_compressor.dtypes import dtype
 from neural_compressor.errors import ConfigError, QuantizationError
 from neural_compressor.schemes import PER_CHANNEL, PER_TENSOR, PerChannel, PerGroup, TensorScheme, quantize
@@ -35,12 +36,13 @@ def ids(scheme: TensorScheme) -> str:
     return f"{scheme.dtype.name}-{'sym' if scheme.symmetric else 'asym'}-{scheme.granularity.name}"
 
 
-def by_scale(scheme: TensorScheme, error: Any) -> Any:
-    """Sums of squares over what shares a scale, by a plain loop."""
+def by_scale(scheme: TensorScheme, error: Any, power: int = 2) -> Any:
+    """Sums of powers over what shares a scale, by a plain loop."""
+    powers = np.abs(error.astype(np.float64)) ** power
     size = getattr(scheme.dtype, "block", None) or getattr(scheme.granularity, "size", None)
     if size:
-        return np.stack([(error[:, i : i + size] ** 2).sum(1) for i in range(0, error.shape[1], size)], axis=1)
-    return (error**2).sum() if scheme.granularity == PER_TENSOR else (error**2).sum(1)
+        return np.stack([powers[:, i : i + size].sum(1) for i in range(0, error.shape[1], size)], axis=1)
+    return powers.sum() if scheme.granularity == PER_TENSOR else powers.sum(1)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=ids)
@@ -53,17 +55,29 @@ def test_it_is_what_quantizing_gives_however_many_rows_there_are(scheme: TensorS
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=ids)
 def test_a_search_makes_no_part_worse_and_the_whole_better(scheme: TensorScheme, weight: Any) -> None:
+    alike = np.ones(96, np.float32)
     plain = by_scale(scheme, rtn(weight, scheme).dequantize() - weight)
-    searched = by_scale(scheme, rtn(weight, scheme, search="mse").dequantize() - weight)
+    searched = by_scale(scheme, rtn(weight, scheme, alike, "mse").dequantize() - weight)
     assert np.all(searched <= plain * (1 + 1e-5))
     if scheme.dtype.bits <= 4:
         assert searched.sum() < 0.99 * plain.sum()
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=ids)
+def test_without_importances_no_large_error_is_taken_for_many_small_ones(scheme: TensorScheme, weight: Any) -> None:
+    plain = by_scale(scheme, rtn(weight, scheme).dequantize() - weight, 4)
+    searched = round_with(weight, scheme, weight_qparams(weight, scheme, search="mse"))
+    alike = rtn(weight, scheme, np.ones(96, np.float32), "mse")
+    fourth = by_scale(scheme, searched.dequantize() - weight, 4)
+    assert np.all(fourth <= plain * (1 + 1e-5))
+    assert fourth.sum() <= by_scale(scheme, alike.dequantize() - weight, 4).sum()
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=ids)
 def test_a_search_weighs_inputs_with_their_importance(scheme: TensorScheme, weight: Any) -> None:
     importance = np.exp(np.random.default_rng(1).standard_normal(96) * 2).astype(np.float32)
-    blind = by_scale(scheme, (rtn(weight, scheme, search="mse").dequantize() - weight) * np.sqrt(importance))
+    alike = np.ones(96, np.float32)
+    blind = by_scale(scheme, (rtn(weight, scheme, alike, "mse").dequantize() - weight) * np.sqrt(importance))
     seeing = by_scale(scheme, (rtn(weight, scheme, importance, "mse").dequantize() - weight) * np.sqrt(importance))
     # One scale for all leaves little to choose from, and the steps of the search are wider than that.
     slack = 1.02 if scheme.granularity == PER_TENSOR else 1.0
@@ -72,7 +86,7 @@ def test_a_search_weighs_inputs_with_their_importance(scheme: TensorScheme, weig
 
 def test_a_search_comes_close_to_the_best_scale_there_is(weight: Any) -> None:
     scheme = TensorScheme(dtype("int3"), True, PER_CHANNEL)
-    found = by_scale(scheme, rtn(weight, scheme, search="mse").dequantize() - weight)
+    found = by_scale(scheme, rtn(weight, scheme, np.ones(96, np.float32), "mse").dequantize() - weight)
     scales = np.abs(weight).max(1)[None, :, None] / 3 * np.linspace(0.2, 1.0, 2000)[:, None, None]
     errors = (np.clip(np.round(weight / scales), -4, 3) * scales - weight) ** 2
     assert np.all(found <= errors.sum(-1).min(0) * 1.03)
@@ -96,8 +110,9 @@ def test_the_whole_range_is_more_precise(name: str, weight: Any) -> None:
         return float(((rtn(weight, scheme, **options).dequantize() - weight) ** 2).sum())
 
     assert error(full_range=True) < error()
-    assert error(full_range=True, search="mse") < error(search="mse")
-    assert error(full_range=True, search="mse") < error(full_range=True)
+    alike = {"search": "mse", "importance": np.ones(96, np.float32)}
+    assert error(full_range=True, **alike) < error(**alike)
+    assert error(full_range=True, **alike) < error(full_range=True)
 
 
 def test_a_ratio_shrinks_the_range(weight: Any) -> None:

@@ -9,7 +9,7 @@ from torch import nn
 
 from neural_compressor.errors import CalibrationError
 from neural_compressor.torch.nn import WeightOnlyLinear
-from neural_compressor.torch.quantization import AutoRoundConfig, AWQConfig, GPTQConfig, quantize
+from neural_compressor.torch.quantization import AutoRoundConfig, AWQConfig, GPTQConfig, prepare, quantize
 from neural_compressor.torch.weight_only.replay import call_block, independent, remembered
 
 
@@ -163,3 +163,13 @@ def test_texts_fed_in_parts_see_what_came_before_them(llama, ids, name):
     codes = [key for key in one if key.endswith("weight_packed")]
     same = [float((one[key] == other[key]).float().mean()) for key in codes]
     assert min(same) > 0.97  # keys of several calls at once and one after the other differ in their last bits
+
+
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_a_model_generates_while_it_is_calibrated(llama, ids, use_cache):
+    expected = llama.generate(ids[:1], max_new_tokens=4, use_cache=use_cache, do_sample=False)
+    prepared = prepare(copy.deepcopy(llama), GPTQConfig(group_size=16))
+    prepared(ids)
+    assert torch.equal(prepared.generate(ids[:1], max_new_tokens=4, use_cache=use_cache, do_sample=False), expected)
+    loss = prepared(ids, labels=ids).loss
+    assert torch.equal(loss * 2, llama(ids, labels=ids).loss * 2)

@@ -53,3 +53,10 @@ def test_a_missed_promise_returns_the_best(stack, tokens, tmp_path):
     q_model = autotune(stack, tune_config, eval_fn=distance(stack, tokens))
     assert not q_model.tuning.met
     assert q_model.tuning.best.number == 2
+
+
+def test_another_evaluation_with_the_same_arguments_does_not_go_on_with_the_first(stack, tmp_path):
+    config = TuningConfig(config_set=RTNConfig(bits=[2, 3]), tolerable_loss=0.5, workspace=tmp_path)
+    first = autotune(stack, config, eval_fn=lambda model, value: value, eval_args=1.0)
+    second = autotune(stack, config, eval_fn=lambda model, value: value + 1.0, eval_args=1.0)
+    assert [q.tuning.baseline.accuracy for q in (first, second)] == [1.0, 2.0]

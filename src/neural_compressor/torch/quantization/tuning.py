@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -97,8 +98,18 @@ def autotune(
     return best  # type: ignore[no-any-return]
 
 
+@dataclass(frozen=True)
+class _WithArguments:
+    """A function of a model and more as one of a model; ``func`` is what a journal knows it by."""
+
+    func: Callable[..., Any]
+    arguments: Sequence[Any]
+
+    def __call__(self, model: Any) -> Any:
+        return self.func(model, *self.arguments)
+
+
 def _with_arguments(function: Callable[..., Any], arguments: Any) -> Callable[[Any], Any]:
     if arguments is None:
         return function
-    listed = arguments if isinstance(arguments, (tuple, list)) else (arguments,)
-    return lambda model: function(model, *listed)
+    return _WithArguments(function, arguments if isinstance(arguments, (tuple, list)) else (arguments,))

@@ -7,13 +7,25 @@ from typing import Any
 
 from weight_scheme import WeightScheme
 
-ALGORITHMS = ("rtn", "rtn-search", "hqq", "awq", "teq", "gptq-published", "gptq", "gptq-rotated", "autoround")
+ALGORITHMS = (
+    "rtn",
+    "rtn-full",
+    "rtn-search",
+    "hqq",
+    "awq",
+    "teq",
+    "gptq-published",
+    "gptq",
+    "gptq-rotated",
+    "autoround",
+)
 
 
 def does(algorithm: str, scheme: WeightScheme) -> bool:
     """Whether an algorithm quantizes to the scheme."""
     integer = scheme.bits is not None
-    return algorithm != "hqq" or (integer and not scheme.symmetric)
+    needed = {"hqq": integer and not scheme.symmetric, "rtn-full": integer and scheme.symmetric}
+    return needed.get(algorithm, True)
 
 
 def config_for(algorithm: str, scheme: WeightScheme, options: Mapping[str, Any]) -> Any:
@@ -32,6 +44,7 @@ def config_for(algorithm: str, scheme: WeightScheme, options: Mapping[str, Any])
     fields = {**group, **kind}
     makers: dict[str, Callable[[], Any]] = {
         "rtn": lambda: RTNConfig(**fields),
+        "rtn-full": lambda: RTNConfig(**fields, use_full_range=True),
         "rtn-search": lambda: RTNConfig(**fields, use_mse_search=True),
         "hqq": lambda: HQQConfig(**group, bits=scheme.bits),
         "awq": lambda: AWQConfig(**fields),

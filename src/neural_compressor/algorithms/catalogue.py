@@ -14,6 +14,7 @@ from neural_compressor.algorithms.hadamard import Rotation
 from neural_compressor.algorithms.hqq import hqq
 from neural_compressor.algorithms.layer_result import LayerResult
 from neural_compressor.algorithms.rtn import rtn
+from neural_compressor.algorithms.scale_refit import keep_gain
 from neural_compressor.algorithms.statistics import InputStatistics
 from neural_compressor.algorithms.teq import teq_scale
 from neural_compressor.errors import CalibrationError
@@ -76,14 +77,15 @@ def _rtn(
     ratio: float = 1.0,
     rotation: Rotation | None = None,
 ) -> LayerResult:
-    """Round to nearest; a search weighs each input with its mean square, where that is known."""
-    importance = None
+    """Round to nearest; a search weighs each input with its mean square, or, where that is not known, keeps the gain."""
+    importance, weight = None, _rotated(weight, rotation)
     if statistics is not None and search is not None:
         importance = statistics.mean_square
         if rotation is not None:
             importance = array_namespace(importance).linalg.diagonal(rotation.apply_to_hessian(statistics.hessian))
-    array = rtn(_rotated(weight, rotation), scheme, importance, search, full_range=full_range, ratio=ratio)
-    return LayerResult(array, rotation=rotation)
+    array = rtn(weight, scheme, importance, search, full_range=full_range, ratio=ratio)
+    blind = search is not None and importance is None
+    return LayerResult(keep_gain(array, weight) if blind else array, rotation=rotation)
 
 
 @register_algorithm("hqq")
@@ -95,8 +97,9 @@ def _hqq(
     rotation: Rotation | None = None,
     **options: Any,
 ) -> LayerResult:
-    """Half-quadratic zero points; the inputs do not matter."""
-    return LayerResult(hqq(_rotated(weight, rotation), scheme, **options), rotation=rotation)
+    """Half-quadratic zero points, and scales that keep the gain; the inputs do not matter."""
+    weight = _rotated(weight, rotation)
+    return LayerResult(keep_gain(hqq(weight, scheme, **options), weight), rotation=rotation)
 
 
 @register_algorithm("gptq", needs_statistics=True)
@@ -107,14 +110,20 @@ def _gptq(
     *,
     upstream: bool = True,
     rotation: Rotation | None = None,
+    use_up: bool = False,
     **options: Any,
 ) -> LayerResult:
-    """Error compensation; ``upstream`` says whether to make up for earlier error, where its statistics were kept."""
-    pull, hessian = statistics.pull(weight) if upstream else None, statistics.hessian
+    """Error compensation; ``upstream`` says whether to make up for earlier error, where its statistics were kept.
+
+    With ``use_up`` the work is done in the memory of the statistics, which are of no use afterwards.
+    """
+    pull = statistics.pull(weight) if upstream else None
     pull = None if pull is None else _rotated(pull, rotation)
+    hessian = statistics.take_hessian() if use_up else statistics.hessian
     if rotation is not None:
-        hessian, options = rotation.apply_to_hessian(hessian), {**options, "overwrite_hessian": True}
-    return replace(gptq(_rotated(weight, rotation), hessian, scheme, pull=pull, **options), rotation=rotation)
+        hessian, use_up = rotation.apply_to_hessian(hessian, overwrite=use_up), True
+    weight = _rotated(weight, rotation)
+    return replace(gptq(weight, hessian, scheme, pull=pull, overwrite_hessian=use_up, **options), rotation=rotation)
 
 
 @register_algorithm("awq", needs_statistics=True)

@@ -72,6 +72,5 @@ def quantize_parameter(values: Array, scheme: TensorScheme) -> QuantizedArray:
         return quantized
     lost = xp.logical_and(quantized.dequantize() == 0, row != 0)
     low, high = integer_limits(scheme)
-    step = xp.astype(xp.sign(row), quantized.codes.dtype)
-    moved = xp.clip(xp.astype(quantized.codes, xp.int32) + xp.astype(step, xp.int32), low, high)
+    moved = xp.clip(xp.astype(quantized.codes, xp.int32) + xp.astype(xp.sign(row), xp.int32), low, high)
     return replace(quantized, codes=xp.where(lost, xp.astype(moved, quantized.codes.dtype), quantized.codes))

@@ -8,7 +8,7 @@ import numpy as np
 from array_api_compat import array_namespace, device
 
 from neural_compressor.algorithms.checks import group_size
-from neural_compressor.schemes import PerGroup, TensorScheme
+from neural_compressor.schemes import PER_TENSOR, PerGroup, TensorScheme, value_range
 from neural_compressor.schemes.arrays import Array, like
 from neural_compressor.schemes.ranges import scale_granularity, to_parts
 
@@ -41,6 +41,26 @@ def weighted_square(scheme: TensorScheme, importance: Array) -> GroupLoss:
         return xp.sum(parts * parts * weights, axis=-1)
 
     return grouped
+
+
+def fourth_power(scheme: TensorScheme, weight: Array) -> GroupLoss:
+    """The fourth power of the error of ``weight`` relative to its largest value, summed over what shares a scale.
+
+    >>> from neural_compressor.dtypes import dtype
+    >>> loss = fourth_power(TensorScheme(dtype("int4"), granularity=PerGroup(2)), np.float32([[1.0, 1.0, 2.0]]))
+    >>> loss(np.float32([[2.0, 2.0, 4.0]])).tolist()
+    [[2.0, 16.0]]
+    """
+    xp = array_namespace(weight)
+    low, high = value_range(weight, PER_TENSOR)
+    largest = max(-float(low), float(high)) or 1.0
+    squares = weighted_square(scheme, xp.ones(weight.shape[1], dtype=xp.float32, device=device(weight)))
+
+    def powers(error: Array) -> Array:
+        relative = error / largest
+        return squares(relative * relative)
+
+    return powers
 
 
 def block_quadratic(scheme: TensorScheme, hessian: Array) -> GroupLoss:

@@ -55,8 +55,9 @@ def hqq(
     rest, for which the best zero point of each group is a mean. Each group keeps the best it has seen, and the work
     stops when none gets better. Errors are taken in steps of the grid, so that the size of the weights does not matter.
 
-    With ``optimize_scale`` the scales are fitted in the same way; the paper moves zero points alone. Zero points are
-    floats, unless ``integer_zero`` asks for a plain quantized array, in which they are rounded.
+    Beyond the paper, ``optimize_scale`` fits the scales in the same way, and nothing is kept that makes the fourth power
+    of a group's error larger than plain rounding does: the largest weights are those that matter in some models. Zero
+    points are floats, unless ``integer_zero`` asks for a plain quantized array, in which they are rounded.
 
     >>> import numpy as np
     >>> from neural_compressor.dtypes import dtype
@@ -64,7 +65,7 @@ def hqq(
     >>> w = np.float32([[0.1, 0.2, 0.35, 9.0]])
     >>> q = hqq(w, TensorScheme(dtype("uint4"), symmetric=False, granularity=PerGroup(4)))
     >>> q.codes.tolist(), q.zero.shape
-    ([[0, 0, 0, 15]], (1, 1))
+    ([[0, 0, 1, 15]], (1, 1))
     """
     options = HqqOptions(p, iterations, optimize_scale, integer_zero)
     kind = scheme.dtype
@@ -113,6 +114,7 @@ def _half_quadratic(
     count = xp.sum(counted, axis=-1, keepdims=True)
     scale = best_scale = xp.ones_like(zero)
     best_zero, best_cost, beta = zero, xp.full_like(zero, float("inf")), _BETA
+    allowed: Array | None = None
     for _ in range(options.iterations):
         error, codes = _error(steps, scale, zero, limits)
         kept, magnitude = zero, xp.abs(error)
@@ -121,7 +123,9 @@ def _half_quadratic(
             kept = xp.clip(xp.round(zero), *limits)
             magnitude = xp.abs(_error(steps, scale, kept, limits)[0])
         cost = xp.sum(counted * magnitude**options.p, axis=-1, keepdims=True)
-        better = cost < best_cost * _WORTH
+        largest = xp.sum(counted * (magnitude * magnitude) ** 2, axis=-1, keepdims=True)
+        allowed = largest if allowed is None else allowed
+        better = (cost < best_cost * _WORTH) & (largest <= allowed)
         if not bool(xp.any(better)):
             break
         best_scale, best_zero = xp.where(better, scale, best_scale), xp.where(better, kept, best_zero)

@@ -66,12 +66,14 @@ class LayerResult:
             raise QuantizationError("quantized scales run on from row to row; split the weight before double_quant")
         results, start = [], 0
         for count in rows:
-            results.append(replace(self, array=_rows(self.array, slice(start, start + count))))
+            results.append(replace(self, array=rows_of(self.array, slice(start, start + count))))
             start += count
         return results
 
 
-def _rows(array: QuantizedArray | FloatZeroArray, rows: slice) -> QuantizedArray | FloatZeroArray:
+def rows_of(array: QuantizedArray | FloatZeroArray, rows: slice) -> QuantizedArray | FloatZeroArray:
+    """Some rows of a quantized weight whose scales are floats."""
+
     def cut(parameter: Array | None) -> Array | None:
         return parameter if parameter is None or parameter.ndim == 0 else parameter[rows]
 

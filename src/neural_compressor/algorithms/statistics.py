@@ -93,6 +93,11 @@ class InputStatistics:
         mirror_upper(self._upper)
         return self._upper
 
+    def take_hessian(self) -> Array:
+        """:attr:`hessian`, to be written to; these statistics have it no more."""
+        hessian, self._upper = self.hessian, None
+        return hessian
+
     @property
     def cross(self) -> Array | None:
         """The sum of ``x (reference - x)ᵀ``, (inputs, inputs) float32; None where it was not kept.

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from array_api_compat import array_namespace, device
+from array_api_compat import array_namespace
 
 from neural_compressor.algorithms.checks import checked_importance
-from neural_compressor.algorithms.group_loss import GroupLoss, weighted_square
+from neural_compressor.algorithms.group_loss import GroupLoss, fourth_power, weighted_square
 from neural_compressor.algorithms.row_blocks import row_blocks
 from neural_compressor.dtypes import BlockType, IntType
 from neural_compressor.errors import ConfigError
@@ -40,7 +40,9 @@ def weight_qparams(
     """Scales and zero points for ``weight`` (outputs, inputs).
 
     Without a search they span the range. ``search="mse"`` narrows the range of each part that has its own scale to where
-    the squared error is least, each input weighted with its ``importance`` where that is given. ``full_range`` lets the
+    the squared error is least, each input weighted with its ``importance``. Where that is not given it is the fourth
+    power of the error: squares cut off the largest weights, which in some language models are those that matter.
+    ``full_range`` lets the
     scale of a symmetric signed integer be negative, so that the largest weight of either sign gets the code that the
     negative side has more.
 
@@ -54,10 +56,10 @@ def weight_qparams(
         raise ConfigError(f"unknown search {search!r} for the range of a weight; known: None, 'mse'")
     if search is None:
         return _spanning(weight, scheme, full_range)
-    xp = array_namespace(weight)
     if importance is None:
-        importance = xp.ones(weight.shape[1], dtype=xp.float32, device=device(weight))
-    loss = weighted_square(scheme, checked_importance(importance, weight))
+        loss = fourth_power(scheme, weight)
+    else:
+        loss = weighted_square(scheme, checked_importance(importance, weight))
     return least_cost_qparams(weight, scheme, loss, full_range=full_range)
 
 

@@ -76,14 +76,19 @@ class LayerJob:
             )
         return norm
 
-    def run(self, weight: torch.Tensor, statistics: InputStatistics | None) -> LayerResult:
-        """The quantized ``weight`` (outputs, inputs), of one layer or of several stacked; its scales are floats."""
+    def run(self, weight: torch.Tensor, statistics: InputStatistics | None, last: bool = False) -> LayerResult:
+        """The quantized ``weight`` (outputs, inputs), of one layer or of several stacked; its scales are floats.
+
+        The ``last`` who wants ``statistics`` may use them up.
+        """
         scheme, options = replace(self.scheme, scales=None, zeros=None), dict(self.options)
         if self.algorithm == BLOCKWISE:
             assert statistics is not None
             return tune_layer(weight, scheme, statistics, AutoRoundOptions(**options))
         if self.hadamard:
             options["rotation"] = Rotation(weight.shape[1], seed=0)
+        if self.algorithm == "gptq":
+            options["use_up"] = last
         return ALGORITHMS[self.algorithm](weight, scheme, statistics, **options)
 
     def finish(self, result: LayerResult) -> LayerResult:

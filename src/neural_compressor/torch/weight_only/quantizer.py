@@ -177,7 +177,8 @@ class WeightOnlyQuantizer:
         kinds: dict[str, list[str]] = {}
         for name in group.layers:
             kinds.setdefault(self.jobs[name].kind, []).append(name)
-        found = [self._quantize_group(names, group.statistics, stop, layers) for names in kinds.values()]
+        groups = list(kinds.values())
+        found = [self._quantize_group(names, group.statistics, stop, layers, names is groups[-1]) for names in groups]
         return [result for result in found if result is not None]
 
     def _quantize_group(
@@ -186,6 +187,7 @@ class WeightOnlyQuantizer:
         statistics: InputStatistics | None,
         stop: Stop | None = None,
         beside: Sequence[str] = (),
+        last: bool = False,
     ) -> GroupResult | None:
         """Layers with one job and one input, as one tall matrix; the floats of those ``beside`` them can be read again."""
         if statistics is not None and statistics.count == 0:
@@ -196,9 +198,8 @@ class WeightOnlyQuantizer:
         weight, rows = self._take(names, beside)
         self._tidy()
         try:
-            result = (
-                job.unscaled().run(weight, statistics) if job.folding and norm is None else job.run(weight, statistics)
-            )
+            job = job.unscaled() if job.folding and norm is None else job
+            result = job.run(weight, statistics, last)
         except NeuralCompressorError as error:
             raise QuantizationError(f"layer {', '.join(map(repr, names))}: {error}") from error
         scale = None

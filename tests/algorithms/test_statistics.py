@@ -170,6 +170,8 @@ def test_the_pull_on_one_weight_is_that_of_all_and_smaller() -> None:
         np.testing.assert_allclose(seen.pull(weight), expected, rtol=1e-4, atol=1e-4)
     assert whole.cross is not None
     assert narrow.cross is None
+    with pytest.raises(CalibrationError, match="kept for one weight"):
+        narrow.merge(whole)
     with pytest.raises(CalibrationError, match="kept for a weight of shape"):
         narrow.pull(weight[:3])
     wide.update(x[:, :5], reference[:, :5])

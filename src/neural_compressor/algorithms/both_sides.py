@@ -6,8 +6,6 @@ from collections.abc import Callable
 
 from neural_compressor.schemes.arrays import Array
 
-_NARROWEST_STRIP = 128
-
 
 def change_both_sides(square: Array, change: Callable[[Array], Array]) -> None:
     """Apply ``change``, which works along the last axis of a matrix, to the rows of ``square`` and then to its columns.
@@ -27,11 +25,11 @@ def change_both_sides(square: Array, change: Callable[[Array], Array]) -> None:
         square[:, strip] = change(square[:, strip].T).T
 
 
-def strips_of(width: int) -> list[slice]:
-    """Slices of ``width``, so many that what is made for one of them hardly counts.
+def strips_of(width: int, narrowest: int = 128, most: int = 16) -> list[slice]:
+    """At ``most`` so many slices of ``width``: what is made for one of them hardly counts.
 
     >>> strips_of(200)
     [slice(0, 128, None), slice(128, 200, None)]
     """
-    step = max(_NARROWEST_STRIP, -(-width // 16))
+    step = max(narrowest, -(-width // most))
     return [slice(start, min(start + step, width)) for start in range(0, width, step)]

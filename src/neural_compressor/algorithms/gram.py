@@ -6,9 +6,10 @@ from typing import Any
 
 from array_api_compat import array_namespace, device, is_torch_array
 
+from neural_compressor.algorithms.both_sides import strips_of
 from neural_compressor.schemes.arrays import Array, as_float32
 
-_NARROWEST_STRIP = 256
+_STRIPS = {"narrowest": 256, "most": 8}
 
 
 def zero_square(x: Array) -> Array:
@@ -23,14 +24,14 @@ def add_upper_gram(upper: Array, x: Array) -> None:
     Strips do little more than half the work of the whole product, with small temporaries.
     """
     x = x if _multiplies_halves(x) else as_float32(x)
-    for strip in _strips(x.shape[1]):
+    for strip in strips_of(x.shape[1], **_STRIPS):
         upper[strip, strip.start :] += _product(x[:, strip], x[:, strip.start :])
 
 
 def mirror_upper(upper: Array) -> None:
     """Copy what is above the diagonal to below it, in place: no second matrix of that size is made."""
     xp = array_namespace(upper)
-    for strip in _strips(upper.shape[0]):
+    for strip in strips_of(upper.shape[0], **_STRIPS):
         corner = upper[strip, strip]
         upper[strip, strip] = xp.triu(corner) + xp.triu(corner, k=1).T
         upper[strip.stop :, strip] = upper[strip, strip.stop :].T
@@ -43,7 +44,7 @@ def add_cross_gram(cross: Array, x: Array, reference: Array) -> None:
     unlike those of a Hessian, which must stay positive definite, they stand three digits well.
     """
     x, difference = _compared(x, reference)
-    for strip in _strips(x.shape[1]):
+    for strip in strips_of(x.shape[1], **_STRIPS):
         cross[strip, :] += _product(x[:, strip], difference)
 
 
@@ -61,11 +62,6 @@ def _compared(x: Array, reference: Array) -> tuple[Array, Array]:
     return as_float32(x), difference
 
 
-def _strips(width: int) -> list[slice]:
-    step = max(_NARROWEST_STRIP, -(-width // 8))
-    return [slice(start, min(start + step, width)) for start in range(0, width, step)]
-
-
 def _multiplies_halves(x: Array) -> bool:
     """Whether the device multiplies these 16-bit numbers exactly and adds in float32, many times faster than float32."""
     return is_torch_array(x) and x.is_cuda and x.element_size() == 2
@@ -76,8 +72,12 @@ def _is_fast_bf16(x: Array) -> bool:
     if not (is_torch_array(x) and x.device.type == "cpu"):
         return False
     xp: Any = array_namespace(x)
-    fast = xp.cpu._is_avx512_bf16_supported() or xp.cpu._is_amx_tile_supported()
-    return bool(x.dtype == xp.bfloat16 and fast)
+    return bool(x.dtype == xp.bfloat16) and cpu_is_fast_at_bf16(xp)
+
+
+def cpu_is_fast_at_bf16(torch: Any) -> bool:
+    """Whether the CPU has instructions for bfloat16; one without them computes it slower than float32."""
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
 def _product(a: Array, b: Array) -> Array:

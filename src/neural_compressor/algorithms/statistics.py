@@ -66,6 +66,8 @@ class InputStatistics:
         """New statistics of what both have seen, in the array library and on the device of this one."""
         if self.keeps_hessian != other.keeps_hessian:
             raise CalibrationError("statistics with a Hessian cannot be merged with statistics without one")
+        if (self._weight is None) != (other._weight is None):
+            raise CalibrationError("statistics kept for one weight cannot be merged with those kept for any")
         merged = InputStatistics(hessian=self.keeps_hessian, weight=self._weight)
         mine, theirs = self._moments, other._moments
         if mine is not None and theirs is not None:

@@ -58,10 +58,17 @@ class Samples:
             )
 
     def _rewind(self) -> None:
-        try:
-            self.reader.rewind()
-        except (AttributeError, NotImplementedError):
+        if not rewound(self.reader):
             raise CalibrationError(
                 f"calibration goes over the data several times here, and {type(self.reader).__name__} has no rewind(); "
                 "define it, or choose a method that needs one pass (MinMax)"
-            ) from None
+            )
+
+
+def rewound(reader: Any) -> bool:
+    """Let a reader start anew; False where it cannot."""
+    try:
+        reader.rewind()
+    except (AttributeError, NotImplementedError):
+        return False
+    return True

@@ -6,10 +6,12 @@ import functools
 
 import torch
 
+from neural_compressor.algorithms.gram import cpu_is_fast_at_bf16
+
 
 @functools.cache
 def is_fast_at_bf16(device: str) -> bool:
-    """Whether a kind of device has instructions for it; a CPU without them computes bfloat16 slower than float32."""
+    """Whether a kind of device has instructions for it."""
     if device == "cuda":
         return bool(torch.cuda.is_bf16_supported())
-    return device == "cpu" and (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+    return device == "cpu" and cpu_is_fast_at_bf16(torch)

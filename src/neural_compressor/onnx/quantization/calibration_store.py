@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,11 +9,10 @@ from typing import Any
 import onnx_ir as ir
 
 from neural_compressor.errors import CalibrationError
-from neural_compressor.onnx.data_reader import Samples
+from neural_compressor.onnx.data_reader import Samples, rewound
 from neural_compressor.onnx.quantization.whole_model import reader_of
 from neural_compressor.onnx.static.params import KnownRanges
 
-logger = logging.getLogger("neural_compressor")
 _KEPT = 4
 """How many smoothed models, or the same on other data, are kept."""
 
@@ -45,7 +43,7 @@ class CalibrationStore:
                 f"{names} needs calibration data; give the configuration, or the call, a calibration_data_reader"
             )
         if id(reader) not in self._samples:
-            _start_anew(reader)
+            rewound(reader)  # it may have been gone over before; one that cannot start anew is taken as it is
             self._samples[id(reader)] = Samples(reader)
         samples = self._samples[id(reader)]
         samples.limit = limit
@@ -58,9 +56,9 @@ class CalibrationStore:
             return None
         if id(reader) not in self._examples:
             found = None
-            if _start_anew(reader):
+            if rewound(reader):
                 found = reader.get_next()
-                _start_anew(reader)
+                rewound(reader)
             self._examples[id(reader)] = found
         return self._examples[id(reader)]
 
@@ -72,13 +70,3 @@ class CalibrationStore:
         new = Base(make())
         self._bases = [*self._bases[-_KEPT + 1 :], (key, new)]
         return new
-
-
-def _start_anew(reader: Any) -> bool:
-    """A reader may have been gone over before; one that cannot start anew is taken as it is."""
-    try:
-        reader.rewind()
-    except (AttributeError, NotImplementedError):
-        logger.debug("%s has no rewind()", type(reader).__name__)
-        return False
-    return True

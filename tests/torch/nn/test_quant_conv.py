@@ -89,6 +89,18 @@ def test_any_geometry(scheme, ref, dims, **geometry):
     torch.testing.assert_close(q(x).double(), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("kernel", [1, 2, 3])
+def test_windows_that_lie_in_the_padding(scheme, ref, kernel):
+    """Such a window of the integer kernel may read what is not there, in one run and not in the next."""
+    for seed in range(20):
+        torch.manual_seed(seed)
+        module, ranges = nn.Conv2d(6, 12, kernel, padding=kernel, groups=6), [(-2.0, 3.1)]
+        x = torch.randint(-100, 156, (2, 6, 7, 7)) * 0.02
+        q = quantized_module(module, scheme("int8 channel", "uint8 asym", "static"), ranges)
+        expected = exact(module, ref.rounded(x, *ranges[0]), ref.rounded_weight(module.weight.detach()))
+        torch.testing.assert_close(q(x).double(), expected, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize(
     ("weight", "activation", "how_w", "how_a"),

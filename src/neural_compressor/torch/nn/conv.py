@@ -50,7 +50,7 @@ class QuantConv(WeightedModule):
         return super()._rounded(x.movedim(1, -1), name).movedim(-1, 1)
 
     def _padded(self, x: Tensor) -> Tensor:
-        """``x`` with the padding that a convolution cannot do itself: other modes, or more on one side."""
+        """``x`` with the padding that a convolution cannot do itself: other modes, or more on one side, or too much."""
         if not any(self.outer_padding):
             return x
         mode = "constant" if self.padding_mode == "zeros" else self.padding_mode
@@ -94,17 +94,21 @@ def _laid_out_like(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _split_padding(module: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> tuple[tuple[int, ...], Sequence[int]]:
-    """``(padding of the convolution, padding before it as F.pad takes it)``."""
+    """``(padding of the convolution, padding before it as F.pad takes it)``.
+
+    The integer kernel is wrong, now and then, where its window can lie in the padding altogether.
+    """
     none: tuple[int, ...] = (0,) * len(module.kernel_size)
     sides: list[tuple[int, int]]
+    reach = [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]
     if module.padding == "same":
-        totals = [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]
-        sides = [(total // 2, total - total // 2) for total in totals]
+        sides = [(total // 2, total - total // 2) for total in reach]
     elif module.padding == "valid":
         sides = [(0, 0) for _ in none]
     else:
         sides = [(p, p) for p in module.padding]  # type: ignore[misc]
-    if module.padding_mode == "zeros" and all(left == right for left, right in sides):
+    inside = all(left == right <= most for (left, right), most in zip(sides, reach, strict=True))
+    if module.padding_mode == "zeros" and inside:
         return tuple(left for left, _ in sides), ()
     return none, [p for side in reversed(sides) for p in side]
 

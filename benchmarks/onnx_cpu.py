@@ -46,6 +46,8 @@ def sibling(name: str) -> str:
 def printed(*command: str) -> Cell:
     """The line of JSON a script prints, among what its libraries print, or its error."""
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    if command[0] != sys.executable:  # what this environment imports from elsewhere is not for another's
+        env.pop("PYTHONPATH", None)
     with tempfile.TemporaryDirectory() as scratch:  # some toolkits leave files where they are started
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=env, cwd=scratch)
     result = next((line for line in reversed(done.stdout.splitlines()) if line.startswith("{")), None)

@@ -130,7 +130,7 @@ def test_a_failed_write_leaves_the_old_model(tmp_path: Path, monkeypatch: pytest
         Path(str(args[1])).write_bytes(b"half")
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(model_file.ir, "save", fail)
+    monkeypatch.setattr(model_file, "write_one_file", fail)
     with pytest.raises(WorkspaceError, match="no space left"):
         write_model(read_model(proto(4)), out)
     assert out.read_bytes() == before

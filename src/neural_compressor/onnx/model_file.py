@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import onnx_ir as ir
 from google.protobuf.message import DecodeError
 
 from neural_compressor.errors import ConfigError, FormatError, WorkspaceError
+from neural_compressor.onnx.one_file import write_one_file
 
 ONE_FILE_BYTES = 1 << 30
 """Up to here a model with its weights is one file; protobuf ends at twice that."""
@@ -52,8 +53,11 @@ def write_model(model: ir.Model, path: str | Path) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with _in_one_file(model) if data is None else nullcontext(), without_inferable(model):
-                ir.save(model, draft, format="protobuf", external_data=data)
+            with without_inferable(model):
+                if data is None:
+                    write_one_file(model, draft)
+                else:
+                    ir.save(model, draft, format="protobuf", external_data=data)
             os.replace(draft, path)
         except BaseException:
             draft.unlink(missing_ok=True)
@@ -65,19 +69,6 @@ def write_model(model: ir.Model, path: str | Path) -> Path:
     for file in stale:
         file.unlink(missing_ok=True)
     return path
-
-
-@contextmanager
-def _in_one_file(model: ir.Model) -> Iterator[None]:
-    """Weights that lie in files of their own are taken from there meanwhile."""
-    held = [(value, tensor) for value, tensor in initializers(model) if isinstance(tensor, ir.ExternalTensor)]
-    for value, tensor in held:
-        value.const_value = ir.Tensor(tensor.numpy(), tensor.dtype, name=value.name)
-    try:
-        yield
-    finally:
-        for value, tensor in held:
-            value.const_value = tensor
 
 
 @contextmanager

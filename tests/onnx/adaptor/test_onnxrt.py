@@ -23,7 +23,10 @@ from neural_compressor.errors import (
     QuantizationError,
     WorkspaceError,
 )
+from neural_compressor.onnx.adaptor import float_model
 from neural_compressor.onnx.adaptor.onnxrt import ONNXRTAdaptor
+from neural_compressor.onnx.smoothing.smooth_quant import smooth
+from neural_compressor.schemes import PER_CHANNEL, PER_TENSOR
 from neural_compressor.testing.doubles import CountingLoader
 
 
@@ -282,6 +285,20 @@ def test_smoothing_goes_before_quantization(fit, accuracy, digits_model, alpha):
     assert "Mul" in kinds(quantized)
     assert accuracy(quantized.model) > accuracy(digits_model) - 0.03
     assert records(quantized)["scores"].weight_sqnr > 30  # of the smoothed weight
+
+
+@pytest.mark.parametrize(("granularity", "per_channel"), [("per_tensor", False), ("per_channel", True)])
+def test_smoothing_knows_what_weights_will_be(fit, monkeypatch, granularity, per_channel):
+    asked = []
+
+    def recorded(*args, weights, **kwargs):
+        asked.append(weights.granularity)
+        return smooth(*args, weights=weights, **kwargs)
+
+    monkeypatch.setattr(float_model, "smooth", recorded)
+    rules = {".*": {"weight": {"granularity": granularity}}}
+    fit(recipes={"smooth_quant": True, "smooth_quant_args": {"alpha": "auto"}}, op_type_dict=rules)
+    assert asked == [PER_CHANNEL if per_channel else PER_TENSOR]
 
 
 @pytest.mark.parametrize(

@@ -67,8 +67,8 @@ def test_weights_stream_from_file_to_file(folder):
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    # The quantized weights, a sixth of the float ones, are held some times over while they are put into one file.
-    assert json.loads(done.stdout.splitlines()[-1]) < 0.75 * size
+    # The quantized weights are a sixth of the float ones; of these, one at a time is in memory.
+    assert json.loads(done.stdout.splitlines()[-1]) < 0.4 * size
 
     assert (folder / "q.onnx").stat().st_size < 0.17 * size
     quantized = read_model(folder / "q.onnx")

@@ -24,7 +24,7 @@ from neural_compressor.onnx.optimization import optimise
 from neural_compressor.onnx.providers import DML, Target
 from neural_compressor.onnx.quantization_record import QuantizationRecord, write_record
 from neural_compressor.onnx.simplify import simplify
-from neural_compressor.onnx.smoothing.smooth_quant import smooth
+from neural_compressor.onnx.smoothing.smooth_quant import prevailing_weights, smooth
 from neural_compressor.onnx.static.options import StaticOptions
 from neural_compressor.onnx.static.params import KnownRanges
 from neural_compressor.onnx.static.quantizer import left_in_float, quantize_static
@@ -33,7 +33,7 @@ from neural_compressor.onnx.weight_only.matrix_nodes import left_in_float as wit
 from neural_compressor.onnx.weight_only.matrix_nodes import weight_only_nodes
 from neural_compressor.onnx.weight_only.quantizer import quantize_weight_only
 from neural_compressor.registry import close_matches
-from neural_compressor.schemes import OpKey, OpScheme, Plan, float_op
+from neural_compressor.schemes import OpKey, OpScheme, Plan, TensorScheme, float_op
 
 logger = logging.getLogger("neural_compressor")
 
@@ -103,10 +103,10 @@ class FloatModel:
                 )
         recipes = Recipes.of(plan.recipes, self.query.entry.recipes)
         modes = {scheme.mode for scheme in plan.values()}
-        new, left = self.model, dict[OpKey, str]()
+        new, left, smoothing = self.model, dict[OpKey, str](), ""
         if "static" in modes:
-            base, options = self._base(recipes, data), self._static_options(recipes)
-            left = left_in_float(base.model, plan, options)
+            base, options = self._base(recipes, prevailing_weights(plan), data), self._static_options(recipes)
+            left, smoothing = left_in_float(base.model, plan, options), base.smoothing
             new = quantize_static(base.model, plan, data.samples, options, base.known)
             if recipes.corrections and data.samples is not None:
                 # Ranges are those of the model that is to be imitated, which are known by now.
@@ -122,7 +122,7 @@ class FloatModel:
             if chosen:
                 new = half_precision(new, precision, chosen, self.target.provider.name)
         new = new.clone() if new is self.model else new
-        write_record(new, self._record(plan, left, recipes.smoothing_key if "static" in modes else ""))
+        write_record(new, self._record(plan, left, smoothing))
         return new
 
     def before_rounding(self, smoothing: str) -> ir.Model | None:
@@ -165,16 +165,17 @@ class FloatModel:
             elif modes:
                 self.skipped[key] = f"{self.target.provider.name} runs no {key[1]} of this kind in integers"
 
-    def _base(self, recipes: Recipes, data: CalibrationData) -> _Base:
+    def _base(self, recipes: Recipes, weights: TensorScheme, data: CalibrationData) -> _Base:
+        key = recipes.smoothing_key and f"{recipes.smoothing_key} {weights.to_dict()}"
         for base in self._bases:
-            if base.smoothing == recipes.smoothing_key and base.data.is_same(data):
+            if base.smoothing == key and base.data.is_same(data):
                 return base
         model = self.model
         if recipes.smoothing is not None:
             if data.samples is None:
                 raise CalibrationError("the recipe smooth_quant looks at activations: pass a calib_dataloader")
-            model = smooth(model, data.samples, providers=self.target.sessions, **recipes.smoothing)
-        new = _Base(model, recipes.smoothing_key, data)
+            model = smooth(model, data.samples, weights=weights, providers=self.target.sessions, **recipes.smoothing)
+        new = _Base(model, key, data)
         self._bases = [*self._bases[-_KEPT + 1 :], new]
         return new
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,12 +14,12 @@ from neural_compressor.onnx.quantization.config import StaticQuantConfig, Weight
 from neural_compressor.onnx.quantization.resolution import Resolution
 from neural_compressor.onnx.quantization.whole_model import setting, smoothing_of
 from neural_compressor.onnx.quantization_record import QuantizationRecord, write_record
-from neural_compressor.onnx.smoothing.smooth_quant import INT8_A_CHANNEL, smooth
+from neural_compressor.onnx.smoothing.smooth_quant import prevailing_weights, smooth
 from neural_compressor.onnx.static.options import StaticOptions
 from neural_compressor.onnx.static.quantizer import left_in_float, quantize_static
 from neural_compressor.onnx.weight_only.job import WeightOnlyOptions
 from neural_compressor.onnx.weight_only.quantizer import quantize_weight_only
-from neural_compressor.schemes import OpKey, Plan, TensorScheme, float_op
+from neural_compressor.schemes import OpKey, Plan, float_op
 
 
 def carry_out(model: ir.Model, resolution: Resolution, store: CalibrationStore) -> ir.Model:
@@ -58,19 +57,11 @@ def _quantize_statically(
         samples = store.samples(configs)
         return smooth(model, samples, smoothing.alpha, weights=weights, providers=aim.sessions, **given)
 
-    reader, weights = store.samples(configs).reader, _prevailing(plan)
+    reader, weights = store.samples(configs).reader, prevailing_weights(plan)
     key = (id(model), id(reader), smoothing, None if smoothing is None else weights, size, options.percentile)
     base = store.base(key, smoothed)
     left = left_in_float(base.model, plan, options)
     return quantize_static(base.model, plan, store.samples(configs, size), options, base.known), left
-
-
-def _prevailing(plan: Plan) -> TensorScheme:
-    """What most weights of ``plan`` are quantized to."""
-    schemes = Counter(
-        scheme.weight for scheme in plan.values() if scheme.mode == "static" and scheme.weight is not None
-    )
-    return schemes.most_common(1)[0][0] if schemes else INT8_A_CHANNEL
 
 
 def _plan(resolution: Resolution, approach: str) -> Plan:

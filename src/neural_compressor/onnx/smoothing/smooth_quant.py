@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -18,7 +19,7 @@ from neural_compressor.onnx.graph_editor import GraphEditor
 from neural_compressor.onnx.linear_ops import LINEAR_TYPES, LinearOp, linear_ops
 from neural_compressor.onnx.smoothing.channel_statistics import ChannelStatistics, channel_statistics
 from neural_compressor.onnx.smoothing.scale_folding import Channels, apply_folds, find_folds, set_constant
-from neural_compressor.schemes import PER_CHANNEL, PER_TENSOR, PerChannel, TensorScheme, fake_quantize
+from neural_compressor.schemes import PER_CHANNEL, PER_TENSOR, PerChannel, Plan, TensorScheme, fake_quantize
 
 logger = logging.getLogger("neural_compressor")
 
@@ -124,6 +125,14 @@ def output_error(
     noise = np.square(op.rows(weight), dtype=np.float64).sum(axis=1) * np.minimum(step**2 / 12, square)
     lost = np.square(op.rows(rounded - weight), dtype=np.float64).sum(axis=1) * square
     return float((noise + lost).sum())
+
+
+def prevailing_weights(plan: Plan) -> TensorScheme:
+    """What most weights of ``plan`` are quantized to, for :func:`smooth`."""
+    schemes = Counter(
+        scheme.weight for scheme in plan.values() if scheme.mode == "static" and scheme.weight is not None
+    )
+    return schemes.most_common(1)[0][0] if schemes else INT8_A_CHANNEL
 
 
 def _groups(ops: Iterable[LinearOp], scales_per_op: bool) -> list[list[LinearOp]]:

@@ -153,6 +153,8 @@ def test_what_is_slower_quantized_stays_in_float_unless_a_rule_speaks_of_it() ->
     ):
         named = build(cap, approach="dynamic", **rules).ops["conv1", "Conv2d"]
         assert {scheme.mode for scheme in named.quantized} == {"dynamic"}
+    cap["opwise"] = {key: configs for key, configs in cap["opwise"].items() if key[1] == "Conv2d"}
+    assert build(cap, approach="dynamic").ops["conv1", "Conv2d"].quantized
 
 
 def test_ops_outside_of_the_products_stay_in_float_where_a_recipe_says_so() -> None:

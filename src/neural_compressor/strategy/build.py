@@ -32,7 +32,7 @@ def build_space(capability: Mapping[str, Any], conf: Conf) -> TuningSpace:
     Beside what every capability has, ``capability['recipes']`` may name the recipes the framework applies (perhaps with
     the modes they are about),
     ``capability['quantizable_types']`` every op type its YAML can quantize, and ``capability['in_float_unless_named']``
-    by mode the op types that stay in float where no rule speaks of them, with the reason.
+    by mode the op types that stay in float where no rule speaks of them and there are others, with the reason.
     """
     opwise: Mapping[OpKey, Sequence[Mapping[str, Any]]] = capability["opwise"]
     type_rules = read_rules("op_type_dict", conf.op_type_dict)
@@ -62,6 +62,8 @@ def build_space(capability: Mapping[str, Any], conf: Conf) -> TuningSpace:
     if isinstance(conf, PostTrainingQuantConfig):
         ops |= _kept_by_recipe(ops, conf.recipes)
     if not any(op.default.precision != "fp32" for op in ops.values()):
+        if reluctant:  # what is better left in float, then
+            return build_space({**capability, "in_float_unless_named": {}}, conf)
         raise _nothing_to_quantize(capability, ops, _approach(conf))
     blocks = (tuple(tuple(key) for key in block if tuple(key) in ops) for block in capability.get("blocks", ()))
     space = TuningSpace(ops=ops, blocks=tuple(block for block in blocks if block))

@@ -65,9 +65,13 @@ def test_dynamic_convolutions_can_be_had_by_name(config, convnet, types):
     assert "ConvInteger" in types(quantize(convnet, None, config))
 
 
-def test_a_model_with_nothing_else_is_refused_with_the_reason(upsampler):
-    with pytest.raises(ConfigError, match=r"nothing in the model would be quantized.*slower on a CPU than in float"):
-        quantize(upsampler, None, DynamicQuantConfig())
+def test_in_a_model_with_nothing_else_they_are_quantized_and_told_of(upsampler, types, caplog):
+    with caplog.at_level(logging.WARNING, "neural_compressor"):
+        quantized = quantize(upsampler, None, DynamicQuantConfig())
+    assert "ConvInteger" in types(quantized)
+    assert "conv" not in reasons(quantized)
+    assert "nothing else to quantize" in caplog.text
+    assert "1 Conv (with ranges taken at run time a convolution is 2 to 20 times slower on a CPU" in caplog.text
 
 
 def test_transposed_convolutions_stay_in_float_and_are_listed(upsampler, images, reader, types):
@@ -117,3 +121,8 @@ def test_the_op_wise_interface_does_the_same(convnet, images, tmp_path, types):
         {"op_name_dict": {"conv": {"weight": {"granularity": "per_tensor"}}}},
     ):
         assert "ConvInteger" in types(fitted(**rules).model)
+
+
+def test_the_op_wise_interface_quantizes_them_where_there_is_nothing_else(upsampler, tmp_path, types):
+    conf = PostTrainingQuantConfig(approach="dynamic")
+    assert "ConvInteger" in types(quantization.fit(upsampler, conf, workspace=tmp_path, quiet=True).model)

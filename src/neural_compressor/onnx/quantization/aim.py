@@ -49,7 +49,7 @@ class Aim:
     def reluctance(self, op_type: str, mode: str) -> str:
         """Why a node of ``op_type`` is better left in float, unless it is meant; empty where it is not."""
         why = self.query.in_float_unless_named.get(mode, {}).get(op_type)
-        return f"{why}; name it, or its type, to have it quantized" if why else ""
+        return why or ""
 
 
 def find_aim(configs: Sequence[Any], approach: str, graph_only: bool) -> Aim:

@@ -67,16 +67,20 @@ class Resolution:
         return replace(self, work=work, kept=self.kept | set(keys))
 
 
-def resolve(config: Composition, prepared: Prepared, graph_only: bool = False) -> Resolution:
+def resolve(
+    config: Composition, prepared: Prepared, graph_only: bool = False, *, where_it_pays: bool = False
+) -> Resolution:
     """What ``config`` does to the nodes of a model, of what their execution provider can run.
 
     A rule or a name that matches no node, a value that the provider has not, and a configuration that leaves every node
-    in float are errors. ``graph_only`` admits providers that do not run here.
+    in float are errors. ``graph_only`` admits providers that do not run here. Nodes that are slower in integers are
+    quantized where they are named, and, unless ``where_it_pays``, where there is nothing else to quantize.
     """
     selection = select(config, prepared.kinds)
     now = node_types(prepared.model)
     left: dict[OpKey, str] = {(name, now[name]): why for name, why in selection.left.items() if name in now}
     work: dict[OpKey, NodeWork] = {}
+    slower: dict[OpKey, tuple[NodeWork, str]] = {}
     aims: dict[str, Aim] = {}
     for approach, examine in _APPROACHES.items():
         chosen = {(name, now[name]): each for name, each in selection.of(approach).items() if name in now}
@@ -84,10 +88,19 @@ def resolve(config: Composition, prepared: Prepared, graph_only: bool = False) -
             continue
         aims[approach] = find_aim(_distinct(chosen.values()), approach, graph_only)
         found = examine(prepared.model, chosen, aims[approach])
-        unmeant = {key: aims[approach].reluctance(key[1], approach) for key in found if key[0] not in selection.meant}
-        found |= {key: why for key, why in unmeant.items() if why and isinstance(found[key], NodeWork)}
-        work |= {key: outcome for key, outcome in found.items() if isinstance(outcome, NodeWork)}
-        left |= {key: outcome for key, outcome in found.items() if isinstance(outcome, str)}
+        for key, outcome in found.items():
+            why = "" if key[0] in selection.meant else aims[approach].reluctance(key[1], approach)
+            if isinstance(outcome, str):
+                left[key] = outcome
+            elif why:
+                left[key], slower[key] = f"{why}; name it, or its type, to have it quantized", (outcome, why)
+            else:
+                work[key] = outcome
+    if not work and slower and not where_it_pays:
+        told = _counted({key: why for key, (_, why) in slower.items()})
+        logger.warning("there is nothing else to quantize in this model, so it is done in spite of this: %s", told)
+        work = {key: outcome for key, (outcome, _) in slower.items()}
+        left = {key: why for key, why in left.items() if key not in slower}
     if not work:
         raise NothingToQuantizeError(_nothing(left, now))
     able = {kind for approach, aim in aims.items() for kind in aim.op_types(approach)}
@@ -181,16 +194,20 @@ def _report(named: Collection[str], work: Mapping[OpKey, NodeWork], left: Mappin
         if name not in done:
             why = reasons.get(name, "simplifying the graph took it away (optimization_level)")
             logger.warning("%s stays in float: %s", name, why)
-    logger.info("%d nodes are quantized%s", len(work), _counted(left))
+    logger.info("%d nodes are quantized%s", len(work), _in_float(left))
 
 
 def _nothing(left: Mapping[OpKey, str], now: Mapping[str, str]) -> str:
     kinds = ", ".join(sorted(set(now.values()))) or "none"
-    return f"nothing in the model would be quantized; it has nodes of the types {kinds}{_counted(left)}"
+    return f"nothing in the model would be quantized; it has nodes of the types {kinds}{_in_float(left)}"
 
 
-def _counted(left: Mapping[OpKey, str]) -> str:
-    """The nodes left in float by type and reason, as the end of a sentence."""
-    reasons = Counter(f"{kind} ({why})" for (_, kind), why in left.items())
-    told = "; ".join(f"{count} {reason}" for reason, count in reasons.most_common(_SHOWN))
-    return f"; in float stay {told}" if told else ""
+def _in_float(left: Mapping[OpKey, str]) -> str:
+    """The nodes left in float, as the end of a sentence."""
+    return f"; in float stay {_counted(left)}" if left else ""
+
+
+def _counted(reasons: Mapping[OpKey, str]) -> str:
+    """Nodes by type and reason."""
+    counts = Counter(f"{kind} ({why})" for (_, kind), why in reasons.items())
+    return "; ".join(f"{count} {reason}" for reason, count in counts.most_common(_SHOWN))

@@ -43,13 +43,18 @@ def sibling(name: str) -> str:
     return str(Path(__file__).with_name(name))
 
 
-def printed(*command: str) -> Cell:
+def printed(*command: str, limit: float | None = None) -> Cell:
     """The line of JSON a script prints, among what its libraries print, or its error."""
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     if command[0] != sys.executable:  # what this environment imports from elsewhere is not for another's
         env.pop("PYTHONPATH", None)
     with tempfile.TemporaryDirectory() as scratch:  # some toolkits leave files where they are started
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=env, cwd=scratch)
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, check=False, env=env, cwd=scratch, timeout=limit
+            )
+        except subprocess.TimeoutExpired:
+            return {"error": f"not done after {limit:.0f} s"}
     result = next((line for line in reversed(done.stdout.splitlines()) if line.startswith("{")), None)
     if done.returncode or result is None:  # a toolkit may end its process, with status 0, on an error
         last = (done.stderr.strip() or done.stdout.strip()).splitlines()
@@ -70,14 +75,14 @@ def cell(model: str, toolkit: str, method: str, options: argparse.Namespace) -> 
     with tempfile.TemporaryDirectory() as folder:
         out = str(Path(folder, "quantized.onnx"))
         command = (python, script, toolkit, method, str(path), str(calibration), out, "--samples")
-        made = printed(*command, str(options.samples))
+        made = printed(*command, str(options.samples), limit=options.limit)
         if "error" in made:
             return made
         evaluation = str(options.models / f"{model}-evaluation.npz")
         compared = printed(sys.executable, sibling("onnx_agreement.py"), model, str(path), out, evaluation)
         more: Cell = {}
         if options.memory and method not in ("dynamic", "rtn"):
-            again = printed(*command, str(options.memory))
+            again = printed(*command, str(options.memory), limit=options.limit)
             more = {"more_mib": again["peak_mib"]} if "peak_mib" in again else {"more_error": again["error"]}
     return {**made, **compared, **more}
 
@@ -115,6 +120,26 @@ def table_of(found: list[Cell], options: argparse.Namespace) -> Table:
     return table
 
 
+COLUMNS = {"agreement": 0.005, "decibels": 0.3, "size": -0.005, "speedup": 0.05, "seconds": -0.5, "peak_mib": -5.0}
+"""What is compared with other toolkits, and by how much one must be better to count; less is better where negative."""
+
+
+def behind(found: list[Cell]) -> Iterator[str]:
+    """Where another toolkit is better than ours at the same model and method."""
+    done = [one for one in found if "error" not in one]
+    for one in (one for one in done if one["toolkit"] == "ours"):
+        for other in done:
+            if other["toolkit"] == "ours" or any(other[name] != one[name] for name in ("model", "method")):
+                continue
+            better = [
+                f"{name} {other[name]:.4g}, not {one[name]:.4g}"
+                for name, margin in COLUMNS.items()
+                if (other[name] - one[name]) / margin > 1
+            ]
+            if better:
+                yield f"{one['model']} {one['method']}: {other['toolkit']} has {'; '.join(better)}"
+
+
 def failings(found: list[Cell]) -> Iterator[str]:
     """What is wrong with our own models, whatever the others do."""
     for one in found:
@@ -139,6 +164,7 @@ def parsed_options() -> argparse.Namespace:
     parser.add_argument("--onc", type=os.path.abspath, help="the Python of an environment with onnx-neural-compressor")
     parser.add_argument("--samples", type=int, default=20, help="to calibrate on")
     parser.add_argument("--memory", type=int, default=0, help="quantize again on so many samples, for peak memory")
+    parser.add_argument("--limit", type=float, default=1800, help="seconds that a toolkit may take for a model")
     parser.add_argument("--out", help="a JSON file of cells, written after each")
     parser.add_argument("--again", action="store_true", help="measure cells anew that the file has")
     preparation = parser.add_argument_group("preparation")
@@ -173,6 +199,8 @@ def main() -> None:
         console.print(f"{line} {shown}", markup=False)
         found.append(one)
     console.print(table_of(found, options))
+    for line in behind(found):
+        console.print(line, markup=False)
     wrong = list(failings(found))
     for line in wrong:
         console.print(line, markup=False)

@@ -66,7 +66,7 @@ def _head(name: str, tensor: ir.TensorProtocol) -> bytes:
     proto = onnx.TensorProto(name=name, data_type=tensor.dtype.value, dims=dims, doc_string=tensor.doc_string or None)
     for key, text in tensor.metadata_props.items():
         proto.metadata_props.add(key=key, value=text)
-    return proto.SerializeToString() + _RAW_DATA + _varint(tensor.nbytes)
+    return b"".join((proto.SerializeToString(), _RAW_DATA, _varint(tensor.nbytes)))
 
 
 def _write_tensor(file: BinaryIO, head: bytes, tensor: ir.TensorProtocol) -> None:

@@ -97,8 +97,8 @@ def resolve(
             else:
                 work[key] = outcome
     if not work and slower and not where_it_pays:
-        told = _counted({key: why for key, (_, why) in slower.items()})
-        logger.warning("there is nothing else to quantize in this model, so it is done in spite of this: %s", told)
+        against = _counted({key: why for key, (_, why) in slower.items()})
+        logger.warning("there is nothing else to quantize in this model, so it is done in spite of this: %s", against)
         work = {key: outcome for key, (outcome, _) in slower.items()}
         left = {key: why for key, why in left.items() if key not in slower}
     if not work:

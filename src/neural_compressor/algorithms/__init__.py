@@ -4,7 +4,7 @@ Everything is written once against the Python array API, so NumPy and torch, on 
 """
 
 from neural_compressor.algorithms.awq import awq_clip, awq_scale, round_scaled
-from neural_compressor.algorithms.bias_correction import bias_correction
+from neural_compressor.algorithms.bias_correction import bias_correction, mean_error
 from neural_compressor.algorithms.catalogue import ALGORITHMS, WeightOnlyAlgorithm, register_algorithm
 from neural_compressor.algorithms.double_quant import double_quant, quantize_parameter
 from neural_compressor.algorithms.equalization import equalize, equalizing_scale
@@ -38,6 +38,7 @@ __all__ = [
     "gptq",
     "hadamard_matrix",
     "hqq",
+    "mean_error",
     "quadratic_loss",
     "quantize_parameter",
     "refit_scales",

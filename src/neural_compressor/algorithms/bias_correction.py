@@ -7,6 +7,8 @@ from array_api_compat import array_namespace
 from neural_compressor.errors import QuantizationError
 from neural_compressor.schemes.arrays import Array, as_float32, like
 
+_LEAST_SHARE = 1 / 64
+
 
 def bias_correction(
     weight: Array, approximation: Array, mean_input: Array, reference_mean: Array | None = None
@@ -31,3 +33,27 @@ def bias_correction(
     if reference_mean is None:
         return shift
     return shift + xp.matmul(weight, like(reference_mean, weight) - mean)
+
+
+def mean_error(errors: Array, variance: Array) -> Array:
+    """The mean error of each output of a layer, one row of ``errors`` a sample; zeros where it is not worth correcting.
+
+    Over all outputs it has to be more than twice its standard error, ``|m|^2 > 4 |s|^2 / n``, and more than a 64th of the
+    standard deviation of what the layer gives, whose ``variance`` is by output: less moves results about and no more.
+
+    >>> import numpy as np
+    >>> mean_error(np.float32([[1.0, -2.0], [1.0, -1.0]]), np.float32([4.0, 4.0])).tolist()
+    [1.0, -1.5]
+    >>> mean_error(np.float32([[1.0, -2.0], [-1.0, 2.0]]), np.float32([4.0, 4.0])).tolist()
+    [0.0, 0.0]
+    """
+    errors = as_float32(errors)
+    xp = array_namespace(errors)
+    count = errors.shape[0]
+    if count == 0:
+        return xp.zeros_like(like(variance, errors))
+    mean = xp.mean(errors, axis=0)
+    chance = 4 * xp.sum(xp.var(errors, axis=0)) / max(count - 1, 1)
+    least = _LEAST_SHARE**2 * xp.sum(like(variance, errors))
+    size = xp.sum(mean * mean)
+    return mean if bool((size > chance) & (size > least)) else xp.zeros_like(mean)

@@ -14,10 +14,11 @@ from neural_compressor.algorithms import bias_correction
 from neural_compressor.onnx.data_reader import Samples
 from neural_compressor.onnx.feeds import feeds
 from neural_compressor.onnx.graph import constant, standard
-from neural_compressor.onnx.graph_editor import GraphEditor, discard
+from neural_compressor.onnx.graph_editor import GraphEditor
 from neural_compressor.onnx.linear_ops import LinearOp, as_linear
 from neural_compressor.onnx.ops import quantizable_nodes
 from neural_compressor.onnx.session import make_session
+from neural_compressor.onnx.smoothing.affine_folding import set_constant
 from neural_compressor.onnx.static.integer_params import weight_params
 from neural_compressor.schemes import PER_TENSOR, Plan, TensorScheme
 
@@ -92,32 +93,23 @@ class _Layer:
 
     def set_weight(self, editor: GraphEditor, weight: np.ndarray) -> None:
         """Give the layer a weight of its own."""
-        self._set(editor, self.op.node, 1, weight)
+        set_constant(editor, self.op.node, 1, weight)
 
     def shift(self, editor: GraphEditor, by: np.ndarray) -> None:
         """Add to the outputs of the layer, in its bias or in the addition behind it."""
         node = self.op.node
         if node.op_type != "MatMul":
             old = constant(node.inputs[2]) if len(node.inputs) > 2 else None
-            self._set(editor, node, 2, by if old is None else old + by)
+            set_constant(editor, node, 2, by if old is None else old + by)
             return
         readers = tuple(node.outputs[0].uses())
         reader = readers[0].node if len(readers) == 1 and not node.outputs[0].is_graph_output() else None
         if reader is not None and standard(reader, "Add"):
             place = 1 - readers[0].idx
             if (summand := constant(reader.inputs[place])) is not None and summand.ndim <= 1:
-                self._set(editor, reader, place, summand + by)
+                set_constant(editor, reader, place, summand + by)
                 return
         _add_behind(editor, node, by)
-
-    def _set(self, editor: GraphEditor, node: ir.Node, place: int, array: np.ndarray) -> None:
-        graph, old = node.graph, node.inputs[place] if len(node.inputs) > place else None
-        assert isinstance(graph, ir.Graph)
-        name = f"{node.name}_bias" if old is None else str(old.name)
-        if len(node.inputs) <= place:
-            node.resize_inputs(place + 1)
-        node.replace_input_with(place, editor.weight(name, array.astype(np.float32), graph))
-        discard(old)
 
 
 def _layers(model: ir.Model, plan: Plan) -> list[_Layer]:

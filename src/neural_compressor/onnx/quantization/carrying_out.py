@@ -89,6 +89,7 @@ def _static_options(configs: Sequence[StaticQuantConfig], aim: Aim) -> StaticOpt
         dedicated_qdq_pair=extra("DedicatedQDQPair") or needed.get("dedicated_qdq_pair", False),
         optypes_to_exclude_output_quant=tuple(extra("OpTypesToExcludeOutputQuantization")),
         quantize_bias=needed.get("quantize_bias", True),
+        bias_correction=extra("BiasCorrection"),
         percentile=extra("CalibPercentile"),
     )
 

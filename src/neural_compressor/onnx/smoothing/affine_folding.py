@@ -110,10 +110,10 @@ def _apply(editor: GraphEditor, node: ir.Node, affine: Affine) -> None:
     factor, summand = affine
     shift = constant(_bias(node))
     if not (factor == 1).all():
-        _set(editor, node, 1, _scaled(node, array_of(node.inputs[1]).astype(np.float64), factor))
+        set_constant(editor, node, 1, _scaled(node, array_of(node.inputs[1]).astype(np.float64), factor))
     before = np.zeros_like(summand) if shift is None else shift.astype(np.float64)
     if shift is not None or summand.any():
-        _set(editor, node, 2, before * factor + summand)
+        set_constant(editor, node, 2, before * factor + summand)
 
 
 def _scaled(node: ir.Node, weight: np.ndarray, factor: np.ndarray) -> np.ndarray:
@@ -127,7 +127,7 @@ def _scaled(node: ir.Node, weight: np.ndarray, factor: np.ndarray) -> np.ndarray
     return np.asarray(by_group.reshape(weight.shape))
 
 
-def _set(editor: GraphEditor, node: ir.Node, place: int, array: np.ndarray) -> None:
+def set_constant(editor: GraphEditor, node: ir.Node, place: int, array: np.ndarray) -> None:
     """Give ``node`` a constant of its own: another may read the one it has."""
     if len(node.inputs) <= place:
         node.resize_inputs(place + 1)

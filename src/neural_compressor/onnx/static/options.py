@@ -24,6 +24,8 @@ class StaticOptions:
     ``optypes_to_exclude_output_quant``: op types whose output is quantized only for readers that are quantized.
     ``quant_last_matmul``: False leaves the last MatMul or Gemm in float.
     ``quantize_bias``: False leaves biases in float, as TensorRT wants them.
+    ``bias_correction``: what convolutions and Gemms give too much on average, on some of the data, is taken out of their
+    biases; that takes a second pass over it.
     ``everywhere``: also quantizes light ops (Add, Mul, Sigmoid, ...) that the plan names where the conversions around
     them cost more than integers save.
     ``percentile``: the share of values that "percentile" calibration keeps, in percent.
@@ -37,6 +39,7 @@ class StaticOptions:
     optypes_to_exclude_output_quant: Sequence[str] = ()
     quant_last_matmul: bool = True
     quantize_bias: bool = True
+    bias_correction: bool = False
     everywhere: bool = False
     percentile: float = 99.999
 

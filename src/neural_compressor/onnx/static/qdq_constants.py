@@ -14,7 +14,7 @@ from neural_compressor.onnx.op_table import Output
 from neural_compressor.onnx.static.integer_params import IntegerParams, bias_codes, least_weight_scale, weight_params
 from neural_compressor.onnx.static.layout import Layout, QuantizedOp
 from neural_compressor.onnx.static.qdq import ParamsOf, QDQWriter
-from neural_compressor.schemes import PER_TENSOR
+from neural_compressor.schemes import PER_TENSOR, TensorScheme
 
 
 class ConstantWriter:
@@ -24,9 +24,10 @@ class ConstantWriter:
         self.writer, self.layout, self.params_of = writer, layout, params_of
         self.editor, self.graph = writer.editor, writer.graph
         self._stored: dict[tuple[object, ...], ir.Value] = {}
+        self._scales: dict[ir.Node, np.ndarray] = {}
 
     def write(self, op: QuantizedOp) -> None:
-        """Quantize the constants of ``op``, whose other inputs may be quantized already."""
+        """Quantize the constants of ``op`` less its bias; its other inputs may be quantized already."""
         info, node = op.info, op.info.node
         for place in info.tables:
             scheme = replace(op.activation, algorithm="minmax")
@@ -38,8 +39,16 @@ class ConstantWriter:
         bias = constant(info.bias) if self._quantizes_bias(op) else None
         if info.weight_index is not None:
             scales.append(self._weight(op, bias, scales[0]).scale)
-        if bias is not None:
-            self._bias(op, bias, scales[0] * scales[1])
+        if self._quantizes_bias(op) and len(scales) > 1:
+            self._scales[node] = scales[0] * scales[1]
+
+    def write_bias(self, op: QuantizedOp) -> None:
+        """Quantize the bias of ``op``, whose other constants are written."""
+        node, place = op.info.node, op.info.op.bias
+        if node not in self._scales or place is None or len(node.inputs) <= place:
+            return
+        if (bias := constant(node.inputs[place])) is not None:
+            self._bias(node, place, bias, op.activation)
 
     def _input(self, op: QuantizedOp, value: ir.Value) -> IntegerParams:
         return self.params_of[self.layout.source(value, op.activation), op.activation]
@@ -82,11 +91,9 @@ class ConstantWriter:
     def _codes(self, value: ir.Value, params: IntegerParams) -> ir.Value:
         return self.editor.weight(f"{value.name}_quantized", params.codes(array_of(value)), self.graph)
 
-    def _bias(self, op: QuantizedOp, bias: np.ndarray, scale: np.ndarray) -> None:
+    def _bias(self, node: ir.Node, place: int, bias: np.ndarray, activation: TensorScheme) -> None:
         """The bias at the scale of the products, so that kernels add it to their sums."""
-        node, place = op.info.node, op.info.bias_index
-        assert place is not None
-        old = input_of(node, place)
+        old, scale = input_of(node, place), self._scales[node]
         if scale.ndim:
             full = np.broadcast_to(bias, (*bias.shape[:-1], scale.size))
             bias = full if any(size != 1 for size in full.shape[:-1]) else full.reshape(-1)
@@ -94,7 +101,7 @@ class ConstantWriter:
         if integers is None:
             return  # of two changing factors, whose scales cannot be made larger for it: it stays in float
         params = IntegerParams(
-            replace(op.activation, granularity=PER_TENSOR),
+            replace(activation, granularity=PER_TENSOR),
             scale.astype(np.float32),
             np.zeros(scale.shape, np.int32),
             bias.ndim - 1 if scale.ndim else None,

@@ -13,6 +13,7 @@ from neural_compressor.onnx.graph import array_of, normalise, opset
 from neural_compressor.onnx.graph_editor import GraphEditor
 from neural_compressor.onnx.ops import quantizable_nodes
 from neural_compressor.onnx.simplify import simplify
+from neural_compressor.onnx.static.bias_correction import BiasCorrection
 from neural_compressor.onnx.static.hard_swish import OPSET_OF_HARD_SWISH, has_hard_swish, name_hard_swish
 from neural_compressor.onnx.static.layout import Layout, lay_out
 from neural_compressor.onnx.static.options import StaticOptions
@@ -49,12 +50,19 @@ def quantize_static(
         logger.info("%s (%s) stays in float: %s", name, op_type, reason)
     _check_weights(layout)
     params_of = tensor_params(new, layout, samples, options, known)
+    correction = None
+    if options.bias_correction and samples is not None:
+        correction = BiasCorrection(new, layout, params_of, samples, options.providers)
     writer = QDQWriter(GraphEditor(new), options)
     constants = ConstantWriter(writer, layout, params_of)
     writer.activations(layout, params_of)
     for op in layout.ops.values():
         with at_node(op.info.node.name):
             constants.write(op)
+    if correction is not None:
+        correction.apply(writer.editor)
+    for op in layout.ops.values():
+        constants.write_bias(op)
     if options.quant_format == "QOperator":
         to_integer_ops(new)
     return new

@@ -1,0 +1,71 @@
+"""A model run part by part on a few samples, with what was computed so far open to change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from neural_compressor.onnx.graph import is_constant
+from neural_compressor.onnx.session import make_session
+
+
+class GraphWalk:
+    """Each node runs once a sample, in the order of the graph; what no node ahead reads is let go."""
+
+    def __init__(self, model: ir.Model, samples: Sequence[Mapping[str, np.ndarray]], providers: Sequence[str]) -> None:
+        self.model, self.providers = model, providers
+        self._ahead = list(reversed(model.graph))
+        self._held = [{value: sample[str(value.name)] for value in model.graph.inputs} for sample in samples]
+
+    def run_to(self, node: ir.Node) -> list[np.ndarray]:
+        """What ``node``, which must be ahead, gives as its first output for each sample."""
+        part = [self._ahead.pop()]
+        while part[-1] is not node:
+            part.append(self._ahead.pop())
+        read, needed = dict.fromkeys(_inputs(part)), set(_inputs(self._ahead))
+        inputs = [value for value in read if value in self._held[0]]
+        outputs = [v for each in part for v in each.outputs if v in needed or v is node.outputs[0]]
+        constants = [value for value in read if is_constant(value) and value.producer() is None]
+        session = make_session(self._alone(part, inputs, outputs, constants), providers=self.providers, level="basic")
+        results = []
+        for place, held in enumerate(self._held):
+            found = session.run(None, {str(value.name): held[value] for value in inputs})
+            now = held | dict(zip(outputs, found, strict=True))
+            results.append(now[node.outputs[0]])
+            self._held[place] = {value: array for value, array in now.items() if value in needed}
+        return results
+
+    def replace(self, value: ir.Value, arrays: Sequence[np.ndarray]) -> None:
+        """Let the nodes ahead read ``arrays`` for ``value``, one a sample."""
+        for held, array in zip(self._held, arrays, strict=True):
+            if value in held:
+                held[value] = array
+
+    def _alone(
+        self,
+        part: Sequence[ir.Node],
+        inputs: Sequence[ir.Value],
+        outputs: Sequence[ir.Value],
+        constants: Sequence[ir.Value],
+    ) -> ir.Model:
+        imports = self.model.graph.opset_imports
+        view = ir.GraphView(inputs, outputs, nodes=part, initializers=constants, opset_imports=imports, name="part")
+        graph = view.clone()
+        for new, value in zip(graph.inputs, inputs, strict=True):
+            if new.type is None:
+                new.type = ir.TensorType(ir.DataType.from_numpy(self._held[0][value].dtype))
+        return ir.Model(graph, ir_version=self.model.ir_version or 10)
+
+
+def _inputs(nodes: Iterable[ir.Node]) -> Iterator[ir.Value]:
+    """What ``nodes`` read, also inside of branches and loops."""
+    for node in nodes:
+        yield from (value for value in node.inputs if value is not None)
+        for attribute in node.attributes.values():
+            if attribute.type == ir.AttributeType.GRAPH:
+                yield from _inputs(attribute.as_graph())
+            elif attribute.type == ir.AttributeType.GRAPHS:
+                for body in attribute.as_graphs():
+                    yield from _inputs(body)

@@ -5,6 +5,9 @@ runs in a process of its own: it imports what it needs, quantizes a tiny model s
 address space, and from there on may map only so much more (``RLIMIT_AS``, what ``ulimit -v`` sets). Loading the whole
 model under the same limit must fail.
 
+A job that calibrates runs a second time, with few tokens a sample: what its memory grows by is taken for what activations
+take, on a line through the two. What is left when the start, the result and these are taken away is given in blocks.
+
     python benchmarks/layer_wise_memory.py --blocks 48 --hidden 768 --allowance 370
 """
 
@@ -37,6 +40,7 @@ JOBS = {
     "whole": "load the whole model",
     "file": "RTN, file to file",
 }
+CALIBRATED = ("gptq", "gptq-published")
 
 # What is limited is address space, where memory given back to the system may still count. So that it does not: one heap
 # for all threads, since each further one reserves 64 MiB, and no large arrays in it, since holes stay mapped.
@@ -145,7 +149,7 @@ def mapped_bytes() -> int:
 
 
 def measured(job: str, *arguments: object) -> dict[str, Any]:
-    """One job in a process of its own."""
+    """One job in a process of its own; what it took beyond its start and its result is its ``rest``."""
     command = [sys.executable, __file__, "--child", job, *map(str, arguments)]
     env = {**os.environ, **ALLOCATOR, "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
@@ -153,7 +157,19 @@ def measured(job: str, *arguments: object) -> dict[str, Any]:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         return {"outcome": f"ended with status {done.returncode}: {last}"}
     found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return found
+    return {**found, "rest": found["peak"] - found["base"] - found["result"]}
+
+
+def cells(found: dict[str, Any], few: dict[str, Any] | None, ratio: float, block: float) -> list[str]:
+    """The numbers of a table's row, with ``few`` what came of ``ratio`` times as many tokens."""
+    if "rest" not in found:
+        return [""] * 7
+    shown = [f"{found['peak']:.0f}", f"{found['peak'] - found['base']:.0f}", f"{found['rest']:.0f}"]
+    activations = 0.0
+    if few is not None and "rest" in few:
+        activations = max(0.0, found["rest"] - few["rest"]) / (1 - ratio)
+    shown += [f"{found['rest'] / block:.2f}", f"{activations:.0f}", f"{(found['rest'] - activations) / block:.2f}"]
+    return [*shown, f"{found['seconds']:.1f}"]
 
 
 def main() -> None:
@@ -164,6 +180,7 @@ def main() -> None:
     parser.add_argument("--allowance", type=int, default=370, help="MiB that a job may map beyond what it starts with")
     parser.add_argument("--samples", type=int, default=2, help="calibration samples, for GPTQ")
     parser.add_argument("--tokens", type=int, default=384, help="of one sample: activations grow with these")
+    parser.add_argument("--few-tokens", type=int, default=32, help="of a sample of the second run")
     parser.add_argument("--shard", type=int, default=64, help="MiB of one file of the checkpoint")
     parser.add_argument("--jobs", nargs="+", choices=JOBS, default=["rtn", "gptq", "whole", "file"])
     parser.add_argument("--folder", help="where the checkpoint is written for a while (default: the system's)")
@@ -174,8 +191,8 @@ def main() -> None:
         print(json.dumps(child(job, folder, tiny, *map(int, numbers))))
         return
     table = Table(title="under RLIMIT_AS: what a job starts with plus an allowance; sizes in MiB")
-    columns = ("job", "checkpoint", "block", "allowance", "peak", "over start", "and result", "blocks", "s", "outcome")
-    for column in columns:
+    sizes = ("checkpoint", "block", "allowance", "peak", "over start", "and result", "in blocks")
+    for column in ("job", *sizes, "activations", "blocks without", "s", "outcome"):
         table.add_column(column, justify="left" if column in ("job", "outcome") else "right")
     console = Console(width=140)
     with tempfile.TemporaryDirectory(dir=options.folder) as place:
@@ -187,16 +204,12 @@ def main() -> None:
             f"{size:.0f} MiB in {len(list(folder.glob('*.safetensors')))} files, {options.allowance} MiB allowed"
         )
         for job in options.jobs:
-            found = measured(job, folder, tiny, options.allowance * MIB, options.samples, options.tokens)
-            cells = [JOBS[job], f"{size:.0f}", f"{block:.1f}", f"{options.allowance}"]
-            if "peak" in found:
-                own = found["peak"] - found["base"]
-                rest = own - found["result"]
-                values = (found["peak"], own, rest)
-                cells += [*(f"{value:.0f}" for value in values), f"{rest / block:.2f}", f"{found['seconds']:.1f}"]
-            else:
-                cells += [""] * 5
-            table.add_row(*cells, found["outcome"])
+            limits = folder, tiny, options.allowance * MIB, options.samples
+            found = measured(job, *limits, options.tokens)
+            twice = job in CALIBRATED and options.few_tokens < options.tokens
+            few = measured(job, *limits, options.few_tokens) if twice else None
+            numbers = cells(found, few, options.few_tokens / options.tokens, block)
+            table.add_row(JOBS[job], f"{size:.0f}", f"{block:.1f}", f"{options.allowance}", *numbers, found["outcome"])
             console.print(f"{JOBS[job]:22} {found['outcome']}")
     console.print(table)
 

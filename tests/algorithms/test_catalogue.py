@@ -36,7 +36,7 @@ def test_upstream_error_is_made_up_for_where_it_is_known(weight: Any, vectors: A
     seen.update(vectors * np.float32(0.9), vectors)
     found = ALGORITHMS["gptq"](weight, SCHEME, seen)
     assert seen.cross is not None
-    by_hand = gptq(weight, seen.hessian, SCHEME, pull=upstream_pull(weight, seen.cross))
+    by_hand = gptq(weight, seen.hessian, SCHEME, pull=lambda rows: upstream_pull(weight[rows, :], seen.cross))
     np.testing.assert_array_equal(found.array.codes, by_hand.array.codes)
     without = ALGORITHMS["gptq"](weight, SCHEME, seen, upstream=False)
     np.testing.assert_array_equal(without.array.codes, gptq(weight, seen.hessian, SCHEME).array.codes)

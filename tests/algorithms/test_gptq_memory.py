@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from neural_compressor.algorithms import Rotation, gptq, upstream_pull
+from neural_compressor.algorithms import InputStatistics, Rotation, gptq, upstream_pull
 from neural_compressor.dtypes import dtype
 from neural_compressor.schemes import PerGroup, TensorScheme
 
@@ -76,8 +76,10 @@ def test_it_holds_one_matrix_beside_the_hessian_or_none(library: str) -> None:
     peak = {"numpy": numpy_peak, "torch": torch_peak}[library]
     before, found = np.asarray(hessian).copy(), []
 
+    def pull(rows: slice) -> Any:
+        return upstream_pull(weight[rows, :], cross)
+
     def run(**options: Any) -> None:
-        pull = upstream_pull(weight, cross)
         found.append(gptq(weight, hessian, SCHEME, pull=pull, hybrid_order=True, **options))
 
     beside = peak(run, [weight, hessian, cross]) / SQUARE
@@ -96,3 +98,28 @@ def test_a_rotation_can_turn_the_hessian_in_its_place(library: str) -> None:
     peak = {"numpy": numpy_peak, "torch": torch_peak}[library]
     assert peak(lambda: rotation.apply_to_hessian(hessian, overwrite=True), [hessian]) < 0.6 * SQUARE
     np.testing.assert_array_equal(hessian, copied)
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_the_pull_is_never_there_as_a_whole(library: str) -> None:
+    _, hessian, cross = layer(library)
+    hessian, cross = hessian[:128, :128], cross[:128, :128]
+    values = np.random.default_rng(0).standard_normal((4096, 128)).astype(np.float32)
+    weight = values if library == "numpy" else pytest.importorskip("torch").from_numpy(values)
+    peak = {"numpy": numpy_peak, "torch": torch_peak}[library]
+
+    def run(pull: Any) -> int:
+        return peak(lambda: gptq(weight, hessian, SCHEME, pull=pull), [weight, hessian, cross])
+
+    assert run(lambda rows: upstream_pull(weight[rows, :], cross)) < run(None) + 0.5 * values.nbytes
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_what_is_kept_for_a_weight_is_added_up_in_strips(library: str) -> None:
+    values = np.random.default_rng(0).standard_normal((1024, 2048)).astype(np.float32)
+    weight = values if library == "numpy" else pytest.importorskip("torch").from_numpy(values)
+    x = weight[:2, :]
+    statistics = InputStatistics(weight=weight)
+    peak = {"numpy": numpy_peak, "torch": torch_peak}[library]
+    kept = 4 * 2048 * 2048 + values.nbytes
+    assert kept <= peak(lambda: statistics.update(x, 2 * x), [weight]) < kept + 0.5 * values.nbytes

@@ -168,6 +168,7 @@ def test_the_pull_on_one_weight_is_that_of_all_and_smaller() -> None:
     expected = weight @ (reference - x).T @ x
     for seen in (whole, narrow, narrow.merge(InputStatistics(weight=weight))):
         np.testing.assert_allclose(seen.pull(weight), expected, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(seen.pull(weight, slice(2, 4)), expected[2:4], rtol=1e-4, atol=1e-4)
     assert whole.cross is not None
     assert narrow.cross is None
     with pytest.raises(CalibrationError, match="kept for one weight"):
@@ -181,4 +182,28 @@ def test_the_pull_on_one_weight_is_that_of_all_and_smaller() -> None:
 def test_there_is_no_pull_without_a_reference() -> None:
     seen = InputStatistics(weight=np.ones((1, 3), dtype=np.float32))
     seen.update(np.ones((2, 3), dtype=np.float32))
-    assert seen.pull(np.ones((1, 3), dtype=np.float32)) is None
+    assert not seen.has_reference
+    with pytest.raises(CalibrationError, match="no reference"):
+        seen.pull(np.ones((1, 3), dtype=np.float32))
+
+
+def test_bfloat16_is_compared_in_bfloat16_where_that_is_fast() -> None:
+    torch = pytest.importorskip("torch")
+    x = torch.from_numpy(numbers(40, 300)).to(torch.bfloat16)
+    reference = x + torch.from_numpy(0.1 * numbers(40, 300, 1)).to(torch.bfloat16)
+    weight = torch.from_numpy(numbers(280, 300, 2))
+    for kept in (None, weight):
+        exact, fast = InputStatistics(weight=kept), InputStatistics(weight=kept, fast_bf16=True)
+        for statistics in (exact, fast):
+            statistics.update(x, reference)
+        assert torch.equal(exact.hessian, fast.hessian), "which must stay positive definite"
+        wanted, found = exact.pull(weight), fast.pull(weight)
+        assert not torch.equal(wanted, found)
+        assert float((wanted - found).norm() / wanted.norm()) < 0.01
+
+
+def test_no_update_follows_once_the_hessian_was_taken() -> None:
+    statistics = seen(numbers(5, 3))
+    statistics.take_hessian()
+    with pytest.raises(CalibrationError, match="taken"):
+        statistics.update(numbers(5, 3))

@@ -17,6 +17,7 @@ from neural_compressor.algorithms.rtn import rtn
 from neural_compressor.algorithms.scale_refit import keep_gain
 from neural_compressor.algorithms.statistics import InputStatistics
 from neural_compressor.algorithms.teq import teq_scale
+from neural_compressor.algorithms.upstream import Pull
 from neural_compressor.errors import CalibrationError
 from neural_compressor.registry import Registry
 from neural_compressor.schemes import TensorScheme
@@ -117,8 +118,7 @@ def _gptq(
 
     With ``use_up`` the work is done in the memory of the statistics, which are of no use afterwards.
     """
-    pull = statistics.pull(weight) if upstream else None
-    pull = None if pull is None else _rotated(pull, rotation)
+    pull = _pull(weight, statistics, rotation) if upstream and statistics.has_reference else None
     hessian = statistics.take_hessian() if use_up else statistics.hessian
     if rotation is not None:
         hessian, use_up = rotation.apply_to_hessian(hessian, overwrite=use_up), True
@@ -148,6 +148,10 @@ def _teq(
     """Trained scales of the inputs."""
     scale = teq_scale([weight], statistics, scheme, **options)
     return round_scaled(weight, scheme, statistics.hessian, scale, clip=clip)
+
+
+def _pull(weight: Array, statistics: InputStatistics, rotation: Rotation | None) -> Pull:
+    return lambda rows: _rotated(statistics.pull(weight, rows), rotation)
 
 
 def _rotated(weight: Array, rotation: Rotation | None) -> Array:

@@ -14,12 +14,12 @@ from neural_compressor.algorithms.compensation import round_with_compensation
 from neural_compressor.algorithms.coordinate_descent import coordinate_descent
 from neural_compressor.algorithms.hessian_factor import inverse_factor
 from neural_compressor.algorithms.layer_result import LayerResult
-from neural_compressor.algorithms.upstream import add_upstream
+from neural_compressor.algorithms.upstream import Pull, add_upstream
 from neural_compressor.algorithms.weight_qparams import weight_qparams
-from neural_compressor.errors import ConfigError, QuantizationError
+from neural_compressor.errors import ConfigError
 from neural_compressor.observers.base import to_numpy
 from neural_compressor.schemes import PER_CHANNEL, QParams, TensorScheme
-from neural_compressor.schemes.arrays import Array, like
+from neural_compressor.schemes.arrays import Array
 
 
 def gptq(
@@ -34,7 +34,7 @@ def gptq(
     block_size: int = 128,
     search: str | None = None,
     full_range: bool = False,
-    pull: Array | None = None,
+    pull: Pull | None = None,
     cross_mix: float = 0.35,
     sweeps: int = 0,
     overwrite_hessian: bool = False,
@@ -51,10 +51,10 @@ def gptq(
     - ``percdamp``: what is added to the diagonal of the Hessian, relative to its mean.
     - ``search="mse"``: scales with the least squared error, each input weighted with what its error will cost.
     - ``full_range``: see :func:`~neural_compressor.algorithms.weight_qparams.weight_qparams`.
-    - ``pull``: what :func:`~neural_compressor.algorithms.upstream.upstream_pull` makes of the weight and
-      :attr:`InputStatistics.cross`. The layer then aims at the float layer's outputs on the float model's inputs, not
-      at its own outputs on inputs that already carry an error; ``cross_mix`` (0 to 1) says how far. All the way fits
-      calibration data too closely: on a small language model a quarter to a half did best at 2 to 4 bits.
+    - ``pull``: gives, for some outputs, what :func:`~neural_compressor.algorithms.upstream.upstream_pull` makes of their
+      weights and :attr:`InputStatistics.cross`. The layer then aims at the float layer's outputs on the float model's
+      inputs, not at its own outputs on inputs that already carry an error; ``cross_mix`` (0 to 1) says how far. All the
+      way fits calibration data too closely: on a small language model a quarter to a half did best at 2 to 4 bits.
     - ``sweeps``: how often every weight is then rounded once more, given all the others. That takes a second matrix of
       the size of the Hessian.
     - ``overwrite_hessian``: work in the memory of ``hessian``, which is of no use afterwards, instead of a copy.
@@ -77,8 +77,6 @@ def gptq(
     weight = checked_weight(weight, scheme)
     hessian = checked_hessian(hessian, weight)
     xp = array_namespace(weight)
-    if pull is not None and tuple(pull.shape) != tuple(weight.shape):
-        raise QuantizationError(f"pull has the shape {tuple(weight.shape)} of its weight, not {tuple(pull.shape)}")
     beforehand = static_groups or chosen_beforehand(scheme)
     diagonal = xp.linalg.diagonal(hessian)
     order = column_order(
@@ -97,7 +95,7 @@ def gptq(
     factor = inverse_factor(square, percdamp, overwrite=True)
     target = xp.take(weight.T, index, axis=0)
     if pull is not None and mean > 0 and cross_mix > 0:
-        add_upstream(target, like(pull, weight), index, factor, cross_mix / mean)
+        add_upstream(target, pull, index, factor, cross_mix / mean)
     # The loss is a sum over inputs of squared rounding errors over squared pivots: that is what an error will cost.
     importance = xp.linalg.diagonal(factor) ** -2.0
 

@@ -7,7 +7,7 @@ from typing import Any
 from array_api_compat import array_namespace, device, is_torch_array
 
 from neural_compressor.algorithms.both_sides import strips_of
-from neural_compressor.schemes.arrays import Array, as_float32
+from neural_compressor.schemes.arrays import Array, as_float32, like
 
 _STRIPS = {"narrowest": 256, "most": 8}
 
@@ -37,27 +37,29 @@ def mirror_upper(upper: Array) -> None:
         upper[strip.stop :, strip] = upper[strip, strip.stop :].T
 
 
-def add_cross_gram(cross: Array, x: Array, reference: Array) -> None:
+def add_cross_gram(cross: Array, x: Array, reference: Array, fast_bf16: bool = False) -> None:
     """Add ``xᵀ (reference - x)`` to ``cross``.
 
-    Where ``x`` is of 16 bits the differences are multiplied in these, and on a CPU so are the sums of one update rounded:
-    unlike those of a Hessian, which must stay positive definite, they stand three digits well.
+    Where ``x`` is bfloat16 and that is fast the differences are multiplied in it, and the sums of one update rounded to
+    it: unlike those of a Hessian, which must stay positive definite, they stand three digits well.
     """
-    x, difference = _compared(x, reference)
+    x, difference = _compared(x, reference, fast_bf16)
     for strip in strips_of(x.shape[1], **_STRIPS):
         cross[strip, :] += _product(x[:, strip], difference)
 
 
-def add_pull(pull: Array, x: Array, reference: Array, weight: Array) -> None:
+def add_pull(pull: Array, x: Array, reference: Array, weight: Array, fast_bf16: bool = False) -> None:
     """Add ``weight (reference - x)ᵀ x`` to ``pull``, in the precision of :func:`add_cross_gram`."""
-    x, difference = _compared(x, reference)
+    x, difference = _compared(x, reference, fast_bf16)
     xp = array_namespace(x)
-    pull += _product(xp.matmul(difference, xp.astype(weight, x.dtype, copy=False).T), x)
+    for strip in strips_of(weight.shape[0], **_STRIPS):
+        rows = xp.astype(like(weight[strip, :], x), x.dtype, copy=False)
+        pull[strip, :] += _product(xp.matmul(difference, rows.T), x)
 
 
-def _compared(x: Array, reference: Array) -> tuple[Array, Array]:
+def _compared(x: Array, reference: Array, fast_bf16: bool) -> tuple[Array, Array]:
     difference = as_float32(reference) - as_float32(x)
-    if _multiplies_halves(x) or _is_fast_bf16(x):
+    if _multiplies_halves(x) or (fast_bf16 and str(x.dtype).endswith("bfloat16")):
         return x, array_namespace(x).astype(difference, x.dtype)
     return as_float32(x), difference
 
@@ -65,19 +67,6 @@ def _compared(x: Array, reference: Array) -> tuple[Array, Array]:
 def _multiplies_halves(x: Array) -> bool:
     """Whether the device multiplies these 16-bit numbers exactly and adds in float32, many times faster than float32."""
     return is_torch_array(x) and x.is_cuda and x.element_size() == 2
-
-
-def _is_fast_bf16(x: Array) -> bool:
-    """Whether this is bfloat16 on a CPU that multiplies it faster than float32."""
-    if not (is_torch_array(x) and x.device.type == "cpu"):
-        return False
-    xp: Any = array_namespace(x)
-    return bool(x.dtype == xp.bfloat16) and cpu_is_fast_at_bf16(xp)
-
-
-def cpu_is_fast_at_bf16(torch: Any) -> bool:
-    """Whether the CPU has instructions for bfloat16; one without them computes it slower than float32."""
-    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
 def _product(a: Array, b: Array) -> Array:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from array_api_compat import array_namespace, is_torch_array
+from array_api_compat import array_namespace, device, is_torch_array
 
 from neural_compressor.algorithms.gram import add_cross_gram, add_pull, add_upper_gram, mirror_upper, zero_square
 from neural_compressor.algorithms.moments import Moments
@@ -18,7 +18,8 @@ class InputStatistics:
     input are kept. ``update(x, reference)`` also takes what the float model feeds the layer at the same places: ``x`` is
     then what the layer sees behind layers already quantized, and :meth:`pull` says what the difference does to outputs.
     For that an (inputs, inputs) matrix is kept; where it is known that only the outputs of a ``weight`` with fewer rows
-    will be asked for, one of its size.
+    will be asked for, one of its size. ``fast_bf16`` says that the device multiplies bfloat16 faster than float32: what is
+    compared in it is then multiplied in it.
 
     >>> import numpy as np
     >>> seen = InputStatistics()
@@ -27,9 +28,11 @@ class InputStatistics:
     ([[10.0, -2.0], [-2.0, 4.0]], [2.0, 1.0], 2)
     """
 
-    def __init__(self, *, hessian: bool = True, weight: Array | None = None) -> None:
+    def __init__(self, *, hessian: bool = True, weight: Array | None = None, fast_bf16: bool = False) -> None:
         self.keeps_hessian = hessian
-        self._weight = weight if weight is not None and weight.shape[0] < weight.shape[1] else None
+        self._fast_bf16 = fast_bf16
+        self._narrow = weight is not None and weight.shape[0] < weight.shape[1]
+        self._weight = weight if self._narrow else None
         self._moments: Moments | None = None
         self._upper: Array | None = None
         self._cross: Array | None = None
@@ -43,6 +46,8 @@ class InputStatistics:
             return
         if self._moments is not None:
             _same_width(self._moments, x.shape[1])
+            if self.keeps_hessian and self._upper is None:
+                raise CalibrationError("the Hessian of these statistics was taken out of them; make new ones")
             if self.keeps_hessian and (self._cross is None) != (reference is None):
                 raise CalibrationError("every update must have a reference, or none has: the sums would not match")
         moments = Moments.of(x)
@@ -56,19 +61,20 @@ class InputStatistics:
     def _add_difference(self, x: Array, reference: Array) -> None:
         if self._weight is None:
             self._cross = zero_square(x) if self._cross is None else self._cross
-            add_cross_gram(self._cross, x, reference)
+            add_cross_gram(self._cross, x, reference, self._fast_bf16)
             return
-        weight = like(self._weight, x)
-        self._cross = array_namespace(weight).zeros_like(weight) if self._cross is None else self._cross
-        add_pull(self._cross, x, reference, weight)
+        if self._cross is None:
+            xp = array_namespace(x)
+            self._cross = xp.zeros(tuple(self._weight.shape), dtype=xp.float32, device=device(x))
+        add_pull(self._cross, x, reference, self._weight, self._fast_bf16)
 
     def merge(self, other: InputStatistics) -> InputStatistics:
         """New statistics of what both have seen, in the array library and on the device of this one."""
         if self.keeps_hessian != other.keeps_hessian:
             raise CalibrationError("statistics with a Hessian cannot be merged with statistics without one")
-        if (self._weight is None) != (other._weight is None):
+        if self._narrow != other._narrow:
             raise CalibrationError("statistics kept for one weight cannot be merged with those kept for any")
-        merged = InputStatistics(hessian=self.keeps_hessian, weight=self._weight)
+        merged = InputStatistics(hessian=self.keeps_hessian, weight=self._weight, fast_bf16=self._fast_bf16)
         mine, theirs = self._moments, other._moments
         if mine is not None and theirs is not None:
             _same_width(mine, theirs.total.shape[0])
@@ -96,8 +102,8 @@ class InputStatistics:
         return self._upper
 
     def take_hessian(self) -> Array:
-        """:attr:`hessian`, to be written to; these statistics have it no more."""
-        hessian, self._upper = self.hessian, None
+        """:attr:`hessian`, to be written to; these statistics have it no more, and take no further updates."""
+        hessian, self._upper, self._weight = self.hessian, None, None
         return hessian
 
     @property
@@ -107,21 +113,27 @@ class InputStatistics:
         Differences are summed, not ``x referenceᵀ``: taking the Hessian from that would cancel most digits.
         """
         self._seen()
-        return self._cross if self._weight is None else None
+        return None if self._narrow else self._cross
 
-    def pull(self, weight: Array) -> Array | None:
-        """``W Cᵀ`` with ``C`` the sum of :attr:`cross`, (outputs, inputs) float32; None where no reference was given."""
+    @property
+    def has_reference(self) -> bool:
+        """Whether updates came with a reference."""
+        return self._cross is not None
+
+    def pull(self, weight: Array, rows: slice = slice(None)) -> Array:
+        """``W Cᵀ`` with ``C`` the sum of :attr:`cross` and ``W`` some rows of ``weight``, (outputs, inputs) float32."""
         self._seen()
         if self._cross is None:
-            return None
-        weight = like(weight, self._cross)
-        if self._weight is None:
-            return upstream_pull(weight, self._cross)
-        if tuple(weight.shape) != tuple(self._weight.shape):
             raise CalibrationError(
-                f"these statistics were kept for a weight of shape {tuple(self._weight.shape)}, not {tuple(weight.shape)}"
+                "these statistics were shown no reference: there is no difference to pull at outputs"
             )
-        return self._cross
+        if not self._narrow:
+            return upstream_pull(like(weight[rows, :], self._cross), self._cross)
+        if tuple(weight.shape) != tuple(self._cross.shape):
+            raise CalibrationError(
+                f"these statistics were kept for a weight of shape {tuple(self._cross.shape)}, not {tuple(weight.shape)}"
+            )
+        return self._cross[rows, :]
 
     @property
     def mean(self) -> Array:

@@ -6,12 +6,10 @@ import functools
 
 import torch
 
-from neural_compressor.algorithms.gram import cpu_is_fast_at_bf16
-
 
 @functools.cache
 def is_fast_at_bf16(device: str) -> bool:
-    """Whether a kind of device has instructions for it."""
+    """Whether a kind of device has instructions for it; one without them computes it slower than float32."""
     if device == "cuda":
         return bool(torch.cuda.is_bf16_supported())
-    return device == "cpu" and cpu_is_fast_at_bf16(torch)
+    return device == "cpu" and bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())

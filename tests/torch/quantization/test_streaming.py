@@ -8,7 +8,9 @@ import torch
 
 from neural_compressor.errors import ConfigError, FormatError
 from neural_compressor.torch import load_empty_model
+from neural_compressor.torch.nn import WeightOnlyLinear
 from neural_compressor.torch.quantization import GPTQConfig, HQQConfig, RTNConfig, quantize
+from neural_compressor.torch.weight_only import block_quantizer, lockstep
 from neural_compressor.torch.weight_only.jobs import LayerJob
 from neural_compressor.torch.weight_only.streaming import WeightSource
 
@@ -101,3 +103,50 @@ def test_float_weights_go_before_the_layers_of_a_block_are_quantized(folder, mon
     config = GPTQConfig(bits=4, group_size=32, model_path=str(folder), **options)
     quantize(load_empty_model(folder), config, run_fn=lambda m: m(ids))
     assert left == expected * 3
+
+
+def test_layers_of_one_input_with_different_bits_are_read_again(folder):
+    ids = torch.randint(0, 64, (4, 16), generator=torch.Generator().manual_seed(0))
+
+    def config():
+        four = GPTQConfig(bits=4, group_size=32, model_path=str(folder))
+        return four.set_local(".*k_proj", GPTQConfig(bits=8, group_size=32, model_path=str(folder)))
+
+    streamed = quantize(load_empty_model(folder), config(), run_fn=lambda m: m(ids))
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    whole = quantize(loaded, config(), run_fn=lambda m: m(ids))
+    with torch.no_grad():
+        assert torch.equal(streamed(ids).logits, whole(ids).logits)
+
+
+def test_a_block_is_run_through_in_bfloat16_with_the_same_result(folder, monkeypatch):
+    for module in (block_quantizer, lockstep):
+        monkeypatch.setattr(module, "gains_from_bf16", lambda block: True)
+    ids = torch.randint(0, 64, (4, 16), generator=torch.Generator().manual_seed(0))
+    config = GPTQConfig(bits=4, group_size=32, model_path=str(folder))
+    collect, kinds = block_quantizer.collect, []
+
+    def looking(block, layers, *args, **kwargs):
+        weights = [(name, p) for name, p in block.named_parameters() if "_proj" in name]
+        kinds.append(["." if p.dtype == torch.bfloat16 else name.split(".")[1][0] for name, p in weights])
+        return collect(block, layers, *args, **kwargs)
+
+    monkeypatch.setattr(block_quantizer, "collect", looking)
+    streamed = quantize(load_empty_model(folder), config, run_fn=lambda m: m(ids))
+    assert ["".join(kind) for kind in kinds] == ["qkvogud", ".......", ".......", "......."] * 3
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    whole = quantize(loaded, config, run_fn=lambda m: m(ids))
+    for name, tensor in streamed.state_dict().items():
+        assert torch.equal(tensor, whole.state_dict()[name]), name
+
+
+def test_no_kernel_keeps_a_layout_of_its_own(folder):
+    ids = torch.randint(0, 64, (1, 2))
+    config = GPTQConfig(bits=4, group_size=32, model_path=str(folder))
+    model = quantize(load_empty_model(folder), config, run_fn=lambda m: m(ids))
+    layers = [m for m in model.modules() if isinstance(m, WeightOnlyLinear)]
+    if layers[0].kernel_for(2) == "dequantize":
+        pytest.skip("no low-bit kernel takes this layer here")
+    assert not any(layer._prepacked is not None for layer in layers)
+    model(ids)
+    assert all(layer._prepacked is not None for layer in layers)

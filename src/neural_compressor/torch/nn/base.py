@@ -142,6 +142,10 @@ class QuantModule(nn.Module):
             self._prepacked = self._prepack()
         return self._prepacked
 
+    def forget_prepacked(self) -> None:
+        """Free the kernel's layout of the weight; the next call builds it again."""
+        self._prepacked = None
+
     def _prepack(self) -> Any:
         raise NotImplementedError(f"{type(self).__name__} has no kernel that packs weights")
 

@@ -12,13 +12,15 @@ from neural_compressor.torch.watch import watch
 from neural_compressor.torch.weight_only.replay import Arguments, call_block
 
 
-def absorbing_norm(block: nn.Module, layers: Collection[str], call: Arguments, prefix: str) -> nn.Module | None:
+def absorbing_norm(
+    block: nn.Module, layers: Collection[str], call: Arguments, prefix: str, amp: bool = False
+) -> nn.Module | None:
     """The module of ``block`` that can take up a scale of the input of ``layers``, found by running ``call`` once.
 
     It has a vector for a weight, is called once, and nothing but ``layers`` reads what it returns. That its output follows
     its weight is not taken from its name but tried.
     """
-    trace = watch(block, call, run=lambda: call_block(block, call))
+    trace = watch(block, call, run=lambda: call_block(block, call, amp))
     inside = {name.removeprefix(prefix) for name in layers}
     reads = [c.reads[0] for c in trace.calls if c.module in inside and c.reads]
     if not reads or len(set(reads)) != 1 or reads[0] in trace.outputs:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from neural_compressor.torch.weight_only.replay import Arguments, independent, run_block
+from neural_compressor.torch.weight_only.replay import Arguments, gains_from_bf16, independent, run_block
 
 
 class _Cancelled(BaseException):
@@ -102,8 +102,8 @@ class Lockstep:
 
     What the loop body does to a block is what the samples then run through. With ``float_stream`` every sample runs
     twice: the float one passes a block before the loop body changes it (:attr:`Stop.float_runs`) and so never meets a
-    quantized one. ``enter`` is called with the name of a block before anything runs through it. For
-    ``amp`` see :func:`~neural_compressor.torch.weight_only.replay.run_block`.
+    quantized one. ``enter`` is called with the name of a block before anything runs through it. With ``amp`` blocks that
+    gain from it multiply in bfloat16.
     """
 
     def __init__(
@@ -174,7 +174,8 @@ class Lockstep:
 
     def _output(self, sample: _Sample, block: str) -> Any:
         assert sample.arguments is not None
-        return run_block(self.blocks[block], self._forwards[block], sample.arguments, self._amp)
+        amp = self._amp and gains_from_bf16(self.blocks[block])
+        return run_block(self.blocks[block], self._forwards[block], sample.arguments, amp)
 
     def _next_block(self) -> str | None:
         order = list(self.blocks)

@@ -68,21 +68,28 @@ def remembered(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, An
 
 
 def call_block(block: nn.Module, call: Arguments, amp: bool = False) -> Any:
-    """The output of a block for recorded arguments, without gradients; for ``amp`` see :func:`run_block`."""
+    """The output of a block for recorded arguments, without gradients; with ``amp`` it multiplies in bfloat16."""
     return run_block(block, block, independent(call), amp)
 
 
-def run_block(block: nn.Module, forward: Callable[..., Any], call: Arguments, amp: bool) -> Any:
-    """What ``forward`` of a block gives, without gradients.
+def gains_from_bf16(block: nn.Module) -> bool:
+    """Whether a block has float32 weights, and is on a device that is fast at bfloat16.
 
-    With ``amp`` a block of float32 weights multiplies in bfloat16 where the device is fast at that: two to three times as
-    fast on a CPU, and next to what quantization does the rounding is nothing. Its output is float32 all the same.
+    That is two to three times as fast on a CPU, and next to what quantization does the rounding is nothing.
     """
-    held = next((t for t in itertools.chain(block.parameters(), block.buffers()) if t.is_floating_point()), None)
-    device = "cpu" if held is None else held.device.type
-    amp = amp and held is not None and held.dtype == torch.float32 and is_fast_at_bf16(device)
+    held = _first_floats(block)
+    return held is not None and held.dtype == torch.float32 and is_fast_at_bf16(held.device.type)
+
+
+def _first_floats(block: nn.Module) -> Tensor | None:
+    return next((t for t in itertools.chain(block.parameters(), block.buffers()) if t.is_floating_point()), None)
+
+
+def run_block(block: nn.Module, forward: Callable[..., Any], call: Arguments, amp: bool) -> Any:
+    """What ``forward`` of a block gives, without gradients; with ``amp`` computed in bfloat16, and given as float32."""
+    held = _first_floats(block)
     args, kwargs = call
-    with torch.no_grad(), torch.autocast(device, torch.bfloat16, enabled=amp):
+    with torch.no_grad(), torch.autocast("cpu" if held is None else held.device.type, torch.bfloat16, enabled=amp):
         output = forward(*args, **kwargs)
     return tree_map(_widened, output) if amp else output
 

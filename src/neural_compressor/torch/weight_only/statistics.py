@@ -13,6 +13,7 @@ from torch import nn
 
 from neural_compressor.algorithms import InputStatistics
 from neural_compressor.errors import CalibrationError
+from neural_compressor.torch.bf16 import is_fast_at_bf16
 from neural_compressor.torch.weight_only.jobs import matrix_of
 from neural_compressor.torch.weight_only.replay import Arguments, call_block
 
@@ -64,11 +65,13 @@ def collect(
     float_runs: Sequence[Callable[[], Any]] = (),
     hessian: bool = True,
     amp: bool = False,
+    widen: Callable[[str], None] | None = None,
 ) -> list[InputGroup]:
     """Run ``block`` over ``calls`` and gather what its ``layers`` are fed, group by group in running order.
 
     Each of ``float_runs`` runs the block on the same sample as the float model brings it there, which is then compared.
-    Layers that were not reached are in no group.
+    Layers that were not reached are in no group. ``widen`` is called with the name of a layer whose weight must be there in
+    full precision, to compare inputs that are.
     """
     groups: dict[str, str] = {}
     alone: set[str] = set()
@@ -85,8 +88,11 @@ def collect(
                     )
             if leader not in gathered:
                 alone |= set() if others else {leader}
+                if widen and floats and not others and inputs[leader].dtype != torch.bfloat16:
+                    widen(leader)
                 weight = None if others else matrix_of(layers[leader])
-                gathered[leader] = InputStatistics(hessian=hessian, weight=weight)
+                fast_bf16 = is_fast_at_bf16(inputs[leader].device.type)
+                gathered[leader] = InputStatistics(hessian=hessian, weight=weight, fast_bf16=fast_bf16)
             try:
                 gathered[leader].update(inputs[leader], floats.get(leader))
             except CalibrationError as error:

@@ -66,6 +66,16 @@ class GraphEditor:
         for value in inputs:
             discard(value)
 
+    def set_constant(self, node: ir.Node, place: int, array: np.ndarray) -> None:
+        """Give ``node`` a float32 constant of its own as an input; other readers of the one it had keep that."""
+        if len(node.inputs) <= place:
+            node.resize_inputs(place + 1)
+        old, graph = node.inputs[place], node.graph
+        assert isinstance(graph, ir.Graph)
+        name = f"{node.name}_{'weight' if place == 1 else 'bias'}" if old is None else str(old.name)
+        node.replace_input_with(place, self.weight(name, array.astype(np.float32, copy=False), graph))
+        discard(old)
+
     def fresh(self, name: str) -> str:
         """``name``, or the like of it where something is called that."""
         fresh, count = name, 1

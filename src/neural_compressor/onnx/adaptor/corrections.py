@@ -18,7 +18,6 @@ from neural_compressor.onnx.graph_editor import GraphEditor
 from neural_compressor.onnx.linear_ops import LinearOp, as_linear
 from neural_compressor.onnx.ops import quantizable_nodes
 from neural_compressor.onnx.session import make_session
-from neural_compressor.onnx.smoothing.affine_folding import set_constant
 from neural_compressor.onnx.static.integer_params import weight_params
 from neural_compressor.schemes import PER_TENSOR, Plan, TensorScheme
 
@@ -93,21 +92,21 @@ class _Layer:
 
     def set_weight(self, editor: GraphEditor, weight: np.ndarray) -> None:
         """Give the layer a weight of its own."""
-        set_constant(editor, self.op.node, 1, weight)
+        editor.set_constant(self.op.node, 1, weight)
 
     def shift(self, editor: GraphEditor, by: np.ndarray) -> None:
         """Add to the outputs of the layer, in its bias or in the addition behind it."""
         node = self.op.node
         if node.op_type != "MatMul":
             old = constant(node.inputs[2]) if len(node.inputs) > 2 else None
-            set_constant(editor, node, 2, by if old is None else old + by)
+            editor.set_constant(node, 2, by if old is None else old + by)
             return
         readers = tuple(node.outputs[0].uses())
         reader = readers[0].node if len(readers) == 1 and not node.outputs[0].is_graph_output() else None
         if reader is not None and standard(reader, "Add"):
             place = 1 - readers[0].idx
             if (summand := constant(reader.inputs[place])) is not None and summand.ndim <= 1:
-                set_constant(editor, reader, place, summand + by)
+                editor.set_constant(reader, place, summand + by)
                 return
         _add_behind(editor, node, by)
 

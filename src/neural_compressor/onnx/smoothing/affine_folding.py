@@ -110,10 +110,10 @@ def _apply(editor: GraphEditor, node: ir.Node, affine: Affine) -> None:
     factor, summand = affine
     shift = constant(_bias(node))
     if not (factor == 1).all():
-        set_constant(editor, node, 1, _scaled(node, array_of(node.inputs[1]).astype(np.float64), factor))
+        editor.set_constant(node, 1, _scaled(node, array_of(node.inputs[1]).astype(np.float64), factor))
     before = np.zeros_like(summand) if shift is None else shift.astype(np.float64)
     if shift is not None or summand.any():
-        set_constant(editor, node, 2, before * factor + summand)
+        editor.set_constant(node, 2, before * factor + summand)
 
 
 def _scaled(node: ir.Node, weight: np.ndarray, factor: np.ndarray) -> np.ndarray:
@@ -125,13 +125,3 @@ def _scaled(node: ir.Node, weight: np.ndarray, factor: np.ndarray) -> np.ndarray
     groups = node.attributes.get_int("group", 1)
     by_group = weight.reshape(groups, -1, *weight.shape[1:]) * factor.reshape(groups, 1, -1, *tail)
     return np.asarray(by_group.reshape(weight.shape))
-
-
-def set_constant(editor: GraphEditor, node: ir.Node, place: int, array: np.ndarray) -> None:
-    """Give ``node`` a constant of its own: another may read the one it has."""
-    if len(node.inputs) <= place:
-        node.resize_inputs(place + 1)
-    old = node.inputs[place]
-    name = f"{node.name}_{'weight' if place == 1 else 'bias'}" if old is None else str(old.name)
-    node.replace_input_with(place, editor.weight(name, array.astype(np.float32), editor.model.graph))
-    discard(old)

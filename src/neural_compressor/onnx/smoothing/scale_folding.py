@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from neural_compressor.onnx.graph import constant, is_float
-from neural_compressor.onnx.graph_editor import GraphEditor, discard
+from neural_compressor.onnx.graph_editor import GraphEditor
 from neural_compressor.onnx.linear_ops import as_linear
 
 _NORMS = ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
@@ -79,16 +79,7 @@ def apply_folds(editor: GraphEditor, folds: Sequence[Fold], factor: np.ndarray) 
         array = constant(fold.node.inputs[fold.index])
         assert array is not None
         shaped = factor.reshape(fold.shape)
-        set_constant(editor, fold.node, fold.index, array / shaped if fold.divide else array * shaped)
-
-
-def set_constant(editor: GraphEditor, node: ir.Node, index: int, array: np.ndarray) -> None:
-    """Give ``node`` another constant input; other readers of the old one keep it."""
-    old, graph = node.inputs[index], node.graph
-    assert old is not None
-    assert isinstance(graph, ir.Graph)
-    node.replace_input_with(index, editor.weight(f"{old.name}_smoothed", array.astype(np.float32, copy=False), graph))
-    discard(old)
+        editor.set_constant(fold.node, fold.index, array / shaped if fold.divide else array * shaped)
 
 
 def _into(node: ir.Node, indices: Sequence[int], shape: tuple[int, ...], divide: bool = False) -> Folds | None:

@@ -18,7 +18,7 @@ from neural_compressor.errors import ConfigError
 from neural_compressor.onnx.graph_editor import GraphEditor
 from neural_compressor.onnx.linear_ops import LINEAR_TYPES, LinearOp, linear_ops
 from neural_compressor.onnx.smoothing.channel_statistics import ChannelStatistics, channel_statistics
-from neural_compressor.onnx.smoothing.scale_folding import Channels, apply_folds, find_folds, set_constant
+from neural_compressor.onnx.smoothing.scale_folding import Channels, apply_folds, find_folds
 from neural_compressor.schemes import PER_CHANNEL, PER_TENSOR, PerChannel, Plan, TensorScheme, fake_quantize
 
 logger = logging.getLogger("neural_compressor")
@@ -159,7 +159,7 @@ def _apply(editor: GraphEditor, group: Sequence[LinearOp], scale: np.ndarray, fo
         for op in group:
             op.node.replace_input_with(0, divided)
     for op, weight in zip(group, weights, strict=True):
-        set_constant(editor, op.node, 1, weight)
+        editor.set_constant(op.node, 1, weight)
 
 
 def _name(value: ir.Value) -> str:

@@ -13,7 +13,6 @@ from neural_compressor.onnx.data_reader import Samples
 from neural_compressor.onnx.feeds import feeds
 from neural_compressor.onnx.graph import constant
 from neural_compressor.onnx.graph_editor import GraphEditor
-from neural_compressor.onnx.smoothing.affine_folding import set_constant
 from neural_compressor.onnx.static.graph_walk import GraphWalk
 from neural_compressor.onnx.static.layout import Layout
 from neural_compressor.onnx.static.qdq import ParamsOf
@@ -58,7 +57,7 @@ class BiasCorrection:
                 continue
             walk.replace(node.outputs[0], [array - _by_channel(node, excess, array.ndim) for array in arrays])
             old = constant(node.inputs[2]) if len(node.inputs) > 2 else None
-            set_constant(editor, node, 2, (0 if old is None else old) - excess / _share(node))
+            editor.set_constant(node, 2, (0 if old is None else old) - excess / _share(node))
 
     def _in_order(self) -> list[ir.Node]:
         return [node for node in self.model.graph if node in self.limits]

@@ -14,6 +14,7 @@ import onnx_ir as ir
 from google.protobuf.message import DecodeError
 
 from neural_compressor.errors import ConfigError, FormatError, WorkspaceError
+from neural_compressor.onnx.mapped_file import can_map, read_mapped
 from neural_compressor.onnx.one_file import write_one_file
 
 ONE_FILE_BYTES = 1 << 30
@@ -21,7 +22,10 @@ ONE_FILE_BYTES = 1 << 30
 
 
 def read_model(source: str | Path | onnx.ModelProto | ir.Model) -> ir.Model:
-    """The model in a file, or the one given; a file's external data is checked here and read when it is used."""
+    """The model in a file, or the one given. Large weights of a file are read when they are used.
+
+    External data is checked here.
+    """
     if isinstance(source, ir.Model):
         return source
     if isinstance(source, onnx.ModelProto):
@@ -33,7 +37,7 @@ def read_model(source: str | Path | onnx.ModelProto | ir.Model) -> ir.Model:
         what = "is a folder" if path.is_dir() else "does not exist"
         raise FormatError(f"{path} {what}; give the path of an ONNX file")
     try:
-        model = ir.load(path)
+        model = read_mapped(path) if can_map() and path.suffix == ".onnx" else ir.load(path)
     except (DecodeError, ValueError, UnicodeDecodeError, KeyError, TypeError) as error:
         raise FormatError(f"{path} is not an ONNX model, or is truncated: {error}") from error
     return _with_files(_checked(model, str(path)), path)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 import onnx
 import onnx_ir as ir
+
+from neural_compressor.onnx.mapped_file import release, varint
 
 _AT_ONCE = 1 << 20
 """Weights of fewer bytes are written together with the graph."""
@@ -37,7 +39,7 @@ def write_one_file(model: ir.Model, path: Path) -> None:
     heads = {value: _head(str(value.name), tensor) for value, tensor in streamed.items()}
     length = len(graph) + sum(_field_length(len(heads[v]) + t.nbytes) for v, t in streamed.items())
     with path.open("wb") as file:
-        file.write(proto.SerializeToString() + _GRAPH + _varint(length) + graph)
+        file.write(proto.SerializeToString() + _GRAPH + varint(length) + graph)
         for value, tensor in streamed.items():
             _write_tensor(file, heads[value], tensor)
 
@@ -66,28 +68,17 @@ def _head(name: str, tensor: ir.TensorProtocol) -> bytes:
     proto = onnx.TensorProto(name=name, data_type=tensor.dtype.value, dims=dims, doc_string=tensor.doc_string or None)
     for key, text in tensor.metadata_props.items():
         proto.metadata_props.add(key=key, value=text)
-    return b"".join((proto.SerializeToString(), _RAW_DATA, _varint(tensor.nbytes)))
+    return b"".join((proto.SerializeToString(), _RAW_DATA, varint(tensor.nbytes)))
 
 
 def _write_tensor(file: BinaryIO, head: bytes, tensor: ir.TensorProtocol) -> None:
     data = tensor.tobytes()
     if len(data) != tensor.nbytes:
         raise ValueError(f"the weight {tensor.name!r} has {len(data)} bytes, and {tensor.nbytes} were announced")
-    file.write(_INITIALIZER + _varint(len(head) + len(data)) + head)
+    file.write(_INITIALIZER + varint(len(head) + len(data)) + head)
     file.write(data)
-    if isinstance(tensor, ir.ExternalTensor):
-        with suppress(BufferError):  # somebody else is reading it
-            tensor.release()
+    release(tensor)
 
 
 def _field_length(content: int) -> int:
-    return 1 + len(_varint(content)) + content
-
-
-def _varint(number: int) -> bytes:
-    """Seven bits a byte, the lowest first; the eighth bit says that there are more."""
-    found = bytearray()
-    while number > 0x7F:
-        found.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes([*found, number])
+    return 1 + len(varint(content)) + content

@@ -11,6 +11,7 @@ from onnx_ir.passes import common
 
 from neural_compressor.errors import ConfigError
 from neural_compressor.onnx.graph import normalise
+from neural_compressor.onnx.mapped_file import map_external
 from neural_compressor.onnx.model_file import ONE_FILE_BYTES, read_model, weight_bytes
 from neural_compressor.onnx.session import make_session
 from neural_compressor.registry import close_matches
@@ -49,6 +50,7 @@ def optimise(model: ir.Model, level: str | None = None) -> ir.Model:
         path = Path(folder) / "optimised.onnx"
         make_session(model, level=name, optimized_path=str(path), disabled_optimizers=disabled)
         new = read_model(path)
+        map_external(new)
     for node in new.graph:
         # A product that took in the addition behind it is the same op to whoever named it.
         node.name = (node.name or "").removesuffix("/MatMulAddFusion")

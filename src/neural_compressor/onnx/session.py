@@ -11,7 +11,8 @@ import onnx_ir as ir
 import onnxruntime as ort
 
 from neural_compressor.errors import FormatError
-from neural_compressor.onnx.model_file import ONE_FILE_BYTES, initializers, weight_bytes
+from neural_compressor.onnx.mapped_file import release
+from neural_compressor.onnx.model_file import initializers
 
 _BY_REFERENCE = 1 << 20
 """Weights of at least this size are handed over as arrays, which may be mapped from a file."""
@@ -37,8 +38,8 @@ def make_session(
 ) -> ort.InferenceSession:
     """A session on ``model`` that gives ``outputs``, which may be any values inside it; by default its own.
 
-    ``optimized_path`` is where the runtime writes the graph as it runs it, with the weights in a file beside it where one
-    file would not hold them.
+    ``optimized_path`` is where the runtime writes the graph as it runs it, with large weights in a file beside it: in one
+    file they would be in memory once more.
     """
     options = ort.SessionOptions()
     options.log_severity_level = 3
@@ -46,9 +47,9 @@ def make_session(
     options.graph_optimization_level = _LEVELS[level]
     if optimized_path is not None:
         options.optimized_model_filepath = optimized_path
-        if weight_bytes(model) > ONE_FILE_BYTES:
-            key = "session.optimized_model_external_initializers_file_name"
-            options.add_session_config_entry(key, f"{Path(optimized_path).name}.data")
+        key = "session.optimized_model_external_initializers"
+        options.add_session_config_entry(f"{key}_file_name", f"{Path(optimized_path).name}.data")
+        options.add_session_config_entry(f"{key}_min_size_in_bytes", str(_BY_REFERENCE))
     with _other_outputs(model, outputs), _by_reference(model) as arrays:
         data = ir.to_proto(model).SerializeToString()
     if arrays:
@@ -83,10 +84,14 @@ def _by_reference(model: ir.Model) -> Iterator[dict[str, np.ndarray]]:
     arrays: dict[str, np.ndarray] = {}
     held: dict[ir.Value, ir.TensorProtocol] = {}
     for value, tensor in initializers(model):
-        large = value.graph is model.graph and tensor.nbytes >= _BY_REFERENCE and value.name is not None
+        # The runtime drops what nothing reads, and then has no place for it.
+        large = value.graph is model.graph and tensor.nbytes >= _BY_REFERENCE and bool(value.name and value.uses())
         array = tensor.numpy() if large or isinstance(tensor, ir.ExternalTensor) else None
         if array is not None and large and array.dtype in _HELD_AS_IS:
-            arrays[str(value.name)] = np.ascontiguousarray(array)
+            own = np.require(array, requirements=("C", "A"))  # where a file has it may be no place for numbers
+            arrays[str(value.name)] = own
+            if own is not array:
+                release(tensor)
             held[value] = tensor
             value.const_value = ir.ExternalTensor(
                 "held in memory",

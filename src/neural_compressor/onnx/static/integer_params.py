@@ -28,6 +28,9 @@ EIGHT_BITS = ("int8", "uint8")
 ACTIVATIONS = ("int8", "uint8", "int16", "uint16")
 _LARGEST_INT32 = 2**31 - 1
 
+_AT_ONCE = 1 << 20
+"""How many numbers are turned into integers at once: on the way there are some floats for each."""
+
 
 @dataclass(frozen=True, eq=False)
 class IntegerParams:
@@ -40,8 +43,14 @@ class IntegerParams:
 
     def codes(self, array: np.ndarray) -> np.ndarray:
         """``array`` in integers."""
-        qparams = QParams(self.scale, self.zero_point.astype(np.int32))
-        return np.asarray(quantize_with(array, self.scheme, qparams).codes).astype(self.zero_point.dtype)
+        found = np.empty(array.shape, self.zero_point.dtype)
+        step = max(1, _AT_ONCE // max(1, array[:1].size)) if array.ndim else 1
+        for start in range(0, len(array) if array.ndim else 1, step):
+            rows = slice(start, start + step) if array.ndim else ()
+            own = rows if self.axis == 0 else ...
+            qparams = QParams(self.scale[own], self.zero_point[own].astype(np.int32))
+            found[rows] = np.asarray(quantize_with(array[rows], self.scheme, qparams).codes)
+        return found
 
     @property
     def limits(self) -> tuple[float, float]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
 from neural_compressor.onnx.graph import standard
+from neural_compressor.onnx.mapped_file import release
 
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 """The types of weights that are quantized."""
@@ -74,13 +74,11 @@ class MatrixNode:
 
 
 def take_array(weight: ir.Value) -> np.ndarray:
-    """A constant as float32 in memory of its own; the file it lies in is not kept mapped."""
+    """A constant as float32 in memory of its own; what the file it lies in takes there is given back."""
     tensor = weight.const_value
     assert tensor is not None
     array = np.array(tensor.numpy(), dtype=np.float32)
-    if isinstance(tensor, ir.ExternalTensor):
-        with suppress(BufferError):  # somebody else is reading it
-            tensor.release()
+    release(tensor)
     return array
 
 

@@ -20,7 +20,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
-from onnx_inputs import Sample, load_samples
+from onnx_inputs import Sample, StoredSamples
 
 Output = NDArray[np.float32]
 Agreement = Callable[[list[Sample], list[Output], list[Output]], float]
@@ -161,7 +161,7 @@ def main() -> None:
     parser.add_argument("evaluation")
     parser.add_argument("--rounds", type=int, default=7, help="passes to time")
     options = parser.parse_args()
-    samples = load_samples(Path(options.evaluation))
+    samples = list(StoredSamples(Path(options.evaluation)))
     found = measured(options.task, options.float_model, options.quantized_model, samples, options.rounds)
     print(json.dumps(found))
 

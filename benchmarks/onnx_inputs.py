@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import sysconfig
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain, islice, zip_longest
 from pathlib import Path
+from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,15 +27,29 @@ def save_samples(path: Path, samples: list[Sample]) -> None:
     np.savez(path, **arrays)
 
 
-def load_samples(path: Path, limit: int | None = None) -> list[Sample]:
-    """The samples of a file, or the first few of them."""
-    samples: dict[int, Sample] = defaultdict(dict)
-    with np.load(path, allow_pickle=False) as arrays:
-        for key in arrays.files:
+class StoredSamples(Sequence[Sample]):
+    """The samples of a file, or the first few of them; each is read when it is asked for."""
+
+    def __init__(self, path: Path, limit: int | None = None) -> None:
+        self._arrays = np.load(path, allow_pickle=False)
+        names: dict[int, list[str]] = defaultdict(list)
+        for key in self._arrays.files:
             index, name = key.split("/", 1)
-            if limit is None or int(index) < limit:
-                samples[int(index)][name] = arrays[key]
-    return [samples[index] for index in sorted(samples)]
+            names[int(index)].append(name)
+        self._names = [(index, names[index]) for index in sorted(names)][:limit]
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    @overload
+    def __getitem__(self, place: int) -> Sample: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[Sample]: ...
+    def __getitem__(self, place: int | slice) -> Sample | list[Sample]:
+        if isinstance(place, slice):
+            return [self[i] for i in range(*place.indices(len(self)))]
+        index, names = self._names[place]
+        return {name: self._arrays[f"{index}/{name}"] for name in names}
 
 
 def prose() -> list[str]:

@@ -11,13 +11,13 @@ import argparse
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from onnx_inputs import Sample, load_samples
+from onnx_inputs import Sample, StoredSamples
 from peak_memory import peak_mib
 
 METHODS = ("static", "static-kl", "dynamic", "rtn", "gptq")
@@ -34,8 +34,8 @@ BITS, BLOCK = 4, 32
 class Feed:
     """Samples in the forms toolkits read them: by ``get_next``, or in a loop."""
 
-    def __init__(self, samples: list[Sample]) -> None:
-        self._samples = samples
+    def __init__(self, samples: Sequence[Sample]) -> None:
+        self.samples = samples
         self.rewind()
 
     def get_next(self) -> Sample | None:
@@ -44,10 +44,10 @@ class Feed:
 
     def rewind(self) -> None:
         """Start anew."""
-        self._rest: Iterator[Sample] = iter(self._samples)
+        self._rest: Iterator[Sample] = iter(self.samples)
 
     def __iter__(self) -> Iterator[Sample]:
-        return iter(self._samples)
+        return iter(self.samples)
 
 
 def ours(method: str, model: str, out: str, feed: Any) -> None:
@@ -125,7 +125,7 @@ def onc(method: str, model: str, out: str, feed: Any) -> None:
     class Reader(Feed, data_reader.CalibrationDataReader):  # type: ignore[misc]
         """The samples, as that package asks for them."""
 
-    reader = Reader(list(feed))
+    reader = Reader(feed.samples)
     if method in ("rtn", "gptq"):
         weights: dict[str, Callable[[], Any]] = {
             "rtn": nbits.RTNWeightOnlyQuantConfig,
@@ -154,7 +154,7 @@ def main() -> None:
     parser.add_argument("out")
     parser.add_argument("--samples", type=int, required=True)
     options = parser.parse_args()
-    feed = Feed(load_samples(Path(options.calibration), options.samples))
+    feed = Feed(StoredSamples(Path(options.calibration), options.samples))
     for name in IMPORTS[options.toolkit]:  # seconds are those of quantization
         import_module(name)
     start = time.perf_counter()

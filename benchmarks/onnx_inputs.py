@@ -31,11 +31,12 @@ class StoredSamples(Sequence[Sample]):
     """The samples of a file, or the first few of them; each is read when it is asked for."""
 
     def __init__(self, path: Path, limit: int | None = None) -> None:
-        self._arrays = np.load(path, allow_pickle=False)
+        self._path = path
         names: dict[int, list[str]] = defaultdict(list)
-        for key in self._arrays.files:
-            index, name = key.split("/", 1)
-            names[int(index)].append(name)
+        with np.load(path, allow_pickle=False) as arrays:
+            for key in arrays.files:
+                index, name = key.split("/", 1)
+                names[int(index)].append(name)
         self._names = [(index, names[index]) for index in sorted(names)][:limit]
 
     def __len__(self) -> int:
@@ -49,7 +50,8 @@ class StoredSamples(Sequence[Sample]):
         if isinstance(place, slice):
             return [self[i] for i in range(*place.indices(len(self)))]
         index, names = self._names[place]
-        return {name: self._arrays[f"{index}/{name}"] for name in names}
+        with np.load(self._path, allow_pickle=False) as arrays:  # opened anew: some toolkits copy their readers
+            return {name: arrays[f"{index}/{name}"] for name in names}
 
 
 def prose() -> list[str]:

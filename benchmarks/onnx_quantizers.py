@@ -40,11 +40,12 @@ class Feed:
 
     def get_next(self) -> Sample | None:
         """The next sample, or None at the end."""
-        return next(self._rest, None)
+        self._place += 1
+        return self.samples[self._place] if self._place < len(self.samples) else None
 
     def rewind(self) -> None:
         """Start anew."""
-        self._rest: Iterator[Sample] = iter(self.samples)
+        self._place = -1
 
     def __iter__(self) -> Iterator[Sample]:
         return iter(self.samples)

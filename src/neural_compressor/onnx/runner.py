@@ -51,6 +51,6 @@ class Runner:
             if running.model is model:
                 return running
         graph = read_model(model)
-        running = _Running(model, ModelInputs.of(graph), make_session(graph, providers=self.providers))
+        running = _Running(model, ModelInputs.of(graph), make_session(graph, providers=self.providers, few_shapes=True))
         self._running = [*self._running[-_KEPT + 1 :], running]
         return running

@@ -35,15 +35,18 @@ def make_session(
     threads: int = 0,
     optimized_path: str | None = None,
     disabled_optimizers: Sequence[str] = (),
+    few_shapes: bool = False,
 ) -> ort.InferenceSession:
     """A session on ``model`` that gives ``outputs``, which may be any values inside it; by default its own.
 
     ``optimized_path`` is where the runtime writes the graph as it runs it, with large weights in a file beside it: in one
-    file they would be in memory once more.
+    file they would be in memory once more. Unless inputs are of ``few_shapes``, where to put what is computed is found out
+    anew for each: the runtime would otherwise keep that for every shape it sees, and memory for the largest.
     """
     options = ort.SessionOptions()
     options.log_severity_level = 3
     options.intra_op_num_threads = threads
+    options.enable_mem_pattern = few_shapes
     options.graph_optimization_level = _LEVELS[level]
     if optimized_path is not None:
         options.optimized_model_filepath = optimized_path

@@ -17,6 +17,7 @@ ALGORITHMS = (
     "gptq-published",
     "gptq",
     "gptq-rotated",
+    "gptq-rotated-full",
     "autoround",
 )
 
@@ -24,7 +25,8 @@ ALGORITHMS = (
 def does(algorithm: str, scheme: WeightScheme) -> bool:
     """Whether an algorithm quantizes to the scheme."""
     integer = scheme.bits is not None
-    needed = {"hqq": integer and not scheme.symmetric, "rtn-full": integer and scheme.symmetric}
+    signed = integer and scheme.symmetric
+    needed = {"hqq": integer and not scheme.symmetric, "rtn-full": signed, "gptq-rotated-full": signed}
     return needed.get(algorithm, True)
 
 
@@ -52,6 +54,7 @@ def config_for(algorithm: str, scheme: WeightScheme, options: Mapping[str, Any])
         "gptq-published": lambda: GPTQConfig(**fields, correct_upstream=False, scale_search="none"),
         "gptq": lambda: GPTQConfig(**fields),
         "gptq-rotated": lambda: GPTQConfig(**fields, hadamard=True, percdamp=0.05),
+        "gptq-rotated-full": lambda: GPTQConfig(**fields, hadamard=True, percdamp=0.05, use_full_range=True),
         "autoround": lambda: AutoRoundConfig(**fields, **options),
     }
     return makers[algorithm]()

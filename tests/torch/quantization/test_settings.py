@@ -65,6 +65,7 @@ SETTINGS = {
         "correct_upstream": [{"correct_upstream": True}],
         "scale_search": [{"scale_search": "mse"}],
         "hadamard": [{"hadamard": True}],
+        "use_full_range": [{"use_full_range": True}],
         "amp": AMP,
     },
     AWQConfig: {

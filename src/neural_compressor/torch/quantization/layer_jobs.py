@@ -36,6 +36,7 @@ def _gptq(config: Any) -> dict[str, Any]:
         "block_size": min(config.block_size, 128),  # the result is the same; 128 columns stay in the cache
         "search": "mse" if config.range_search else None,
         "upstream": config.correct_upstream,
+        "full_range": config.use_full_range,
     }
 
 

@@ -30,7 +30,7 @@ class GPTQConfig(DoubleQuantConfig):
     Two additions to the published algorithm are on, because language models lose less with each: ``correct_upstream``
     makes a layer aim at the outputs of the float model, not at its own on inputs that already carry an error, and
     ``scale_search`` looks for the scales with the least loss. ``correct_upstream=False, scale_search="none"`` gives the
-    algorithm as published. ``hadamard`` is that of :class:`RTNConfig`.
+    algorithm as published. ``hadamard`` and ``use_full_range`` are those of :class:`RTNConfig`.
 
     With ``amp`` calibration data runs through the blocks in bfloat16 where the device is fast at it (weights of float32
     alone); ``amp=False`` keeps it in the type of the weights.
@@ -59,6 +59,7 @@ class GPTQConfig(DoubleQuantConfig):
     correct_upstream: Flag = True
     scale_search: ScaleSearch = "mse"
     hadamard: Flag = False
+    use_full_range: Flag = False
     amp: Flag = True
 
     @property

@@ -136,7 +136,7 @@ DYNAMIC = {
 }
 
 
-def test_what_is_slower_quantized_stays_in_float_unless_a_rule_speaks_of_it() -> None:
+def test_what_is_slower_quantized_stays_in_float_unless_a_rule_speaks_of_it(caplog: pytest.LogCaptureFixture) -> None:
     cap = capability(in_float_unless_named={"dynamic": {"Conv2d": "too slow"}})
     cap["opwise"] = {key: [INT8, DYNAMIC, FP32] for key in cap["opwise"] if key[1] != "Add"}
     space = build(cap, approach="dynamic")
@@ -155,6 +155,7 @@ def test_what_is_slower_quantized_stays_in_float_unless_a_rule_speaks_of_it() ->
         assert {scheme.mode for scheme in named.quantized} == {"dynamic"}
     cap["opwise"] = {key: configs for key, configs in cap["opwise"].items() if key[1] == "Conv2d"}
     assert build(cap, approach="dynamic").ops["conv1", "Conv2d"].quantized
+    assert "nothing else to quantize in this model, so it is done in spite of this: too slow" in caplog.text
 
 
 def test_ops_outside_of_the_products_stay_in_float_where_a_recipe_says_so() -> None:

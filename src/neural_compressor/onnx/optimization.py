@@ -35,7 +35,8 @@ def optimise(model: ir.Model, level: str | None = None) -> ir.Model:
     """``model`` as ONNX Runtime simplifies it at ``level``, normalised.
 
     None is the basic level without what renames products. Beyond the basic level the graph has operators of ONNX Runtime
-    itself, most of which are not quantized. A model too large to be written in one file stays as it is.
+    itself, most of which are not quantized. A model too large for one file stays as it is: the
+    runtime would hold its weights several times.
     """
     if level is not None and level.removeprefix("ORT_") not in LEVELS:
         raise ConfigError(f"graph_optimization_level is {level!r}; {close_matches(str(level), LEVELS)}")

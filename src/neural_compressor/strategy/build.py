@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import logging
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -22,6 +23,8 @@ from neural_compressor.strategy.space import OpSpace, TuningSpace
 _LISTED = 20
 _EDGES = {"first_conv_or_matmul_quantization": 0, "last_conv_or_matmul_quantization": -1}
 _OUTSIDE = "pre_post_process_quantization"
+logger = logging.getLogger("neural_compressor")
+
 Conf = PostTrainingQuantConfig | QuantizationAwareTrainingConfig
 
 
@@ -62,8 +65,8 @@ def build_space(capability: Mapping[str, Any], conf: Conf) -> TuningSpace:
     if isinstance(conf, PostTrainingQuantConfig):
         ops |= _kept_by_recipe(ops, conf.recipes)
     if not any(op.default.precision != "fp32" for op in ops.values()):
-        if reluctant:  # what is better left in float, then
-            return build_space({**capability, "in_float_unless_named": {}}, conf)
+        if reluctant:
+            return _in_spite_of(reluctant, capability, conf)
         raise _nothing_to_quantize(capability, ops, _approach(conf))
     blocks = (tuple(tuple(key) for key in block if tuple(key) in ops) for block in capability.get("blocks", ()))
     space = TuningSpace(ops=ops, blocks=tuple(block for block in blocks if block))
@@ -72,6 +75,17 @@ def build_space(capability: Mapping[str, Any], conf: Conf) -> TuningSpace:
     applied = set(capability.get("recipes", ()))
     recipes = {name: tuple(as_list(value)) for name, value in conf.recipes.items() if name in applied}
     return replace(space, calibration_sizes=tuple(conf.calibration_sampling_size), recipes=recipes)
+
+
+def _in_spite_of(reluctant: Mapping[str, Mapping[str, str]], capability: Mapping[str, Any], conf: Conf) -> TuningSpace:
+    """The space of a model with nothing to quantize but what is better left in float."""
+    space = build_space({**capability, "in_float_unless_named": {}}, conf)
+    asked = [types for mode, types in reluctant.items() if mode in MODES_OF[_approach(conf)]]
+    reasons = sorted({types[kind] for types in asked for _, kind in capability["opwise"] if kind in types})
+    logger.warning(
+        "there is nothing else to quantize in this model, so it is done in spite of this: %s", "; ".join(reasons)
+    )
+    return space
 
 
 def _without(op: OpSpace, against: Mapping[str, str]) -> OpSpace:

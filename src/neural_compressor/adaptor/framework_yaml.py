@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -103,6 +104,11 @@ def read_entries(path: str | Path) -> list[Entry]:
         raise ConfigError(f"framework YAML {path} does not exist; give the path of an existing file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"framework YAML {path} cannot be read: {error}") from error
+    return list(_entries_in(text, path))
+
+
+@lru_cache(maxsize=16)  # an adaptor asks several times, and parsing takes longer than quantizing a small model
+def _entries_in(text: str, path: Path) -> tuple[Entry, ...]:
     try:
         data = yaml.load(text, Loader=_StrictLoader)
     except yaml.YAMLError as error:
@@ -111,7 +117,7 @@ def read_entries(path: str | Path) -> list[Entry]:
         data = [{"version": {"name": "default"}, **data}]
     if not isinstance(data, list) or not data:
         raise ConfigError(f"framework YAML {path} holds {_kind(data)}; a list of entries, or one mapping, is expected")
-    return [_read_entry(entry, f"{path}: entry {number}") for number, entry in enumerate(data, 1)]
+    return tuple(_read_entry(entry, f"{path}: entry {number}") for number, entry in enumerate(data, 1))
 
 
 def _read_entry(data: Any, where: str) -> Entry:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -26,6 +27,8 @@ Output = NDArray[np.float32]
 Agreement = Callable[[list[Sample], list[Output], list[Output]], float]
 """Inputs, outputs of the float model, outputs of the other: 1 is the same."""
 
+SMALL = 256
+"""Constants of fewer numbers are no weights to speak of."""
 INK = 0.3
 """A pixel of the detector's map is text above this, as the package that ships it has it."""
 
@@ -85,6 +88,19 @@ TASKS: dict[str, tuple[str, Agreement]] = {
 }
 
 
+def log_odds(output: Output) -> Output:
+    """What probabilities of two classes were computed from.
+
+    They themselves are 0 or 1 but for a sample or two, and decibels of them tell of these alone.
+    """
+    logs = np.log(np.maximum(output.astype(np.float64), 1e-12))
+    return (logs[..., :1] - logs[..., 1:]).astype(np.float32)
+
+
+VIEWS: dict[str, Callable[[Output], Output]] = {"classifier": log_odds}
+"""What decibels are taken of, where it is not the output itself."""
+
+
 def decibels(expected: list[Output], found: list[Output]) -> float:
     """The ratio of signal to error; 200 where there is none."""
     signal = sum(float((a.astype(np.float64) ** 2).sum()) for a in expected)
@@ -125,6 +141,14 @@ def weight(path: str) -> int:
     return Path(path).stat().st_size + sum(Path(path).with_name(name).stat().st_size for name in named)
 
 
+def floats(path: str) -> int:
+    """How many numbers the matrices and kernels of a model have that are stored as floats."""
+    model = onnx.load(path, load_external_data=False)
+    constants = (a.t for node in model.graph.node if node.op_type == "Constant" for a in node.attribute)
+    tensors = [t for t in (*model.graph.initializer, *constants) if t.data_type == onnx.TensorProto.FLOAT]
+    return sum(math.prod(t.dims) for t in tensors if len(t.dims) > 1 and math.prod(t.dims) >= SMALL)
+
+
 def complaint(path: str) -> str:
     """What onnx's own check says against a model; nothing where it is valid."""
     try:
@@ -141,11 +165,14 @@ def measured(task: str, float_path: str, path: str, samples: list[Sample], round
     reference, quantized = session(float_path, level.ORT_ENABLE_ALL), session(path, level.ORT_ENABLE_ALL)
     expected, found = outputs(reference, samples), outputs(quantized, samples)
     basic = outputs(session(path, level.ORT_ENABLE_BASIC), samples)
+    view = VIEWS.get(task, lambda output: output)
+    seen = {name: [view(one) for one in each] for name, each in (("float", expected), ("all", found), ("basic", basic))}
     return {
         "agreement": agreement(samples, expected, found),
-        "decibels": decibels(expected, found),
+        "decibels": decibels(seen["float"], seen["all"]),
         "basic_agreement": agreement(samples, expected, basic),
-        "basic_decibels": decibels(found, basic),
+        "basic_decibels": decibels(seen["all"], seen["basic"]),
+        "in_float": floats(path) / max(floats(float_path), 1),
         "complaint": complaint(path),
         "size": weight(path) / weight(float_path),
         "speedup": speedup(reference, quantized, samples[:4], rounds),

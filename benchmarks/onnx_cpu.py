@@ -12,7 +12,8 @@ Then the table, each cell in processes of its own; ``ort`` (ONNX Runtime's own q
 
 Static and dynamic are int8 with a scale a channel, rtn and gptq symmetric int4 in groups of 32, for every toolkit. Speed is
 that of one thread. ``levels`` compares the runtime's default graph optimisation with its basic one, in decibels: integer
-kernels and float simulation round differently, and a deep network carries that on.
+kernels and float simulation round differently, and a deep network carries that on. ``float`` is the share of weights still
+stored as floats.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ from onnx_quantizers import METHODS, TOOLKITS
 from rich.console import Console
 from rich.table import Table
 
-NO_MATRICES = ("detector",)
-"""Models of convolutions only, which have nothing for weight-only methods."""
+NO_MATRICES = ("detector", "classifier")
+"""Models of convolutions, with nothing, or one matrix of 400 numbers, for weight-only methods."""
 WEIGHT_ONLY = ("rtn", "gptq")
 
 
@@ -104,7 +105,7 @@ def cells(options: argparse.Namespace) -> Iterator[Cell]:
 def table_of(found: list[Cell], options: argparse.Namespace) -> Table:
     """One row a cell."""
     table = Table(title=f"int8 and int4 on one CPU thread; calibrated on {options.samples} samples")
-    for name in ("model", "method", "toolkit", "kept", "dB", "levels", "size", "speed", "s", "MiB"):
+    for name in ("model", "method", "toolkit", "kept", "dB", "levels", "float", "size", "speed", "s", "MiB"):
         table.add_column(name, justify="left" if name in ("model", "method", "toolkit") else "right")
     if options.memory:
         table.add_column(f"MiB at {options.memory}", justify="right")
@@ -114,6 +115,7 @@ def table_of(found: list[Cell], options: argparse.Namespace) -> Table:
             table.add_row(*start, "failed")
             continue
         figures = [f"{one['agreement']:.4f}", f"{one['decibels']:.1f}", f"{one['basic_decibels']:.0f}"]
+        figures += [f"{one['in_float']:.2f}"]
         figures += [f"{one['size']:.2f}", f"{one['speedup']:.2f}", f"{one['seconds']:.1f}", f"{one['peak_mib']:.0f}"]
         more = f"{one['more_mib']:.0f}" if "more_mib" in one else one.get("more_error", "")[:20]
         table.add_row(*start, *figures, *([more] if options.memory else []))
@@ -137,7 +139,8 @@ def behind(found: list[Cell]) -> Iterator[str]:
                 if (other[name] - one[name]) / margin > 1
             ]
             if better:
-                yield f"{one['model']} {one['method']}: {other['toolkit']} has {'; '.join(better)}"
+                shares = f"in float are {one['in_float']:.0%} of our weights, {other['in_float']:.0%} of theirs"
+                yield f"{one['model']} {one['method']}: {other['toolkit']} has {'; '.join(better)} ({shares})"
 
 
 def failings(found: list[Cell]) -> Iterator[str]:

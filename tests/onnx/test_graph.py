@@ -98,14 +98,14 @@ def test_an_old_opset_is_raised_and_large_weights_stay_where_they_are() -> None:
     ]
     proto = model_of(nodes, version=11, initializer=[numpy_helper.from_array(large, "w")])
     model = check(proto)
-    assert opset(model) == 13
+    assert opset(model) == 14
     assert [value.name for value in model.graph.inputs] == ["x"]
     assert standard(list(model.graph)[1], "ReduceSum")
 
 
 def test_an_opset_that_cannot_be_raised_says_so() -> None:
     proto = model_of([helper.make_node("Unknown", ["x"], ["y"])], version=7)
-    with pytest.raises(FormatError, match="opset 7 and cannot be raised to 13"):
+    with pytest.raises(FormatError, match="opset 7 and cannot be raised to 14"):
         normalise(read_model(proto))
 
 

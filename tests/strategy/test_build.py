@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
@@ -136,7 +137,7 @@ DYNAMIC = {
 }
 
 
-def test_what_is_slower_quantized_stays_in_float_unless_a_rule_speaks_of_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_slower_quantized_stays_in_float_unless_a_rule_speaks_of_it() -> None:
     cap = capability(in_float_unless_named={"dynamic": {"Conv2d": "too slow"}})
     cap["opwise"] = {key: [INT8, DYNAMIC, FP32] for key in cap["opwise"] if key[1] != "Add"}
     space = build(cap, approach="dynamic")
@@ -154,8 +155,27 @@ def test_what_is_slower_quantized_stays_in_float_unless_a_rule_speaks_of_it(capl
         named = build(cap, approach="dynamic", **rules).ops["conv1", "Conv2d"]
         assert {scheme.mode for scheme in named.quantized} == {"dynamic"}
     cap["opwise"] = {key: configs for key, configs in cap["opwise"].items() if key[1] == "Conv2d"}
-    assert build(cap, approach="dynamic").ops["conv1", "Conv2d"].quantized
-    assert "nothing else to quantize in this model, so it is done in spite of this: too slow" in caplog.text
+    with pytest.raises(ConfigError, match="too slow; a rule"):
+        build(cap, approach="dynamic")
+
+
+def test_what_is_slower_quantized_may_have_its_weight_so(caplog: pytest.LogCaptureFixture) -> None:
+    cap = capability(in_float_unless_named={"dynamic": {"Conv2d": "too slow"}})
+    activation = {**DYNAMIC["activation"], "dtype": ["uint8", "fp32"]}
+    cap["opwise"] = {key: [{**DYNAMIC, "activation": activation}, FP32] for key in cap["opwise"] if key[1] == "Conv2d"}
+    with caplog.at_level(logging.INFO, "neural_compressor"):
+        op = build(cap, approach="dynamic").ops["conv1", "Conv2d"]
+    assert [(scheme.precision, scheme.activation, scheme.mode) for scheme in op.quantized] == [
+        ("int8", None, "dynamic")
+    ]
+    assert op.reason == ""
+    assert "with weights in int8 compute in float 2 Conv2d (too slow)" in caplog.text
+    named = build(cap, approach="dynamic", op_type_dict={"Conv2d": {"weight": {"dtype": "int8"}}}).ops[
+        "conv1", "Conv2d"
+    ]
+    assert named.default.activation is not None
+    asked = {"Conv2d": {"weight": {"dtype": "int8"}, "activation": {"dtype": "fp32"}}}
+    assert build(cap, approach="dynamic", op_type_dict=asked).ops["conv1", "Conv2d"].quantized == op.quantized
 
 
 def test_ops_outside_of_the_products_stay_in_float_where_a_recipe_says_so() -> None:

@@ -15,7 +15,9 @@ from neural_compressor.onnx.model_file import initializers
 logger = logging.getLogger("neural_compressor")
 
 LEAST_OPSET = 13
-"""What models are raised to: from here on scales may differ along an axis."""
+"""The oldest that is worked on: from here on scales may differ along an axis."""
+RAISED_OPSET = 14
+"""What older models are raised to: from here on hard swish is an op, and conversion takes its time only once."""
 _KEPT_BYTES = 1024
 """Weights up to this size are shown to the converter of opsets and to shape inference: shapes and axes are among them."""
 
@@ -45,9 +47,10 @@ def opset(model: ir.Model) -> int:
 
 
 def raise_opset(model: ir.Model, least: int) -> ir.Model:
-    """``model``, or the same at opset ``least`` where it is older."""
+    """``model``, or the same at opset ``least`` or a later one where it is older."""
     if opset(model) >= least:
         return model
+    least = max(least, RAISED_OPSET)
     held = {v.name: t for v, t in initializers(model) if v.graph is model.graph and t.nbytes > _KEPT_BYTES}
     proto = _without(model, set(held))
     try:

@@ -9,7 +9,8 @@ import numpy as np
 import onnx_ir as ir
 
 from neural_compressor.dtypes import IntType, dtype
-from neural_compressor.onnx.graph import constant, standard
+from neural_compressor.onnx.graph import constant, is_constant, standard
+from neural_compressor.onnx.stored_weights import stored_floats
 from neural_compressor.schemes import unpack_bits
 
 ROLES = {1: "weight", 2: "bias"}
@@ -65,8 +66,9 @@ def weights_of(parts: Sequence[ir.Node]) -> Iterator[np.ndarray]:
 
 
 def dequantized(value: ir.Value | None) -> np.ndarray | None:
-    """A constant, or what a DequantizeLinear makes of one, perhaps behind the QuantizeLinear of a float one."""
-    if (array := constant(value)) is not None:
+    """A constant, or what it becomes where it is stored in integers, or quantized and dequantized."""
+    array = constant(value) if is_constant(value) else stored_floats(value)
+    if array is not None:
         return array
     node = None if value is None else value.producer()
     if node is None or not standard(node, "DequantizeLinear"):

@@ -35,7 +35,8 @@ def build_space(capability: Mapping[str, Any], conf: Conf) -> TuningSpace:
     Beside what every capability has, ``capability['recipes']`` may name the recipes the framework applies (perhaps with
     the modes they are about),
     ``capability['quantizable_types']`` every op type its YAML can quantize, and ``capability['in_float_unless_named']``
-    by mode the op types that stay in float where no rule speaks of them and there are others, with the reason.
+    by mode the op types that compute in float where no rule speaks of them, with the reason: what they may have is a
+    quantized weight.
     """
     opwise: Mapping[OpKey, Sequence[Mapping[str, Any]]] = capability["opwise"]
     type_rules = read_rules("op_type_dict", conf.op_type_dict)
@@ -60,14 +61,13 @@ def build_space(capability: Mapping[str, Any], conf: Conf) -> TuningSpace:
                 excluded_precisions=conf.excluded_precisions,
                 reduce_range=conf.reduce_range,
             )
-            shared[alike] = _without(OpSpace(admitted.quantized, admitted.floats, admitted.reason), against)
+            shared[alike] = _computing_in_float(OpSpace(admitted.quantized, admitted.floats, admitted.reason), against)
         ops[key] = shared[alike]
     if isinstance(conf, PostTrainingQuantConfig):
         ops |= _kept_by_recipe(ops, conf.recipes)
     if not any(op.default.precision != "fp32" for op in ops.values()):
-        if reluctant:
-            return _in_spite_of(reluctant, capability, conf)
         raise _nothing_to_quantize(capability, ops, _approach(conf))
+    _tell_stored(ops, reluctant)
     blocks = (tuple(tuple(key) for key in block if tuple(key) in ops) for block in capability.get("blocks", ()))
     space = TuningSpace(ops=ops, blocks=tuple(block for block in blocks if block))
     if isinstance(conf, QuantizationAwareTrainingConfig):
@@ -77,25 +77,23 @@ def build_space(capability: Mapping[str, Any], conf: Conf) -> TuningSpace:
     return replace(space, calibration_sizes=tuple(conf.calibration_sampling_size), recipes=recipes)
 
 
-def _in_spite_of(reluctant: Mapping[str, Mapping[str, str]], capability: Mapping[str, Any], conf: Conf) -> TuningSpace:
-    """The space of a model with nothing to quantize but what is better left in float."""
-    space = build_space({**capability, "in_float_unless_named": {}}, conf)
-    asked = [types for mode, types in reluctant.items() if mode in MODES_OF[_approach(conf)]]
-    reasons = sorted({types[kind] for types in asked for _, kind in capability["opwise"] if kind in types})
-    logger.warning(
-        "there is nothing else to quantize in this model, so it is done in spite of this: %s", "; ".join(reasons)
-    )
-    return space
-
-
-def _without(op: OpSpace, against: Mapping[str, str]) -> OpSpace:
-    """``op`` less its schemes of the modes that there is a reason ``against``, as no rule speaks of it."""
-    dropped = [scheme for scheme in op.quantized if scheme.mode in against]
-    kept = tuple(scheme for scheme in op.quantized if scheme.mode not in against)
+def _computing_in_float(op: OpSpace, against: Mapping[str, str]) -> OpSpace:
+    """``op`` less its schemes of integer arithmetic in the modes that there is a reason ``against``."""
+    dropped = [scheme for scheme in op.quantized if scheme.mode in against and scheme.activation is not None]
+    kept = tuple(scheme for scheme in op.quantized if scheme not in dropped)
     if not dropped:
         return op
     why = "" if kept else f"{against[dropped[0].mode]}; a rule that speaks of it has it quantized"
     return replace(op, quantized=kept, reason=why)
+
+
+def _tell_stored(ops: Mapping[OpKey, OpSpace], reluctant: Mapping[str, Mapping[str, str]]) -> None:
+    """Say how many ops have nothing but their weights quantized, and why."""
+    stored = {key[1]: op.default for key, op in ops.items() if op.quantized and op.default.activation is None}
+    for kind, scheme in stored.items():
+        if why := reluctant.get(scheme.mode, {}).get(kind):
+            count = sum(key[1] == kind and op.default == scheme for key, op in ops.items())
+            logger.info("with weights in %s compute in float %d %s (%s)", scheme.precision, count, kind, why)
 
 
 def _approach(conf: Conf) -> str:

@@ -11,6 +11,7 @@ from neural_compressor.onnx.adaptor.recipes import APPLIED
 from neural_compressor.onnx.dynamic.ops import DYNAMIC_OPS
 from neural_compressor.onnx.op_table import OP_TYPES
 from neural_compressor.onnx.providers import PROVIDERS
+from neural_compressor.onnx.stored_weights import STORED_TYPES, is_stored
 
 ALL = ("static", "dynamic", "weight_only")
 
@@ -35,19 +36,21 @@ def test_every_provider_quantizes_products_in_each_of_its_forms(provider):
 def test_nothing_is_listed_that_no_code_quantizes(entry):
     for modes in entry.capabilities.values():
         assert set(modes.get("static", {})) <= set(OP_TYPES)
-        assert set(modes.get("dynamic", {})) <= set(DYNAMIC_OPS)
+        assert set(modes.get("dynamic", {})) <= {*DYNAMIC_OPS, *STORED_TYPES}
         assert set(modes.get("weight_only", {})) <= {"MatMul", "Gemm", "Gather"}
     assert set(entry.recipes) <= {*APPLIED, "quantize_bias", IN_FLOAT_UNLESS_NAMED}
 
 
 @pytest.mark.parametrize("entry", read_entries(YAML), ids=lambda e: f"{e.backends[0]} {e.formats[0]}")
-def test_what_stays_in_float_unless_named_can_be_had_by_name(entry):
+def test_what_computes_in_float_unless_named_has_its_weight_stored_and_can_be_had_by_name(entry):
     for form in entry.formats:
         query = OnnxQuery(entry.backends[0], form)
         for mode, types in query.in_float_unless_named.items():
-            offered = {kind for modes in query.entry.capabilities.values() for kind in modes.get(mode, ())}
-            # An integer ConvTranspose is in no format of integer operators.
-            assert set(types) - {"ConvTranspose"} <= offered
+            for kind in types:
+                found = [scheme for scheme in schemes(query, kind) if scheme.mode == mode]
+                assert any(is_stored(("op", kind), scheme) for scheme in found)
+                # There is no ConvTranspose of integers: quantizers around it are what can be had by name.
+                assert kind == "ConvTranspose" or not all(is_stored(("op", kind), scheme) for scheme in found)
 
 
 @pytest.mark.parametrize("form", ["QDQ", "QOperator"])
@@ -66,7 +69,7 @@ def test_unsigned_activations_with_signed_weights_are_the_default_on_the_cpu(for
 def test_sixteen_bits_and_four_bits_need_the_form_that_has_kernels_for_them():
     def dtypes(form):
         found = schemes(OnnxQuery("CPUExecutionProvider", form), "Conv")
-        return {t.dtype.name for o in found for t in (o.weight, o.activation)}
+        return {t.dtype.name for o in found for t in (o.weight, o.activation) if t is not None}
 
     assert {"int16", "uint16", "int4"} <= dtypes("QDQ")
     assert dtypes("QOperator") == {"int8", "uint8"}
@@ -76,7 +79,8 @@ def test_no_option_pairs_unsigned_weights_with_signed_activations():
     # There is no kernel for it: ONNX Runtime refuses the integer operators.
     for form in ("QDQ", "QOperator"):
         for scheme in schemes(OnnxQuery("CPUExecutionProvider", form), "Conv"):
-            assert (scheme.weight.dtype.name, scheme.activation.dtype.name) != ("uint8", "int8")
+            if scheme.activation is not None:
+                assert (scheme.weight.dtype.name, scheme.activation.dtype.name) != ("uint8", "int8")
 
 
 def test_tensorrt_has_symmetric_int8_alone_in_qdq_alone():
@@ -109,3 +113,19 @@ def test_node_configs_leave_out_what_a_node_does_not_admit():
     assert not any("weight" in c for c in configs)
     one_scale = query.node_configs("Conv", ("static",), has_weight=True, per_channel=False)
     assert {c["weight"]["granularity"][0] for c in one_scale if "granularity" in c["weight"]} == {"per_tensor"}
+
+
+@pytest.mark.parametrize(
+    ("modes", "stored", "expected"),
+    [
+        (("dynamic",), True, ["uint8", "fp32"]),
+        (("dynamic",), False, ["uint8"]),
+        ((), True, ["fp32"]),
+        ((), False, None),
+    ],
+)
+def test_node_configs_store_the_weights_that_can_be(modes, stored, expected):
+    query = OnnxQuery("CPUExecutionProvider")
+    configs = query.node_configs("Conv", modes, has_weight=True, per_channel=True, stored=stored)
+    found = [c["activation"]["dtype"] for c in configs if c["activation"].get("quant_mode") == "dynamic"]
+    assert found == ([] if expected is None else [expected])

@@ -10,7 +10,7 @@ import pytest
 
 from neural_compressor.dtypes import dtype
 from neural_compressor.errors import CalibrationError
-from neural_compressor.onnx.data_reader import Samples
+from neural_compressor.onnx.data_reader import CalibrationDataReader, Samples
 from neural_compressor.onnx.quantization import config, quantize
 from neural_compressor.onnx.static.bias_correction import SAMPLES
 from neural_compressor.onnx.static.options import StaticOptions
@@ -42,17 +42,10 @@ def deep_net(kit: Kit) -> ir.Model:
     return net.model({"x": [1, 3, 12, 12]}, y)
 
 
-def gemm_net(kit: Kit, beta: float = 1.0) -> ir.Model:
-    net = kit.Net()
-    y = net.op("Gemm", "x", net.constant(coarse(5, 9)), net.weight(1, 5), transB=1, beta=beta)
-    return net.model({"x": [40, 9]}, y)
-
-
 NETS: dict[str, Any] = {
     "convolution": lambda kit: conv_net(kit, bias=True),
     "convolution without a bias": lambda kit: conv_net(kit, bias=False),
     "convolutions one behind the other": deep_net,
-    "Gemm": gemm_net,
 }
 
 
@@ -82,12 +75,6 @@ def test_the_mean_error_of_each_channel_is_gone(name: str, form: str, kit: Kit) 
     before, after = (mean_errors(kit, model, new, feeds) for new in (plain, mended))
     assert before.max() > 0.02
     assert after.max() < 0.15 * before.max()
-
-
-def test_a_gemm_that_takes_part_of_its_bias_gets_what_it_needs(kit: Kit) -> None:
-    model = gemm_net(kit, beta=0.5)
-    feeds = data(kit, model)
-    assert mean_errors(kit, model, quantized(kit, model, feeds, True), feeds).max() < 1e-3
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -129,27 +116,55 @@ def test_no_more_samples_are_read_than_are_looked_at(kit: Kit) -> None:
             self.read += 1
             return super().get_next()
 
-    model = gemm_net(kit)
+    model = conv_net(kit, bias=True)
     reader = Counting(data(kit, model, 3 * SAMPLES))
     quantize_static(model, kit.plan_for(model), Samples(reader), StaticOptions(bias_correction=True))
     assert reader.read <= 3 * SAMPLES + 1 + SAMPLES
 
 
-def test_it_takes_data_that_can_be_read_twice(kit: Kit) -> None:
-    class Once(kit.Reader):  # type: ignore[name-defined,misc]
-        def rewind(self) -> None:
-            if hasattr(self, "left"):
-                raise NotImplementedError
-            super().rewind()
+class Once(CalibrationDataReader):
+    """Data that is gone once it was read."""
 
-    model = gemm_net(kit)
-    feeds, plan = data(kit, model), kit.plan_for(model)
-    quantize_static(model, plan, Samples(Once(feeds)), StaticOptions())
-    with pytest.raises(CalibrationError, match="rewind"):
-        quantize_static(model, plan, Samples(Once(feeds)), StaticOptions(bias_correction=True))
+    def __init__(self, feeds: list[dict[str, np.ndarray]]) -> None:
+        self.left = iter(feeds)
+
+    def get_next(self) -> Any:
+        return next(self.left, None)
 
 
-def test_the_option_turns_it_on(kit: Kit) -> None:
+def same(first: ir.Model, second: ir.Model) -> bool:
+    return ir.to_proto(first).SerializeToString() == ir.to_proto(second).SerializeToString()
+
+
+@pytest.mark.parametrize("what", ["data that cannot be read again", "three samples"])
+def test_where_the_data_does_not_admit_it_biases_stay_and_an_explicit_wish_is_an_error(
+    what: str, kit: Kit, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = conv_net(kit, bias=True)
+    plan, reader, says = kit.plan_for(model), Once, "rewind"
+    feeds = data(kit, model)
+    if what == "three samples":
+        feeds, reader, says = feeds[:3], kit.Reader, "takes 4 samples; there are 3"
+
+    def made(correct: bool | None) -> ir.Model:
+        return quantize_static(model, plan, Samples(reader(feeds)), StaticOptions(bias_correction=correct))
+
+    with caplog.at_level("INFO", logger="neural_compressor"):
+        assert same(made(None), made(False))
+    assert "biases are not corrected" in caplog.text
+    with pytest.raises(CalibrationError, match=says):
+        made(True)
+
+
+@pytest.mark.parametrize(("size", "few"), [(3, True), (4, False)])
+def test_maps_of_few_values_are_left_as_they_are(size: int, few: bool, kit: Kit) -> None:
+    net = kit.Net()
+    model = net.model({"x": [1, 3, size, size]}, net.op("Conv", "x", net.constant(coarse(4, 3, 1, 1))))
+    feeds = data(kit, model)
+    assert same(*(quantized(kit, model, feeds, correct) for correct in (False, True))) is few
+
+
+def test_by_default_it_is_done(kit: Kit) -> None:
     model = ir.to_proto(conv_net(kit, bias=True))
     feeds = data(kit, conv_net(kit, bias=True))
 
@@ -159,5 +174,5 @@ def test_the_option_turns_it_on(kit: Kit) -> None:
         return [onnx.numpy_helper.to_array(t) for t in new.graph.initializer if t.data_type == onnx.TensorProto.INT32]
 
     (usual,), (on,), (off,) = biases(), biases(BiasCorrection=True), biases(BiasCorrection=False)
-    assert (usual == off).all()
+    assert (usual == on).all()
     assert (on != off).any()

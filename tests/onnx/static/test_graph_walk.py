@@ -72,3 +72,16 @@ def test_each_node_runs_once(kit: Kit) -> None:
     walk.run_to(conv)
     with pytest.raises(IndexError):
         walk.run_to(conv)
+
+
+def test_samples_that_take_too_much_room_are_given_up_the_last_first(kit: Kit) -> None:
+    model = normalise(read_model(branching_net(kit)))
+    feeds = kit.feeds_of(model, 5)
+    first = next(iter(model.graph))
+    one = GraphWalk(model, feeds[:1], CPU)
+    one.run_to(first)
+    size = sum(array.nbytes for array in one._held[0].values())
+    walk = GraphWalk(model, feeds, CPU, limit=2.5 * size)
+    assert len(walk.run_to(first)) == 3
+    narrow = GraphWalk(model, feeds, CPU, limit=1)
+    assert len(narrow.run_to(first)) == 1

@@ -19,8 +19,8 @@ from neural_compressor.onnx.graph import normalise, opset
 from neural_compressor.onnx.model_file import read_model
 from neural_compressor.onnx.ops import quantizable_nodes
 from neural_compressor.onnx.static.options import StaticOptions
-from neural_compressor.onnx.static.quantizer import left_in_float, quantize_static
-from neural_compressor.schemes import PER_CHANNEL, PER_TENSOR, OpScheme, Plan, TensorScheme
+from neural_compressor.onnx.static.quantizer import quantize_static
+from neural_compressor.schemes import PER_CHANNEL, PER_TENSOR, OpKey, OpScheme, Plan, TensorScheme
 
 Kit = SimpleNamespace
 FORMATS = ("QDQ", "QOperator")
@@ -127,7 +127,7 @@ def test_convolutions_of_any_kind(kit: Kit, tmp_path: Path, quant_format: str, a
     net = kit.Net()
     weight = net.weight(6, 4 // attributes.get("group", 1), 3, 3)
     model = net.model({"x": [1, 4, 9, 9]}, net.op("Conv", "x", weight, net.weight(6), **attributes))
-    quantized = kit.quantize(model, quant_format=quant_format)
+    quantized = kit.quantize(model, quant_format=quant_format, named=["Conv_1"])
     kit.check_close(model, quantized)
     assert kit.executed(quantized, tmp_path)["QLinearConv"] == 1
 
@@ -402,7 +402,8 @@ def test_light_ops_away_from_integers_are_named_with_the_reason(kit: Kit, tmp_pa
     b = net.op("Mul", net.conv(a, (3, 4)), net.constant(0.5), name="constant")
     model = net.model({"x": [1, 3, 6, 6]}, net.op("Sigmoid", net.conv(net.op("Tanh", b), (4, 4)), name="last"))
     plan = kit.plan_for(model)
-    left = left_in_float(model, plan)
+    left: dict[OpKey, str] = {}
+    quantize_static(model, plan, Samples(kit.Reader(kit.feeds_of(model))), left=left)
     assert "before it" in left["before", "Add"]
     assert "behind it" in left["last", "Sigmoid"]
     assert "weight and bias" in left["constant", "Mul"]

@@ -9,13 +9,13 @@ from typing import Any
 import onnxruntime as ort
 
 import neural_compressor.adaptor
-from neural_compressor.adaptor.capability import op_configs
+from neural_compressor.adaptor.capability import FLOAT_PRECISIONS, op_configs
 from neural_compressor.adaptor.framework_yaml import read_entries
 from neural_compressor.adaptor.query import QueryBackendCapability
 
 YAML = Path(neural_compressor.adaptor.__file__).with_name("onnxrt.yaml")
 IN_FLOAT_UNLESS_NAMED = "in_float_unless_named"
-"""What an entry of the YAML calls the op types that are slower in integers."""
+"""What an entry of the YAML calls the op types that are slower in integers, and compute in float."""
 
 
 class OnnxQuery(QueryBackendCapability):
@@ -38,7 +38,7 @@ class OnnxQuery(QueryBackendCapability):
 
     @property
     def in_float_unless_named(self) -> Mapping[str, Mapping[str, str]]:
-        """By mode the op types that are quantized only where a user names them, with the reason."""
+        """By mode the op types that compute in integers only where a user names them, with the reason."""
         found: Mapping[str, Mapping[str, str]] = self.entry.recipes.get(IN_FLOAT_UNLESS_NAMED, {})
         return found
 
@@ -47,11 +47,27 @@ class OnnxQuery(QueryBackendCapability):
         return {kind for modes in self.entry.capabilities.values() for ops in modes.values() for kind in ops}
 
     def node_configs(
-        self, op_type: str, modes: Collection[str], *, has_weight: bool, per_channel: bool
+        self,
+        op_type: str,
+        modes: Collection[str],
+        *,
+        has_weight: bool,
+        per_channel: bool,
+        stored: bool | None = None,
     ) -> list[dict[str, Any]]:
-        """What a node can run with: of what the YAML lists for its type, the ``modes`` it admits, and the float ones."""
-        configs = op_configs(self, op_type, has_weight)
-        kept = [c for c in configs if c["activation"].get("quant_mode") in (None, *modes)]
+        """What a node can run with: of what the YAML lists for its type, the ``modes`` it admits, and the float ones.
+
+        ``stored`` says, of a node that might have its weight in integers and compute in float, whether it may.
+        """
+        kept = []
+        for config in op_configs(self, op_type, has_weight):
+            activation = config["activation"]
+            mode = activation.get("quant_mode")
+            if mode is not None and stored is not None:
+                admitted = {True: stored, False: mode in modes}
+                activation["dtype"] = [kind for kind in activation["dtype"] if admitted[kind in FLOAT_PRECISIONS]]
+            if activation["dtype"] and (stored is not None or mode in (None, *modes)):
+                kept.append(config)
         for config in () if per_channel else kept:
             weight = config.get("weight", {})
             if "per_tensor" in weight.get("granularity", ()):

@@ -27,7 +27,8 @@ from neural_compressor.onnx.simplify import simplify
 from neural_compressor.onnx.smoothing.smooth_quant import prevailing_weights, smooth
 from neural_compressor.onnx.static.options import StaticOptions
 from neural_compressor.onnx.static.params import KnownRanges
-from neural_compressor.onnx.static.quantizer import left_in_float, quantize_static
+from neural_compressor.onnx.static.quantizer import quantize_static
+from neural_compressor.onnx.stored_weights import storable_nodes, store_weights, stored_instead, without_stored
 from neural_compressor.onnx.weight_only.job import WeightJob, WeightOnlyOptions
 from neural_compressor.onnx.weight_only.matrix_nodes import left_in_float as without_matrix
 from neural_compressor.onnx.weight_only.matrix_nodes import weight_only_nodes
@@ -102,12 +103,13 @@ class FloatModel:
                     f"the plan names {key[0]!r} ({key[1]}), which the model does not have; {close_matches(key[0], names)}"
                 )
         recipes = Recipes.of(plan.recipes, self.query.entry.recipes)
+        whole, plan = plan, without_stored(plan)
         modes = {scheme.mode for scheme in plan.values()}
         new, left, smoothing = self.model, dict[OpKey, str](), ""
         if "static" in modes:
             base, options = self._base(recipes, prevailing_weights(plan), data), self._static_options(recipes)
-            left, smoothing = left_in_float(base.model, plan, options), base.smoothing
-            new = quantize_static(base.model, plan, data.samples, options, base.known)
+            smoothing = base.smoothing
+            new = quantize_static(base.model, plan, data.samples, options, base.known, left)
             if recipes.corrections and data.samples is not None:
                 # Ranges are those of the model that is to be imitated, which are known by now.
                 wanted = corrected(base.model, plan, data.samples, recipes.corrections, self.target.sessions)
@@ -121,8 +123,9 @@ class FloatModel:
             chosen = {name for (name, _), s in plan.items() if s.is_float and s.precision == precision}
             if chosen:
                 new = half_precision(new, precision, chosen, self.target.provider.name)
-        new = new.clone() if new is self.model else new
-        write_record(new, self._record(plan, left, smoothing))
+        whole = stored_instead(whole, left)
+        new, refused = store_weights(new, whole)
+        write_record(new, self._record(whole, left, refused, smoothing))
         return new
 
     def before_rounding(self, smoothing: str) -> ir.Model | None:
@@ -131,10 +134,11 @@ class FloatModel:
         return next(smoothed, None if smoothing else self.model)
 
     def _find_ops(self) -> None:
-        static, dynamic, matrices = (
+        static, dynamic, matrices, storable = (
             quantizable_nodes(self.model),
             dynamic_nodes(self.model),
             weight_only_nodes(self.model),
+            storable_nodes(self.model),
         )
         _check_finite((*(info.weight for info in static.values()), *(m.weight for m in matrices.values())))
         no_static, no_matrix = unquantizable_nodes(self.model), without_matrix(self.model)
@@ -157,6 +161,7 @@ class FloatModel:
                 modes,
                 has_weight=info.weight is not None if info is not None else True,
                 per_channel=info is None or info.axis is not None,
+                stored=storable[key] is None if key in storable else None,
             )
             if any("quant_mode" in config["activation"] for config in configs):
                 self.ops[key] = configs
@@ -197,12 +202,14 @@ class FloatModel:
             providers=self.target.sessions,
         )
 
-    def _record(self, plan: Plan, left: Mapping[OpKey, str], smoothing: str) -> QuantizationRecord:
-        in_float = {key: float_op("fp32", plan[key].weight is not None) for key in left}
+    def _record(
+        self, plan: Plan, left: Mapping[OpKey, str], refused: Mapping[OpKey, str], smoothing: str
+    ) -> QuantizationRecord:
+        in_float = dict.fromkeys(refused, float_op("fp32", has_weight=True))
         reasons = {key: "the plan keeps it in float" for key, scheme in plan.items() if scheme.is_float}
         unnamed = {key: "the plan does not name it" for key in self.ops if key not in plan}
-        ops = {**plan.ops, **in_float}
-        return QuantizationRecord(ops, {**self.skipped, **unnamed, **reasons, **left}, smoothing)
+        told = {**self.skipped, **unnamed, **reasons, **refused, **left}
+        return QuantizationRecord({**plan.ops, **in_float}, told, smoothing)
 
 
 def half_precision(model: ir.Model, precision: str, names: set[str], provider: str) -> ir.Model:

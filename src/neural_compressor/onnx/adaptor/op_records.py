@@ -15,6 +15,7 @@ from neural_compressor.onnx.op_parts import constants_of, nodes_of, weights_of
 from neural_compressor.onnx.providers import Target
 from neural_compressor.onnx.quantization_record import QuantizationRecord
 from neural_compressor.onnx.static.fusion_check import INTEGER_OPS, as_run, check_fusion
+from neural_compressor.onnx.stored_weights import stored_floats
 from neural_compressor.schemes import OpKey, OpScheme, sqnr_db
 
 
@@ -55,6 +56,8 @@ class Kernels:
         name, kind = key
         if not self.target.runs_here:
             return f"{self.target.provider.name}, not run here", False
+        if any(stored_floats(value) is not None for part in parts[:1] for value in part.inputs):
+            return "float: the runtime turns the weight into floats when it loads the model", True
         running = [self.running[str(part.name)] for part in parts if part.name in self.running]
         integer = next((node.op_type for node in (*running, *parts) if node.op_type in INTEGER_OPS), None)
         if integer is not None and name not in self.in_float:

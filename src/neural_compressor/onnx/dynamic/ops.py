@@ -81,7 +81,7 @@ def _rewrite_gather(tensors: DynamicTensors, node: ir.Node, scheme: TensorScheme
 
 def _conv_refusal(node: ir.Node) -> str | None:
     bias = node.inputs[2] if len(node.inputs) > 2 else None
-    if reason := _constant_refusal(node, 1):
+    if reason := weight_refusal(node, 1):
         return reason
     return None if bias is None or bias.const_value is not None else "its bias is not a constant"
 
@@ -111,7 +111,7 @@ def _rewrite_conv(tensors: DynamicTensors, node: ir.Node, scheme: TensorScheme) 
 def _lstm_refusal(node: ir.Node) -> str | None:
     if node.attributes.get_int("layout", 0):
         return "its input has the batch first (layout 1), which DynamicQuantizeLSTM does not know"
-    return _constant_refusal(node, 1) or _constant_refusal(node, 2)
+    return weight_refusal(node, 1) or weight_refusal(node, 2)
 
 
 def _rewrite_lstm(tensors: DynamicTensors, node: ir.Node, scheme: TensorScheme) -> None:
@@ -149,7 +149,7 @@ def _attention_refusal(node: ir.Node) -> str | None:
         return f"its Q, K and V have the sizes {list(sizes)}, and QAttention takes equal ones"
     known = (*_ATTENTION_ATTRIBUTES, "qkv_hidden_sizes")
     unknown = [name for name in node.attributes if name not in known]
-    return f"it has {unknown[0]}, which QAttention does not know" if unknown else _constant_refusal(node, 1)
+    return f"it has {unknown[0]}, which QAttention does not know" if unknown else weight_refusal(node, 1)
 
 
 def _rewrite_attention(tensors: DynamicTensors, node: ir.Node, scheme: TensorScheme) -> None:
@@ -167,7 +167,8 @@ def _rewrite_attention(tensors: DynamicTensors, node: ir.Node, scheme: TensorSch
     edit.replace(node, edit.insert(node, "QAttention", operands, attributes, domain=MICROSOFT, outputs=count))
 
 
-def _constant_refusal(node: ir.Node, place: int) -> str | None:
+def weight_refusal(node: ir.Node, place: int) -> str | None:
+    """Why the input at ``place`` is no weight that can be quantized, or None where it is one."""
     value = node.inputs[place] if len(node.inputs) > place else None
     if value is None or value.const_value is None or value.is_graph_input():
         return "its weight is not a constant"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -16,7 +16,8 @@ from neural_compressor.onnx.quantization.whole_model import setting, smoothing_o
 from neural_compressor.onnx.quantization_record import QuantizationRecord, write_record
 from neural_compressor.onnx.smoothing.smooth_quant import prevailing_weights, smooth
 from neural_compressor.onnx.static.options import StaticOptions
-from neural_compressor.onnx.static.quantizer import left_in_float, quantize_static
+from neural_compressor.onnx.static.quantizer import quantize_static
+from neural_compressor.onnx.stored_weights import store_weights, stored_instead
 from neural_compressor.onnx.weight_only.job import WeightOnlyOptions
 from neural_compressor.onnx.weight_only.quantizer import quantize_weight_only
 from neural_compressor.schemes import OpKey, Plan, float_op
@@ -38,7 +39,9 @@ def carry_out(model: ir.Model, resolution: Resolution, store: CalibrationStore) 
         new = quantize_weight_only(new, jobs, samples, _weight_options(weights, resolution.aims["weight_only"]))
     if resolution.of("dynamic"):
         new = quantize_dynamic(new, _plan(resolution, "dynamic"))
-    write_record(new, _record(resolution, left))
+    plan = stored_instead(Plan({key: work.scheme for key, work in resolution.work.items()}), left)
+    new, refused = store_weights(new, plan)
+    write_record(new, _record(resolution, plan, left, refused))
     return new
 
 
@@ -47,7 +50,7 @@ def _quantize_statically(
 ) -> tuple[ir.Model, dict[OpKey, str]]:
     """The new model, and the nodes that stay in float since integers would not pay there."""
     configs, aim, plan = resolution.configs("static"), resolution.aims["static"], _plan(resolution, "static")
-    options, smoothing = _static_options(configs, aim), smoothing_of(configs)
+    options, smoothing = _static_options(configs, aim, resolution.named), smoothing_of(configs)
     size = setting(configs, "calibration_sampling_size")
 
     def smoothed() -> ir.Model:
@@ -60,8 +63,8 @@ def _quantize_statically(
     reader, weights = store.samples(configs).reader, prevailing_weights(plan)
     key = (id(model), id(reader), smoothing, None if smoothing is None else weights, size, options.percentile)
     base = store.base(key, smoothed)
-    left = left_in_float(base.model, plan, options)
-    return quantize_static(base.model, plan, store.samples(configs, size), options, base.known), left
+    left: dict[OpKey, str] = {}
+    return quantize_static(base.model, plan, store.samples(configs, size), options, base.known, left), left
 
 
 def _plan(resolution: Resolution, approach: str) -> Plan:
@@ -69,14 +72,16 @@ def _plan(resolution: Resolution, approach: str) -> Plan:
     return Plan(kept | {key: work.scheme for key, work in resolution.of(approach).items()})
 
 
-def _record(resolution: Resolution, left: dict[OpKey, str]) -> QuantizationRecord:
-    ops = {key: work.scheme for key, work in resolution.work.items()}
-    in_float = {key: float_op("fp32", ops[key].weight is not None) for key in left}
+def _record(
+    resolution: Resolution, plan: Plan, left: dict[OpKey, str], refused: dict[OpKey, str]
+) -> QuantizationRecord:
+    in_float = dict.fromkeys(refused, float_op("fp32", has_weight=True))
     kept = dict.fromkeys(resolution.kept, "kept in float")
-    return QuantizationRecord({**ops, **in_float}, {**kept, **resolution.left, **left})
+    told = {**kept, **resolution.left, **resolution.stored, **refused, **left}
+    return QuantizationRecord({**plan.ops, **in_float}, told)
 
 
-def _static_options(configs: Sequence[StaticQuantConfig], aim: Aim) -> StaticOptions:
+def _static_options(configs: Sequence[StaticQuantConfig], aim: Aim, named: Collection[str]) -> StaticOptions:
     def extra(name: str) -> Any:
         return setting(configs, f"extra_options[{name!r}]", lambda config: config.option(name))
 
@@ -91,6 +96,7 @@ def _static_options(configs: Sequence[StaticQuantConfig], aim: Aim) -> StaticOpt
         quantize_bias=needed.get("quantize_bias", True),
         bias_correction=extra("BiasCorrection"),
         percentile=extra("CalibPercentile"),
+        named=named,
     )
 
 

@@ -15,6 +15,7 @@ from neural_compressor.errors import ConfigError
 from neural_compressor.onnx.graph import normalise
 from neural_compressor.onnx.model_file import read_model
 from neural_compressor.onnx.optimization import optimise
+from neural_compressor.onnx.quantization_record import read_record
 from neural_compressor.onnx.simplify import simplify
 
 QUANTIZED_TYPES = frozenset(
@@ -77,4 +78,12 @@ def _refuse_quantized(model: ir.Model) -> None:
         if node.op_type in QUANTIZED_TYPES:
             raise ConfigError(
                 f"the model is quantized already: its node {node.name!r} is a {node.op_type}; give the float model"
+            )
+    # Weights that are stored in integers leave no node that a float model has not.
+    record = read_record(model)
+    for (name, _), scheme in ({} if record is None else record.ops).items():
+        if not scheme.is_float:
+            raise ConfigError(
+                f"the model is quantized already: its metadata have the weight of {name!r} in {scheme.precision}; "
+                "give the float model"
             )

@@ -19,6 +19,7 @@ from neural_compressor.onnx.quantization.config import RTNConfig
 from neural_compressor.onnx.quantization.fitting import fit, unfit_weight
 from neural_compressor.onnx.quantization.prepared import Prepared, node_types
 from neural_compressor.onnx.quantization.selection import select
+from neural_compressor.onnx.stored_weights import STORED, is_stored, storable_nodes
 from neural_compressor.onnx.weight_only.job import WeightJob
 from neural_compressor.onnx.weight_only.matrix_nodes import MatrixNode, left_in_float, weight_only_nodes
 from neural_compressor.registry import close_matches
@@ -45,17 +46,26 @@ class NodeWork:
 class Resolution:
     """What is done to each node, what for (by approach), and why other nodes stay in float.
 
-    ``kept`` are nodes that the user has in float, so that they do not even pass integers on.
+    ``kept`` are nodes that the user has in float, so that they do not even pass integers on; ``named`` are those asked for
+    by name, quantized even where that does not pay.
     """
 
     work: Mapping[OpKey, NodeWork]
     left: Mapping[OpKey, str]
     aims: Mapping[str, Aim]
     kept: frozenset[OpKey] = frozenset()
+    named: frozenset[str] = frozenset()
 
     def of(self, approach: str) -> dict[OpKey, NodeWork]:
-        """The nodes quantized statically, dynamically, or in their weights alone."""
-        return {key: work for key, work in self.work.items() if work.scheme.mode == approach}
+        """The nodes quantized statically, dynamically, or in their weights alone; not those whose weights are stored."""
+        found = {key: work for key, work in self.work.items() if work.scheme.mode == approach}
+        return {key: work for key, work in found.items() if not is_stored(key, work.scheme)}
+
+    @property
+    def stored(self) -> dict[OpKey, str]:
+        """The nodes that have their weights stored in integers, and why they compute in float."""
+        schemes = {key: work.scheme for key, work in self.work.items() if is_stored(key, work.scheme)}
+        return {key: self.aims[scheme.mode].reluctance(key[1], scheme.mode) for key, scheme in schemes.items()}
 
     def configs(self, approach: str) -> list[Any]:
         """The configurations of these nodes."""
@@ -67,48 +77,41 @@ class Resolution:
         return replace(self, work=work, kept=self.kept | set(keys))
 
 
-def resolve(
-    config: Composition, prepared: Prepared, graph_only: bool = False, *, where_it_pays: bool = False
-) -> Resolution:
+def resolve(config: Composition, prepared: Prepared, graph_only: bool = False) -> Resolution:
     """What ``config`` does to the nodes of a model, of what their execution provider can run.
 
     A rule or a name that matches no node, a value that the provider has not, and a configuration that leaves every node
-    in float are errors. ``graph_only`` admits providers that do not run here. Nodes that are slower in integers are
-    quantized where they are named, and, unless ``where_it_pays``, where there is nothing else to quantize.
+    in float are errors. ``graph_only`` admits providers that do not run here. Nodes that are slower in integers have their
+    weights stored in them and compute in float, unless they are named.
     """
     selection = select(config, prepared.kinds)
     now = node_types(prepared.model)
     left: dict[OpKey, str] = {(name, now[name]): why for name, why in selection.left.items() if name in now}
     work: dict[OpKey, NodeWork] = {}
-    slower: dict[OpKey, tuple[NodeWork, str]] = {}
     aims: dict[str, Aim] = {}
     for approach, examine in _APPROACHES.items():
         chosen = {(name, now[name]): each for name, each in selection.of(approach).items() if name in now}
         if not chosen:
             continue
-        aims[approach] = find_aim(_distinct(chosen.values()), approach, graph_only)
-        found = examine(prepared.model, chosen, aims[approach])
+        aim = aims[approach] = find_aim(_distinct(chosen.values()), approach, graph_only)
+        slower = {key for key in chosen if key[0] not in selection.meant and aim.reluctance(key[1], approach)}
+        found = examine(prepared.model, {key: each for key, each in chosen.items() if key not in slower}, aim)
+        found |= _stored(prepared.model, {key: chosen[key] for key in slower}, aim)
         for key, outcome in found.items():
-            why = "" if key[0] in selection.meant else aims[approach].reluctance(key[1], approach)
             if isinstance(outcome, str):
                 left[key] = outcome
-            elif why:
-                left[key], slower[key] = f"{why}; name it, or its type, to have it quantized", (outcome, why)
             else:
                 work[key] = outcome
-    if not work and slower and not where_it_pays:
-        against = _counted({key: why for key, (_, why) in slower.items()})
-        logger.warning("there is nothing else to quantize in this model, so it is done in spite of this: %s", against)
-        work = {key: outcome for key, (outcome, _) in slower.items()}
-        left = {key: why for key, why in left.items() if key not in slower}
     if not work:
         raise NothingToQuantizeError(_nothing(left, now))
     able = {kind for approach, aim in aims.items() for kind in aim.op_types(approach)}
     told = {key: why for key, why in left.items() if key[1] in able or key[0] in selection.named}
-    _report(selection.named, work, told)
     order = {name: place for place, name in enumerate(now)}
     in_order = dict(sorted(work.items(), key=lambda item: order[item[0][0]]))
-    return Resolution(in_order, told, aims, frozenset((name, now[name]) for name in selection.kept if name in now))
+    kept = frozenset((name, now[name]) for name in selection.kept if name in now)
+    resolution = Resolution(in_order, told, aims, kept, selection.named)
+    _report(selection.named, resolution)
+    return resolution
 
 
 def _distinct(configs: Iterable[Any]) -> list[Any]:
@@ -140,6 +143,16 @@ def _dynamic(model: ir.Model, chosen: Chosen, aim: Aim) -> dict[OpKey, Outcome]:
             found[key] = why
             continue
         found[key] = _fitted(config, aim.options(key[1], "dynamic"), key, aim.provider)
+    return found
+
+
+def _stored(model: ir.Model, slower: Chosen, aim: Aim) -> dict[OpKey, Outcome]:
+    able = storable_nodes(model) if slower else {}
+    found: dict[OpKey, Outcome] = {}
+    for key, config in slower.items():
+        refusal = able.get(key, "it has no weight to store")
+        work = NodeWork(OpScheme(STORED, mode=config.approach), config)
+        found[key] = work if refusal is None else f"{aim.reluctance(key[1], config.approach)}; {refusal}"
     return found
 
 
@@ -187,14 +200,16 @@ _APPROACHES: Mapping[str, Callable[[ir.Model, Chosen, Aim], dict[OpKey, Outcome]
 }
 
 
-def _report(named: Collection[str], work: Mapping[OpKey, NodeWork], left: Mapping[OpKey, str]) -> None:
+def _report(named: Collection[str], resolution: Resolution) -> None:
     """Say why nodes that were asked for by name stay in float, and how many others do."""
+    work, left, stored = resolution.work, resolution.left, resolution.stored
     done, reasons = {name for name, _ in work}, {name: why for (name, _), why in left.items()}
     for name in named:
         if name not in done:
             why = reasons.get(name, "simplifying the graph took it away (optimization_level)")
             logger.warning("%s stays in float: %s", name, why)
-    logger.info("%d nodes are quantized%s", len(work), _in_float(left))
+    told = f"; with weights in int8 compute in float {_counted(stored)}" if stored else ""
+    logger.info("%d nodes are quantized%s%s", len(work) - len(stored), told, _in_float(left))
 
 
 def _nothing(left: Mapping[OpKey, str], now: Mapping[str, str]) -> str:

@@ -54,7 +54,7 @@ def candidates(source: Any, configs: Sequence[Composition], level: Any = None) -
         if static not in prepared:
             prepared[static] = prepare(source, config, level)
         try:
-            resolution = resolve(config, prepared[static], where_it_pays=True)
+            resolution = resolve(config, prepared[static])
         except NothingToQuantizeError as error:
             idle.append(error)
             logger.warning("%s is not tried: %s", config, error)

@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from neural_compressor.algorithms import mean_error
+from neural_compressor.errors import CalibrationError
 from neural_compressor.onnx.data_reader import Samples
 from neural_compressor.onnx.feeds import feeds
 from neural_compressor.onnx.graph import constant
 from neural_compressor.onnx.graph_editor import GraphEditor
+from neural_compressor.onnx.session import make_session
 from neural_compressor.onnx.static.graph_walk import GraphWalk
 from neural_compressor.onnx.static.layout import Layout
 from neural_compressor.onnx.static.qdq import ParamsOf
 
+logger = logging.getLogger("neural_compressor")
+
 SAMPLES = 16
 """How many are looked at: all are in memory at once, as far as the ops ahead need what was computed for them."""
-_CORRECTED = ("Conv", "ConvTranspose", "Gemm")
-"""They have their bias as the third input. A MatMul has none; correcting the Add behind it gained a transformer nothing."""
+FEWEST_SAMPLES = 4
+"""With fewer there is no telling whether a mean error is one of these samples alone."""
+BYTES = 2**28
+"""What samples may take while they wait for the ops ahead; those that come last are dropped where it is too little."""
+_CORRECTED = ("Conv", "ConvTranspose")
+"""They have many values a sample to take a mean over. Correcting the products of a transformer gained nothing."""
+_FEWEST_POSITIONS = 16
+"""Where a channel has fewer values a sample (gates of squeeze and excitation) means are chance, and correction a loss."""
 
 
 class BiasCorrection:
@@ -38,50 +51,75 @@ class BiasCorrection:
         cuts = {home.raw: params_of[home.source, home.scheme].limits for home in layout.homes.values()}
         self.limits = {
             node: cuts.get(node.outputs[0], (-np.inf, np.inf))
-            for node, op in layout.ops.items()
-            if op.info.weight_index is not None and node.op_type in _CORRECTED and _share(node)
+            for node in model.graph
+            if node in layout.ops and node.op_type in _CORRECTED
         }
+        self._feeds, self._exact = [], {}
+        if not self.limits:
+            return
         self._feeds = [feeds(model, sample, number) for number, sample in enumerate(islice(samples, SAMPLES))]
-        walk = GraphWalk(model, self._feeds, providers)
-        self._exact = {node: self._moments(node, walk.run_to(node)) for node in self._in_order()}
+        if len(self._feeds) < FEWEST_SAMPLES:
+            raise CalibrationError(f"correcting biases takes {FEWEST_SAMPLES} samples; there are {len(self._feeds)}")
+        self._exact = dict(zip(self.limits, self._moments(), strict=True))
 
     def apply(self, editor: GraphEditor) -> None:
         """Change the biases of ``editor.model``, which have to be floats."""
-        walk = GraphWalk(self.model, self._feeds, self.providers)
-        for node in self._in_order():
+        if not self.limits:
+            return
+        walk, corrected = GraphWalk(self.model, self._feeds, self.providers, BYTES), 0
+        for node in self.limits:
             arrays = walk.run_to(node)
             exact, variance = self._exact[node]
-            errors = self._moments(node, arrays)[0] - exact
-            excess = np.asarray(mean_error(errors, variance))
-            if not excess.any():
+            means = self._means(node, arrays)
+            both = min(len(means), len(exact))
+            excess = np.asarray(mean_error(means[:both] - exact[:both], variance))
+            if not excess.any() or both < FEWEST_SAMPLES or arrays[0][0, 0].size < _FEWEST_POSITIONS:
                 continue
-            walk.replace(node.outputs[0], [array - _by_channel(node, excess, array.ndim) for array in arrays])
+            corrected += 1
+            walk.replace(node.outputs[0], [array - _by_channel(excess, array.ndim) for array in arrays])
             old = constant(node.inputs[2]) if len(node.inputs) > 2 else None
-            editor.set_constant(node, 2, (0 if old is None else old) - excess / _share(node))
+            editor.set_constant(node, 2, (0 if old is None else old) - excess)
+        logger.info("biases corrected by the mean error on data: %d of %d", corrected, len(self.limits))
 
-    def _in_order(self) -> list[ir.Node]:
-        return [node for node in self.model.graph if node in self.limits]
+    def _moments(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Of what each op gives in float the mean by channel, one row a sample, and the variance over all of them."""
+        taps = []
+        with _added(self.model.graph) as add:
+            for node, limits in self.limits.items():
+                bounds = (add("Constant", [], value=ir.tensor(np.float32(limit))) for limit in limits)
+                kept = add("Clip", [node.outputs[0], *bounds])
+                taps += [add("GlobalAveragePool", [each]) for each in (kept, add("Mul", [kept, kept]))]
+            session = make_session(self.model, [str(tap.name) for tap in taps], self.providers)
+        rows = [
+            [array.reshape(array.shape[:2]).mean(axis=0) for array in session.run(None, feed)] for feed in self._feeds
+        ]
+        columns = [np.stack(column) for column in zip(*rows, strict=True)]
+        return [
+            (mean, square.mean(axis=0) - mean.mean(axis=0) ** 2)
+            for mean, square in zip(columns[::2], columns[1::2], strict=True)
+        ]
 
-    def _moments(self, node: ir.Node, arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """The mean of each channel of what ``node`` gives, one row a sample, and the variance over all of them."""
-        means, squares = [], []
-        for array in arrays:
-            by_channel = np.moveaxis(array, _channel_axis(node, array.ndim), 0)
-            kept = np.clip(by_channel.reshape(len(by_channel), -1), *self.limits[node])
-            means.append(kept.mean(axis=1))
-            squares.append(np.einsum("ij,ij->i", kept, kept) / kept.shape[1])
-        return np.stack(means), np.mean(squares, axis=0) - np.mean(means, axis=0) ** 2
+    def _means(self, node: ir.Node, arrays: Sequence[np.ndarray]) -> np.ndarray:
+        """The mean by channel of what ``node`` gives, one row a sample."""
+        axes = (0, *range(2, arrays[0].ndim))
+        return np.stack([np.clip(array, *self.limits[node]).mean(axis=axes) for array in arrays])
 
 
-def _share(node: ir.Node) -> float:
-    """How much of a bias gets into the result."""
-    return node.attributes.get_float("beta", 1.0) if node.op_type == "Gemm" else 1.0
+@contextmanager
+def _added(graph: ir.Graph) -> Iterator[Callable[..., ir.Value]]:
+    """Gives a function that adds a node to the end of ``graph``; they are taken away again."""
+    nodes: list[ir.Node] = []
+
+    def add(op_type: str, inputs: Sequence[ir.Value], **attributes: Any) -> ir.Value:
+        nodes.append(ir.node(op_type, inputs, attributes, outputs=[ir.Value(name=f"correction/{len(nodes)}")]))
+        graph.append(nodes[-1])
+        return nodes[-1].outputs[0]
+
+    try:
+        yield add
+    finally:
+        graph.remove(nodes, safe=True)
 
 
-def _channel_axis(node: ir.Node, rank: int) -> int:
-    return rank - 1 if node.op_type == "Gemm" else 1
-
-
-def _by_channel(node: ir.Node, vector: np.ndarray, rank: int) -> np.ndarray:
-    axis = _channel_axis(node, rank)
-    return vector.reshape([-1 if i == axis else 1 for i in range(rank)])
+def _by_channel(vector: np.ndarray, rank: int) -> np.ndarray:
+    return vector.reshape([-1, *[1] * (rank - 2)])

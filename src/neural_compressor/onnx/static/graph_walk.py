@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import inf
 
 import numpy as np
 import onnx_ir as ir
@@ -12,12 +14,17 @@ from neural_compressor.onnx.session import make_session
 
 
 class GraphWalk:
-    """Each node runs once a sample, in the order of the graph; what no node ahead reads is let go."""
+    """Each node runs once a sample, in the order of the graph; what no node ahead reads is let go.
 
-    def __init__(self, model: ir.Model, samples: Sequence[Mapping[str, np.ndarray]], providers: Sequence[str]) -> None:
-        self.model, self.providers = model, providers
+    Where that keeps more than ``limit`` bytes, the samples that come last are given up; the first never is.
+    """
+
+    def __init__(
+        self, model: ir.Model, samples: Sequence[Mapping[str, np.ndarray]], providers: Sequence[str], limit: float = inf
+    ) -> None:
+        self.model, self.providers, self.limit = model, providers, limit
         self._ahead = list(reversed(model.graph))
-        self._held = [{value: sample[str(value.name)] for value in model.graph.inputs} for sample in samples]
+        self._held = deque({value: sample[str(value.name)] for value in model.graph.inputs} for sample in samples)
 
     def run_to(self, node: ir.Node) -> list[np.ndarray]:
         """What ``node``, which must be ahead, gives as its first output for each sample."""
@@ -29,16 +36,21 @@ class GraphWalk:
         outputs = [v for each in part for v in each.outputs if v in needed or v is node.outputs[0]]
         constants = [value for value in read if is_constant(value) and value.producer() is None]
         session = make_session(self._alone(part, inputs, outputs, constants), providers=self.providers, level="basic")
-        results = []
-        for place, held in enumerate(self._held):
+        results: list[np.ndarray] = []
+        kept: list[dict[ir.Value, np.ndarray]] = []
+        room = self.limit
+        while self._held and (room > 0 or not kept):
+            held = self._held.popleft()
             found = session.run(None, {str(value.name): held[value] for value in inputs})
             now = held | dict(zip(outputs, found, strict=True))
             results.append(now[node.outputs[0]])
-            self._held[place] = {value: array for value, array in now.items() if value in needed}
+            kept.append({value: array for value, array in now.items() if value in needed})
+            room -= sum(array.nbytes for array in kept[-1].values())
+        self._held = deque(kept)
         return results
 
     def replace(self, value: ir.Value, arrays: Sequence[np.ndarray]) -> None:
-        """Let the nodes ahead read ``arrays`` for ``value``, one a sample."""
+        """Let the nodes ahead read ``arrays`` for ``value``, one a sample that is left."""
         for held, array in zip(self._held, arrays, strict=True):
             if value in held:
                 held[value] = array

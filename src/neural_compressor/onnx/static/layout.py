@@ -12,6 +12,7 @@ from neural_compressor.onnx.op_table import PASS_ON, Output
 from neural_compressor.onnx.ops import NodeInfo
 from neural_compressor.onnx.static.clips import folds
 from neural_compressor.onnx.static.options import StaticOptions
+from neural_compressor.onnx.static.slow_convolutions import is_depthwise, is_slow, is_small
 from neural_compressor.schemes import OpKey, OpScheme, TensorScheme
 
 
@@ -72,15 +73,15 @@ def lay_out(
 ) -> Layout:
     """Lay the ops of ``planned`` out; the nodes of ``kept`` pass no integers on, as the plan has them in float.
 
-    Light ops are dropped from the plan, one by one, while they would cost conversions: each may have been what another
-    one's integers came from or went to.
+    Ops that integers make no faster where they are, and that nobody named, are dropped from the plan, in rounds: each may
+    have been what another one's integers came from or went to.
     """
     active = dict(planned)
     left: dict[OpKey, str] = {}
     while True:
         wanted = _wanted(model.graph, active, kept)
         homes = _homes(model.graph, active, kept, wanted, options)
-        dropped = {} if options.everywhere else _unpaid(active, homes, wanted)
+        dropped = {} if options.everywhere else _unpaid(active, homes, wanted, options)
         if not dropped:
             break
         left |= {active.pop(node)[0].key: reason for node, reason in dropped.items()}
@@ -134,19 +135,30 @@ def _homes(
     return homes
 
 
-def _unpaid(active: _Active, homes: Mapping[ir.Value, Home], wanted: set[ir.Value]) -> dict[ir.Node, str]:
-    """The light ops that would not profit from integers, with the reason."""
+_UNFED = "no op before it gives integers, so it would need them made for it"
+
+
+def _unpaid(
+    active: _Active, homes: Mapping[ir.Value, Home], wanted: set[ir.Value], options: StaticOptions
+) -> dict[ir.Node, str]:
+    """The ops that would not profit from integers, with the reason."""
     reasons: dict[ir.Node, str] = {}
     for node, (info, _) in active.items():
-        if not info.op.light:
+        if node.name in options.named:
             continue
-        read = [homes.get(input_of(node, i)) for i in info.activations]
-        if info.tables:
+        fed = any(home is not None and home.firm for home in (homes.get(input_of(node, i)) for i in info.activations))
+        conv = node.op_type == "Conv" and options.on_cpu
+        if info.tables and info.op.light:
             reasons[node] = "one side is constant: in float it costs as little and loses nothing"
-        elif not any(home is not None and home.firm for home in read):
-            reasons[node] = "no op before it gives integers, so it would need them made for it"
-        elif node.outputs[0] not in wanted:
-            reasons[node] = "no op behind it takes integers, so its own would be turned back"
+        elif conv and is_slow(node):
+            reasons[node] = "its groups have few channels each, which takes longer in integers than in float"
+        elif info.op.light or (conv and is_depthwise(node)):
+            if not fed:
+                reasons[node] = _UNFED
+            elif node.outputs[0] not in wanted:
+                reasons[node] = "no op behind it takes integers, so its own would be turned back"
+        elif conv and not fed and is_small(node):
+            reasons[node] = _UNFED
     return reasons
 
 

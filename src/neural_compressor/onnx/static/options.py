@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from neural_compressor.errors import ConfigError
@@ -24,10 +24,10 @@ class StaticOptions:
     ``optypes_to_exclude_output_quant``: op types whose output is quantized only for readers that are quantized.
     ``quant_last_matmul``: False leaves the last MatMul or Gemm in float.
     ``quantize_bias``: False leaves biases in float, as TensorRT wants them.
-    ``bias_correction``: what convolutions and Gemms give too much on average, on some of the data, is taken out of their
-    biases; that takes a second pass over it.
-    ``everywhere``: also quantizes light ops (Add, Mul, Sigmoid, ...) that the plan names where the conversions around
-    them cost more than integers save.
+    ``bias_correction``: what convolutions give too much on average, on some of the data, is taken out of their biases;
+    that takes a second pass over it. None does it where the data admits it, True says what is missing.
+    ``named``: nodes of the plan that are quantized even where integers make them no faster: light ones (Add, Mul,
+    Sigmoid, depthwise convolutions, ...) for which integers would have to be made, and slow ones; ``everywhere``: all are.
     ``percentile``: the share of values that "percentile" calibration keeps, in percent.
     """
 
@@ -39,8 +39,9 @@ class StaticOptions:
     optypes_to_exclude_output_quant: Sequence[str] = ()
     quant_last_matmul: bool = True
     quantize_bias: bool = True
-    bias_correction: bool = False
+    bias_correction: bool | None = False
     everywhere: bool = False
+    named: Collection[str] = ()
     percentile: float = 99.999
 
     def __post_init__(self) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import MutableMapping
 from dataclasses import replace
 
 import onnx_ir as ir
 
+from neural_compressor.errors import CalibrationError
 from neural_compressor.onnx.data_reader import Samples
 from neural_compressor.onnx.error_context import at_node
 from neural_compressor.onnx.graph import array_of, normalise, opset
@@ -19,9 +21,10 @@ from neural_compressor.onnx.static.layout import Layout, lay_out
 from neural_compressor.onnx.static.options import StaticOptions
 from neural_compressor.onnx.static.params import KnownRanges, tensor_params
 from neural_compressor.onnx.static.plan import checked_schemes, is_wide, kept_in_float
-from neural_compressor.onnx.static.qdq import QDQWriter
+from neural_compressor.onnx.static.qdq import ParamsOf, QDQWriter
 from neural_compressor.onnx.static.qdq_constants import ConstantWriter
 from neural_compressor.onnx.static.qoperator import to_integer_ops
+from neural_compressor.onnx.static.shielding import shield
 from neural_compressor.onnx.static.summands import settle_summands
 from neural_compressor.schemes import PER_TENSOR, OpKey, Plan, value_range
 from neural_compressor.schemes.ranges import require_finite
@@ -39,20 +42,22 @@ def quantize_static(
     samples: Samples | None,
     options: StaticOptions | None = None,
     known: KnownRanges | None = None,
+    left: MutableMapping[OpKey, str] | None = None,
 ) -> ir.Model:
     """A new model in which the ops that ``plan`` has as static run in integers; ``model`` is a normalised one.
 
-    ``known`` keeps the ranges that were collected, for the next call on the same model and data.
+    ``known`` keeps the ranges that were collected, for the next call on the same model and data; ``left`` is given the ops
+    that stay in float all the same, with the reason.
     """
     options = options or StaticOptions()
     new, layout = _laid_out(model, plan, options)
     for (name, op_type), reason in layout.left.items():
         logger.info("%s (%s) stays in float: %s", name, op_type, reason)
+    if left is not None:
+        left.update(layout.left)
     _check_weights(layout)
     params_of = tensor_params(new, layout, samples, options, known)
-    correction = None
-    if options.bias_correction and samples is not None:
-        correction = BiasCorrection(new, layout, params_of, samples, options.providers)
+    correction = _bias_correction(new, layout, params_of, samples, options)
     writer = QDQWriter(GraphEditor(new), options)
     constants = ConstantWriter(writer, layout, params_of)
     writer.activations(layout, params_of)
@@ -63,14 +68,25 @@ def quantize_static(
         correction.apply(writer.editor)
     for op in layout.ops.values():
         constants.write_bias(op)
+    if options.on_cpu:
+        shield(writer.editor)
     if options.quant_format == "QOperator":
         to_integer_ops(new)
     return new
 
 
-def left_in_float(model: ir.Model, plan: Plan, options: StaticOptions | None = None) -> dict[OpKey, str]:
-    """The ops that ``plan`` has as static and that stay in float all the same, with the reason."""
-    return dict(_laid_out(model, plan, options or StaticOptions())[1].left)
+def _bias_correction(
+    model: ir.Model, layout: Layout, params_of: ParamsOf, samples: Samples | None, options: StaticOptions
+) -> BiasCorrection | None:
+    if samples is None or options.bias_correction is False:
+        return None
+    try:
+        return BiasCorrection(model, layout, params_of, samples, options.providers)
+    except CalibrationError as error:
+        if options.bias_correction:
+            raise
+        logger.info("biases are not corrected: %s", error)
+        return None
 
 
 def _check_weights(layout: Layout) -> None:

@@ -26,7 +26,7 @@ EXTRA_OPTIONS: Mapping[str, tuple[Any, Callable[[Any], Any]]] = {
     "AddQDQPairToWeight": (False, flag),
     "DedicatedQDQPair": (False, flag),
     "OpTypesToExcludeOutputQuantization": ([], _types),
-    "BiasCorrection": (False, flag),
+    "BiasCorrection": (None, flag),
     "CalibPercentile": (99.999, number_between(50, 100)),
     "SmoothQuant": (False, flag),
     "SmoothQuantAlpha": (0.5, _alphas),

@@ -80,11 +80,16 @@ def least_cost_qparams(weight: Array, scheme: TensorScheme, loss: GroupLoss, *, 
     )
 
 
+def has_full_range(scheme: TensorScheme) -> bool:
+    """Whether there is a code more on one side of zero, so that ``full_range`` means something."""
+    return isinstance(scheme.dtype, IntType) and scheme.dtype.signed and scheme.symmetric
+
+
 def _spanning(weight: Array, scheme: TensorScheme, full_range: bool) -> QParams:
     low, high = value_range(weight, scale_granularity(scheme))
     if not full_range:
         return choose_qparams(low, high, scheme)
-    if not (isinstance(scheme.dtype, IntType) and scheme.dtype.signed and scheme.symmetric):
+    if not has_full_range(scheme):
         raise ConfigError(
             f"full_range is for symmetric signed integers, whose negative side has one code more; {scheme.dtype.name}"
             f"{'' if scheme.symmetric else ' asym'} has none to gain"

@@ -107,6 +107,7 @@ SETTINGS = {
         "enable_quanted_input": [{"enable_quanted_input": False}],
         "seed": [{"seed": 1}],
         "scheme": [{"scheme": "W3A16"}],
+        "use_full_range": [{"use_full_range": False}],
         "amp": AMP,
     },
 }

@@ -82,7 +82,7 @@ def test_layers_outside_the_blocks_are_tuned_on_the_inputs_asked_for():
         seen = InputStatistics()
         seen.update(reaching)
         scheme = TensorScheme(dtype("int2"), granularity=PER_CHANNEL, algorithm="autoround")
-        options = AutoRoundOptions(iters=30, batch_size=8)
+        options = AutoRoundOptions(iters=30, batch_size=8, full_range=True)
         expected = tune_layer(model.head.weight.detach(), scheme, seen, options).dequantize()
         torch.testing.assert_close(heads[quanted], expected, rtol=0.02, atol=1e-3)
     assert not torch.equal(heads[True], heads[False])

@@ -79,6 +79,7 @@ def _autoround(config: AutoRoundConfig) -> dict[str, Any]:
         "enable_minmax_tuning": config.enable_minmax_tuning,
         "seed": config.seed,
         "amp": None if config.amp else False,
+        "full_range": config.use_full_range,
     }
 
 

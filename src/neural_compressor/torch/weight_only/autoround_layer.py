@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from neural_compressor.algorithms import InputStatistics, LayerResult, quadratic_loss, weight_qparams
+from neural_compressor.algorithms import InputStatistics, LayerResult, quadratic_loss
+from neural_compressor.algorithms.weight_qparams import has_full_range, weight_qparams
 from neural_compressor.schemes import TensorScheme
 from neural_compressor.torch.weight_only.autoround_options import AutoRoundOptions
 from neural_compressor.torch.weight_only.autoround_rounding import LearnedRounding
@@ -34,7 +35,8 @@ def tune_layer(
     True
     """
     hessian = statistics.hessian
-    qparams = weight_qparams(weight, scheme, search="mse", importance=statistics.mean_square)
+    full_range = options.full_range and has_full_range(scheme)
+    qparams = weight_qparams(weight, scheme, search="mse", importance=statistics.mean_square, full_range=full_range)
     rounding = LearnedRounding(weight, scheme, qparams, options.momentum or _MOMENTUM)
     values = rounding.values()
     before = quadratic_loss(weight, values, hessian)

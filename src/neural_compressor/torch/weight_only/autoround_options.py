@@ -23,6 +23,7 @@ class AutoRoundOptions:
     - ``momentum``: how much of the gradients before goes into a step.
     - ``seed``: of the order in which samples are seen.
     - ``keep_best``: give up what was learned where the block's error is no smaller than before.
+    - ``full_range``: see :func:`~neural_compressor.algorithms.weight_qparams.weight_qparams`.
     - ``amp``: whether the block runs in bfloat16 while it is trained; None decides by what the device is fast at.
 
     >>> AutoRoundOptions(iters=50).rates(0, bits=2), AutoRoundOptions(lr=0.1, enable_minmax_tuning=False).rates(50, bits=2)
@@ -39,6 +40,7 @@ class AutoRoundOptions:
     seed: int = 42
     keep_best: bool = True
     amp: bool | None = None
+    full_range: bool = False
 
     def __post_init__(self) -> None:
         for name, least in (("iters", 0), ("batch_size", 1), ("gradient_accumulate_steps", 1), ("seed", 0)):

@@ -75,7 +75,8 @@ class AutoRoundConfig(WeightOnlyConfig):
     ``lr`` is 1 / ``iters`` by default and ``minmax_lr`` smaller, the more bits there are. Of the calibration data the first
     ``nsamples`` samples are used, and ``seqlen`` tokens of each; other algorithms beside it may ask for more. Activations
     stay in float: other ``act_bits`` are refused when a model is prepared.
-    ``amp`` is that of :class:`GPTQConfig`, and of the training too.
+    ``amp`` is that of :class:`GPTQConfig`, and of the training too. ``use_full_range`` is that of :class:`RTNConfig`, and
+    on by default for symmetric integers: a scale may be negative.
 
     >>> AutoRoundConfig(scheme="W2A16G64").group_size, AutoRoundConfig(bits=3).scheme
     (64, 'W3A16')
@@ -102,6 +103,7 @@ class AutoRoundConfig(WeightOnlyConfig):
     scheme: Annotated[str, one_or_more(_scheme)] = "W4A16"
     quant_lm_head: Flag = False
     amp: Flag = True
+    use_full_range: Flag = True
 
     @property
     def needs_calibration(self) -> bool:

@@ -48,13 +48,8 @@ class DoubleQuantConfig(WeightOnlyConfig):
         if values["dtype"] == FLOAT:
             return values
         kind = dtype_of(values["dtype"], values["bits"])
-        follows: dict[str, Any] = {}
-        if "use_full_range" in values and not (isinstance(kind, IntType) and kind.signed and values["use_sym"]):
-            follows["use_full_range"] = False
-        if isinstance(kind, BlockType):
-            follows["use_double_quant"] = False  # its scales are of a small type already
-        sign = "sym" if values.get("use_sym", True) else "asym"
-        values = cls._with(values, follows, given, f"{kind.name} {sign}")
+        if isinstance(kind, BlockType):  # its scales are of a small type already
+            values = cls._with(values, {"use_double_quant": False}, given, kind.name)
         return cls._settled_scales(values, given) if values["use_double_quant"] else values
 
     @classmethod

@@ -59,7 +59,11 @@ class WeightOnlyConfig(ComposableConfig):
             follows["group_size"] = kind.block
         if not isinstance(kind, IntType) and "use_sym" in values:
             follows["use_sym"] = True
-        return cls._with(values, follows, given, f"dtype {name!r}")
+        values = cls._with(values, follows, given, f"dtype {name!r}")
+        if "use_full_range" not in values or (isinstance(kind, IntType) and kind.signed and values["use_sym"]):
+            return values
+        sign = "sym" if values["use_sym"] else "asym"
+        return cls._with(values, {"use_full_range": False}, given, f"{kind.name} {sign}")
 
     def _distinct(self, values: dict[str, Any]) -> dict[str, Any]:
         values = super()._distinct(values)

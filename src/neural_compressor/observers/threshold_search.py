@@ -12,13 +12,17 @@ from neural_compressor.observers.histogram import Histogram
 from neural_compressor.schemes import PER_CHANNEL, TensorScheme, choose_qparams, fake_quantize
 
 Loss = Callable[[Floats, Floats], Floats]
-"""Loss by channel of clipping to ``[low, high]``."""
+"""Loss by channel of clipping to ``[low, high]``; where there is one channel, of each of several ranges for it."""
 
 _COARSE, _FINE = 64, 24
+_AT_ONCE = 8
+"""Ranges for one channel that are tried together: more do not fit into the cache of a core."""
 
 
 def quantized_rows(rows: Floats, low: Floats, high: Floats, scheme: TensorScheme) -> Floats:
-    """What the values of each row become when it is quantized over its ``[low, high]``."""
+    """What the values of each row become when it is quantized over its ``[low, high]``; one row, over each of several."""
+    low, high = np.broadcast_arrays(low, high)
+    rows = np.broadcast_to(rows, (len(low), rows.shape[1]))
     by_channel = replace(scheme, granularity=PER_CHANNEL)
     qparams = choose_qparams(low.astype(np.float32), high.astype(np.float32), by_channel)
     values: Floats = fake_quantize(rows, by_channel, qparams)
@@ -49,19 +53,20 @@ def _cut(histogram: Histogram, end: Floats) -> Floats:
 
 def _best(loss: Callable[[Floats], Floats], widest: Floats, narrowest: Floats) -> Floats:
     """Coarse steps by a constant factor (an outlier may be orders of magnitude away), then fine ones near the best."""
-    best, least = widest, loss(widest)
     narrowest = np.minimum(narrowest, widest)
     ratio = np.where(widest > 0, narrowest / np.where(widest > 0, widest, 1.0), 1.0)
     factor = ratio ** (1 / (_COARSE - 1))
-    for step in range(1, _COARSE):
-        best, least = _better(loss, widest * factor**step, best, least)
+    best = _least(loss, widest * factor ** np.arange(_COARSE)[:, None])
     above, below = np.minimum(best / factor, widest), best * factor
-    for step in range(_FINE):
-        best, least = _better(loss, above + (below - above) * (step + 0.5) / _FINE, best, least)
+    places = (np.arange(_FINE)[:, None] + 0.5) / _FINE
+    return _least(loss, np.concatenate([best[None], above + (below - above) * places]))
+
+
+def _least(loss: Callable[[Floats], Floats], trials: Floats) -> Floats:
+    """Of ``trials`` (trials, channels) the one that loses least, by channel; of equal ones the first."""
+    if trials.shape[1] == 1:
+        losses = np.concatenate([loss(trials[i : i + _AT_ONCE, 0]) for i in range(0, len(trials), _AT_ONCE)])[:, None]
+    else:
+        losses = np.stack([loss(trial) for trial in trials])
+    best: Floats = np.take_along_axis(trials, np.argmin(losses, axis=0)[None], axis=0)[0]
     return best
-
-
-def _better(loss: Callable[[Floats], Floats], trial: Floats, best: Floats, least: Floats) -> tuple[Floats, Floats]:
-    value = loss(trial)
-    won = value < least
-    return np.where(won, trial, best), np.where(won, value, least)

@@ -24,7 +24,7 @@ from neural_compressor.onnx.static.qdq import ParamsOf
 
 logger = logging.getLogger("neural_compressor")
 
-SAMPLES = 16
+SAMPLES = 12
 """How many are looked at: all are in memory at once, as far as the ops ahead need what was computed for them."""
 FEWEST_SAMPLES = 4
 """With fewer there is no telling whether a mean error is one of these samples alone."""

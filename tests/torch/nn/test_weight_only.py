@@ -213,6 +213,17 @@ def test_all_bits_have_a_kernel(bits, symmetric, granularity):
         assert error(layer(x), x @ rtn(weight, scheme).dequantize().T) < 8e-3
 
 
+@pytest.mark.parametrize("bits", range(2, 9))
+@pytest.mark.parametrize("rows", [1, 300])
+def test_scales_may_be_negative(bits, rows):
+    weight, x = torch.randn(64, 128), torch.randn(rows, 128)
+    scheme = TensorScheme(dtype(f"int{bits}"), granularity=PerGroup(32))
+    array = rtn(weight, scheme, full_range=True)
+    assert (array.scale < 0).any()
+    layer = WeightOnlyLinear.from_layer(nn.Linear(128, 64, bias=False), LayerResult(array))
+    assert error(layer(x), x @ array.dequantize().T) < 8e-3
+
+
 # -- what it replaces -------------------------------------------------------------------------------------------------
 
 

@@ -8,7 +8,16 @@ import torch
 from neural_compressor.errors import ConfigError, FormatError
 from neural_compressor.formats import FORMATS
 from neural_compressor.torch.nn import WeightOnlyLinear
-from neural_compressor.torch.quantization import AWQConfig, GPTQConfig, HQQConfig, RTNConfig, load, quantize, save
+from neural_compressor.torch.quantization import (
+    AutoRoundConfig,
+    AWQConfig,
+    GPTQConfig,
+    HQQConfig,
+    RTNConfig,
+    load,
+    quantize,
+    save,
+)
 
 transformers = pytest.importorskip("transformers", reason="the transformers extra is not installed")
 
@@ -49,8 +58,9 @@ def logits(model, ids):
         HQQConfig(bits=4, group_size=32),
         GPTQConfig(bits=4, group_size=32, act_order=True),
         AWQConfig(bits=4, group_size=32),
+        AutoRoundConfig(bits=4, group_size=32, iters=2),
     ],
-    ids=["rtn", "nf4", "channel-asym", "hadamard", "hqq", "gptq-order", "awq"],
+    ids=["rtn", "nf4", "channel-asym", "hadamard", "hqq", "gptq-order", "awq", "autoround"],
 )
 def test_the_default_format_is_bit_exact(llama, ids, tmp_path, config):
     import copy
@@ -75,8 +85,10 @@ def test_the_default_format_is_bit_exact(llama, ids, tmp_path, config):
         ("gptq_v2", RTNConfig(bits=3, group_size=32)),
         ("gptq_v2", RTNConfig(bits=8, group_size=32)),
         ("awq", RTNConfig(bits=4, group_size=32, use_sym=False)),
+        *((layout, RTNConfig(bits=4, group_size=32, use_full_range=True)) for layout in ("gptq", "gptq_v2")),
+        ("compressed-tensors", RTNConfig(bits=8, group_size=-1, use_full_range=True)),
     ],
-    ids=lambda v: v if isinstance(v, str) else f"{v.name}{v.bits}",
+    ids=lambda v: v if isinstance(v, str) else f"{v.name}{v.bits}{'-full' if v.use_full_range else ''}",
 )
 def test_hugging_face_layouts_round_trip(llama, ids, tmp_path, layout, config):
     model = quantize(llama, config, run_fn=lambda m: m(ids))
@@ -89,9 +101,10 @@ def test_hugging_face_layouts_round_trip(llama, ids, tmp_path, layout, config):
     assert any((tmp_path / "m" / "neural_compressor_cache").iterdir())
 
 
-def test_transformers_reads_our_compressed_tensors(llama, ids, tmp_path):
+@pytest.mark.parametrize("full_range", [False, True], ids=["even", "negative scales"])
+def test_transformers_reads_our_compressed_tensors(llama, ids, tmp_path, full_range):
     pytest.importorskip("compressed_tensors", reason="the compressed-tensors package is not installed")
-    model = quantize(llama, RTNConfig(bits=4, group_size=32))
+    model = quantize(llama, RTNConfig(bits=4, group_size=32, use_full_range=full_range))
     for module in model.modules():
         if isinstance(module, WeightOnlyLinear):
             module.exact = True

@@ -26,6 +26,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import geometric_mean, mean
 
 from kept_cells import Cell, KeptCells
 from onnx_agreement import TASKS
@@ -143,6 +144,20 @@ def behind(found: list[Cell]) -> Iterator[str]:
                 yield f"{one['model']} {one['method']}: {other['toolkit']} has {'; '.join(better)} ({shares})"
 
 
+def beside(found: list[Cell]) -> Iterator[str]:
+    """By method and toolkit, over the models that both could do: ratios are geometric means, differences means."""
+    done = {(one["method"], one["toolkit"], one["model"]): one for one in found if "error" not in one}
+    for method, toolkit in dict.fromkeys(key[:2] for key in done if key[1] != "ours"):
+        pairs = [(one, done.get((method, toolkit, key[2]))) for key, one in done.items() if key[:2] == (method, "ours")]
+        both = [(one, other) for one, other in pairs if other is not None]
+        if not both:
+            continue
+        figures = [f"{name} {mean(a[name] - b[name] for a, b in both):+.3f}" for name in ("agreement", "decibels")]
+        for name in ("size", "speedup", "seconds", "peak_mib"):
+            figures.append(f"{name} {geometric_mean(a[name] / b[name] for a, b in both):.2f} times")
+        yield f"{method}, ours beside {toolkit} on {len(both)} models: {', '.join(figures)}"
+
+
 def failings(found: list[Cell]) -> Iterator[str]:
     """What is wrong with our own models, whatever the others do."""
     for one in found:
@@ -202,7 +217,7 @@ def main() -> None:
         console.print(f"{line} {shown}", markup=False)
         found.append(one)
     console.print(table_of(found, options))
-    for line in behind(found):
+    for line in (*beside(found), *behind(found)):
         console.print(line, markup=False)
     wrong = list(failings(found))
     for line in wrong:

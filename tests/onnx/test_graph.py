@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
@@ -148,3 +149,20 @@ def test_a_model_the_runtime_refuses() -> None:
     proto = model_of([helper.make_node("NoSuchOperator", ["x"], ["y"])])
     with pytest.raises(FormatError, match="NoSuchOperator"):
         make_session(read_model(proto))
+
+
+def test_sequences_are_not_taken_for_tensors() -> None:
+    nodes = [
+        helper.make_node("SplitToSequence", ["x"], ["parts"], axis=1),
+        helper.make_node("Identity", ["parts"], ["same"]),
+        helper.make_node("ConcatFromSequence", ["same"], ["y"], axis=1),
+    ]
+    x, y = (helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, 3, 4]) for name in "xy")
+    proto = helper.make_model(helper.make_graph(nodes, "g", [x], [y]), opset_imports=[helper.make_opsetid("", 17)])
+    proto.ir_version = 8
+    model = normalise(read_model(proto))
+    assert not any(isinstance(value.type, ir.TensorType) for node in list(model.graph)[:2] for value in node.outputs)
+    onnx.checker.check_model(ir.to_proto(model), full_check=True)
+    given = np.arange(12, dtype=np.float32).reshape(1, 3, 4)
+    (found,) = make_session(model).run(None, {"x": given})
+    assert (found == given).all()

@@ -18,6 +18,8 @@ LEAST_OPSET = 13
 """The oldest that is worked on: from here on scales may differ along an axis."""
 RAISED_OPSET = 14
 """What older models are raised to: from here on hard swish is an op, and conversion takes its time only once."""
+_MAKE_OTHERS = ("SplitToSequence", "SequenceConstruct", "SequenceEmpty", "SequenceMap", "Optional", "ZipMap")
+"""Ops with which values come into a graph that are no tensors."""
 _KEPT_BYTES = 1024
 """Weights up to this size are shown to the converter of opsets and to shape inference: shapes and axes are among them."""
 
@@ -73,7 +75,27 @@ def infer_shapes(model: ir.Model) -> None:
         for value in node.outputs:
             if not value.is_graph_output():
                 value.shape, value.type = None, None
+    others = _other_than_tensors(model)
     common.ShapeInferencePass(check_type=False, strict_mode=False, data_prop=True)(model)
+    for node in model.graph.all_nodes() if others else ():
+        for value in node.outputs:
+            if value.name in others and not value.is_graph_output():
+                value.shape, value.type = None, None
+
+
+def _other_than_tensors(model: ir.Model) -> set[str]:
+    """The values that are sequences or the like, all of which the pass of inference takes for tensors."""
+    if not any(node.op_type in _MAKE_OTHERS for node in model.graph.all_nodes()):
+        return set()
+    held = {v.name for v, t in initializers(model) if v.graph is model.graph and t.nbytes > _KEPT_BYTES}
+    found: set[str] = set()
+    graphs = [onnx.shape_inference.infer_shapes(_without(model, held)).graph]
+    while graphs:
+        graph = graphs.pop()
+        found |= {value.name for value in graph.value_info if value.type.WhichOneof("value") != "tensor_type"}
+        attributes = [attribute for node in graph.node for attribute in node.attribute]
+        graphs += [body for attribute in attributes for body in (attribute.g, *attribute.graphs) if body.node]
+    return found
 
 
 def is_constant(value: ir.Value | None) -> bool:

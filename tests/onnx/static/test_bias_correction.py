@@ -156,6 +156,33 @@ def test_where_the_data_does_not_admit_it_biases_stay_and_an_explicit_wish_is_an
         made(True)
 
 
+def test_a_model_that_does_not_run_in_parts_keeps_the_biases_that_are_left(
+    kit: Kit, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What an op behind the second convolution reads is a sequence from before it, and no array."""
+    net = kit.Net()
+    first = net.op("Conv", "x", net.constant(coarse(6, 3, 3, 3)), net.weight(6), pads=[1] * 4)
+    channels = net.op("SplitToSequence", first, axis=1)
+    joined = net.op("ConcatFromSequence", channels, axis=1)
+    second = net.op("Conv", joined, net.constant(coarse(6, 6, 1, 1)), net.weight(6))
+    last = net.op("Add", second, net.op("SequenceAt", channels, net.constant(np.array(0))))
+    model = net.model({"x": [1, 3, 12, 12]}, last)
+    feeds = data(kit, model)
+
+    def made(correct: bool | None) -> ir.Model:
+        plan = kit.plan_for(model, op_types=["Conv"])
+        return quantize_static(model, plan, Samples(kit.Reader(feeds)), StaticOptions(bias_correction=correct))
+
+    with caplog.at_level("INFO", logger="neural_compressor"):
+        new = made(None)
+    onnx.checker.check_model(ir.to_proto(new), full_check=True)
+    exact, found = kit.run(model, feeds[0])[0], kit.run(new, feeds[0])[0]
+    assert np.linalg.norm(found - exact) < 0.1 * np.linalg.norm(exact)
+    with pytest.raises(CalibrationError, match="does not run alone"):
+        made(True)
+    assert "does not run alone" in caplog.text
+
+
 @pytest.mark.parametrize(("size", "few"), [(3, True), (4, False)])
 def test_maps_of_few_values_are_left_as_they_are(size: int, few: bool, kit: Kit) -> None:
     net = kit.Net()

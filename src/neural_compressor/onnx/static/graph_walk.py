@@ -9,6 +9,7 @@ from math import inf
 import numpy as np
 import onnx_ir as ir
 
+from neural_compressor.errors import CalibrationError
 from neural_compressor.onnx.graph import is_constant
 from neural_compressor.onnx.session import make_session
 
@@ -31,6 +32,13 @@ class GraphWalk:
         part = [self._ahead.pop()]
         while part[-1] is not node:
             part.append(self._ahead.pop())
+        try:
+            return self._run(part)
+        except Exception as error:  # the runtime's errors share no base class but this
+            raise CalibrationError(f"the part of the model up to {node.name!r} does not run alone: {error}") from error
+
+    def _run(self, part: Sequence[ir.Node]) -> list[np.ndarray]:
+        node = part[-1]
         read, needed = dict.fromkeys(_inputs(part)), set(_inputs(self._ahead))
         inputs = [value for value in read if value in self._held[0]]
         outputs = [v for each in part for v in each.outputs if v in needed or v is node.outputs[0]]

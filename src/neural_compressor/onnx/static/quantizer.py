@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import MutableMapping
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
 from dataclasses import replace
 
 import onnx_ir as ir
@@ -21,7 +22,7 @@ from neural_compressor.onnx.static.layout import Layout, lay_out
 from neural_compressor.onnx.static.options import StaticOptions
 from neural_compressor.onnx.static.params import KnownRanges, tensor_params
 from neural_compressor.onnx.static.plan import checked_schemes, is_wide, kept_in_float
-from neural_compressor.onnx.static.qdq import ParamsOf, QDQWriter
+from neural_compressor.onnx.static.qdq import QDQWriter
 from neural_compressor.onnx.static.qdq_constants import ConstantWriter
 from neural_compressor.onnx.static.qoperator import to_integer_ops
 from neural_compressor.onnx.static.shielding import shield
@@ -57,7 +58,10 @@ def quantize_static(
         left.update(layout.left)
     _check_weights(layout)
     params_of = tensor_params(new, layout, samples, options, known)
-    correction = _bias_correction(new, layout, params_of, samples, options)
+    correction = None
+    if samples is not None and options.bias_correction is not False:
+        with _if_possible(options):
+            correction = BiasCorrection(new, layout, params_of, samples, options.providers)
     writer = QDQWriter(GraphEditor(new), options)
     constants = ConstantWriter(writer, layout, params_of)
     writer.activations(layout, params_of)
@@ -65,7 +69,8 @@ def quantize_static(
         with at_node(op.info.node.name):
             constants.write(op)
     if correction is not None:
-        correction.apply(writer.editor)
+        with _if_possible(options):
+            correction.apply(writer.editor)
     for op in layout.ops.values():
         constants.write_bias(op)
     if options.on_cpu:
@@ -75,18 +80,15 @@ def quantize_static(
     return new
 
 
-def _bias_correction(
-    model: ir.Model, layout: Layout, params_of: ParamsOf, samples: Samples | None, options: StaticOptions
-) -> BiasCorrection | None:
-    if samples is None or options.bias_correction is False:
-        return None
+@contextmanager
+def _if_possible(options: StaticOptions) -> Iterator[None]:
+    """Within it biases are corrected; what stands against that is an error where the options insist on it."""
     try:
-        return BiasCorrection(model, layout, params_of, samples, options.providers)
+        yield
     except CalibrationError as error:
         if options.bias_correction:
             raise
         logger.info("biases are not corrected: %s", error)
-        return None
 
 
 def _check_weights(layout: Layout) -> None:

@@ -35,8 +35,8 @@ from onnx_quantizers import METHODS, TOOLKITS
 from rich.console import Console
 from rich.table import Table
 
-NO_MATRICES = ("detector", "classifier")
-"""Models of convolutions, with nothing, or one matrix of 400 numbers, for weight-only methods."""
+NO_MATRICES = ("detector",)
+"""Models of convolutions only, which have nothing for weight-only methods."""
 WEIGHT_ONLY = ("rtn", "gptq")
 
 

@@ -9,6 +9,7 @@ from neural_compressor import quantization
 from neural_compressor.config import PostTrainingQuantConfig
 from neural_compressor.onnx.quantization import StaticQuantConfig, quantize
 from neural_compressor.onnx.quantization_record import read_record
+from neural_compressor.schemes import PER_CHANNEL
 
 
 @pytest.fixture
@@ -57,6 +58,14 @@ def test_the_weight_is_stored_in_integers(net, samples, reader, run):
     check_stored(new)
     expected, found = run(net, samples[0]), run(new, samples[0])
     assert np.abs(found - expected).max() < 0.05 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("given", [{"per_channel": False}, {"weight_type": "QInt4"}], ids=["per tensor", "int4"])
+def test_it_is_int8_by_channel_whatever_the_others_are(given, net, samples, reader):
+    new = quantize(net, None, StaticQuantConfig(reader(samples), quant_format="QDQ", **given))
+    weight = read_record(ir.from_proto(new)).ops["depthwise", "Conv"].weight
+    assert (weight.dtype.name, weight.granularity) == ("int8", PER_CHANNEL)
+    assert source_types(new)["depthwise"] == "Mul"
 
 
 def test_and_so_it_is_in_the_older_interface(net, samples):

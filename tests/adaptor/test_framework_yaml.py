@@ -70,11 +70,16 @@ def op(weight):
         ),
         pytest.param("just a word", ["str", "list of entries"], id="text"),
         pytest.param("", ["nothing", "list of entries"], id="empty"),
-        pytest.param("- {version: [", ["not valid YAML", "line 1"], id="syntax"),
+        pytest.param("- version: default\n  fp32: ]\n", ["not valid YAML", "line 2"], id="syntax"),
         pytest.param("- !!python/object/apply:os.getcwd []", ["not valid YAML", "python/object"], id="hostile"),
         pytest.param("- &a [*a]", ["entry 1", "list"], id="recursive"),
         pytest.param(
             "- version: {name: default}\n  bf16: [A]\n  bf16: [B]\n", ["'bf16'", "twice", "line 3"], id="repeated-key"
+        ),
+        pytest.param(
+            "- &base {version: {name: '1'}, bf16: [A], bf16: [B]}\n- {<<: *base, version: {name: '2'}}\n",
+            ["'bf16'", "twice", "line 1"],
+            id="repeated-key-taken-over",
         ),
     ],
 )
@@ -84,6 +89,11 @@ def test_error_says_where_what_and_what_would_be_right(write_yaml, text, fragmen
         read_entries(path)
     for fragment in [str(path), *fragments]:
         assert fragment in str(caught.value)
+
+
+def test_a_key_taken_over_may_be_written_anew(write_yaml):
+    text = "- &base {version: {name: '1'}, bf16: [A]}\n- &next {<<: *base, bf16: [B]}\n- {<<: *next, bf16: [C]}\n"
+    assert [entry.op_types["bf16"] for entry in read_entries(write_yaml(text))] == [("A",), ("B",), ("C",)]
 
 
 def test_missing_file_and_folder(tmp_path):

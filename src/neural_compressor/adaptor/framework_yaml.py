@@ -79,20 +79,29 @@ class Entry:
         )
 
 
-class _StrictLoader(yaml.SafeLoader):
+class _StrictLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # in C where PyYAML has it
     """Refuses a key written twice in one mapping, of which plain YAML silently keeps the last."""
 
-    def compose_mapping_node(self, anchor: dict[Any, yaml.Node]) -> yaml.MappingNode:
-        node: yaml.MappingNode = super().compose_mapping_node(anchor)
-        seen: set[Hashable] = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode):
-                if key.value in seen:
-                    raise yaml.constructor.ConstructorError(
-                        None, None, f"the key {key.value!r} stands twice in one mapping", key.start_mark
-                    )
-                seen.add(key.value)
-        return node
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._checked: set[int] = set()
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        if id(node) not in self._checked:  # after the first time the keys it takes over stand among its own
+            self._checked.add(id(node))
+            _refuse_repetitions(node)
+        super().flatten_mapping(node)
+
+
+def _refuse_repetitions(node: yaml.MappingNode) -> None:
+    seen: set[Hashable] = set()
+    for key, _ in node.value:
+        if isinstance(key, yaml.ScalarNode):
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key.value!r} stands twice in one mapping", key.start_mark
+                )
+            seen.add(key.value)
 
 
 def read_entries(path: str | Path) -> list[Entry]:

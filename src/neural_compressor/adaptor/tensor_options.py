@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from typing import Any, NoReturn
 
 from neural_compressor.algorithms import ALGORITHMS
@@ -56,9 +57,10 @@ def _read_tensor(data: Any, mode: str, where: str) -> dict[str, Any]:
         return {"dtype": dtypes}
     tensor: dict[str, Any] = {"dtype": dtypes}
     # Weights that are quantized alone may have an algorithm that looks at what they are multiplied with.
-    algorithms = [*OBSERVERS.names(), *(ALGORITHMS.names() if mode == "weight_only" else ())]
-    for field, known in (("scheme", SCHEMES), ("granularity", GRANULARITIES), ("algorithm", algorithms)):
-        tensor[field] = _options(data.get(field, _DEFAULTS[field]), f"{where}.{field}", str, known)
+    algorithms = (ALGORITHMS, OBSERVERS) if mode == "weight_only" else (OBSERVERS,)
+    known = {"scheme": (SCHEMES,), "granularity": (GRANULARITIES,), "algorithm": algorithms}
+    for field, names in known.items():
+        tensor[field] = _options(data.get(field, _DEFAULTS[field]), f"{where}.{field}", str, *names)
     not_affine = [name for name in dtypes if not isinstance(DTYPES[name], IntType) and not _is_plain_float(name)]
     if "asym" in tensor["scheme"] and not_affine:
         _fail(
@@ -97,16 +99,18 @@ def _is_plain_float(name: str) -> bool:
     return isinstance(kind, FloatType) and kind.bits >= 16
 
 
-def _options(data: Any, where: str, kind: type[Any], known: Iterable[str] | None = None) -> list[Any]:
-    """One value or a list of them, as a list without repetition."""
+def _options(data: Any, where: str, kind: type[Any], *known: Iterable[str]) -> list[Any]:
+    """One value or a list of them, as a list without repetition; each has to be in one of ``known`` where there are any."""
     values: list[Any] = data if isinstance(data, list) else [data]
     if not values:
         _fail(where, "is empty; give at least one option")
     for value in values:
         if type(value) is not kind:
             _fail(where, f"holds {value!r}; each option has to be of type {kind.__name__}")
-        if known is not None and value not in known:
-            _fail(where, f"admits the unknown {where.rsplit('.', 1)[-1]} {value!r}; {close_matches(value, known)}")
+        if known and not any(value in names for names in known):
+            _fail(
+                where, f"admits the unknown {where.rsplit('.', 1)[-1]} {value!r}; {close_matches(value, chain(*known))}"
+            )
     return list(dict.fromkeys(values))
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from array_api_compat import array_namespace
-
 from neural_compressor.algorithms.checks import checked_hessian, checked_weight
 from neural_compressor.algorithms.group_loss import block_quadratic
 from neural_compressor.algorithms.input_scaling import ScalingProblem
@@ -16,7 +14,7 @@ from neural_compressor.algorithms.statistics import InputStatistics
 from neural_compressor.algorithms.weight_qparams import least_cost_qparams
 from neural_compressor.errors import ConfigError
 from neural_compressor.schemes import QParams, TensorScheme, value_range
-from neural_compressor.schemes.arrays import Array, like
+from neural_compressor.schemes.arrays import Array, array_namespace, like
 from neural_compressor.schemes.ranges import against_parts, from_parts, scale_granularity, to_parts
 
 _SMALLEST = 1e-4

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from array_api_compat import array_namespace
-
 from neural_compressor.algorithms.awq import awq_scale, round_scaled
 from neural_compressor.algorithms.gptq import gptq
 from neural_compressor.algorithms.hadamard import Rotation
@@ -21,7 +19,7 @@ from neural_compressor.algorithms.upstream import Pull
 from neural_compressor.errors import CalibrationError
 from neural_compressor.registry import Registry
 from neural_compressor.schemes import TensorScheme
-from neural_compressor.schemes.arrays import Array
+from neural_compressor.schemes.arrays import Array, array_namespace
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from array_api_compat import array_namespace
-
 from neural_compressor.dtypes import BlockType
 from neural_compressor.errors import ConfigError, QuantizationError
 from neural_compressor.schemes import PER_TENSOR, PerChannel, PerGroup, TensorScheme, value_range
-from neural_compressor.schemes.arrays import Array, as_float32, like
+from neural_compressor.schemes.arrays import Array, array_namespace, as_float32, like
 from neural_compressor.schemes.ranges import require_finite
 
 

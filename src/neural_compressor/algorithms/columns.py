@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from array_api_compat import array_namespace, device
+from array_api_compat import device
 
 from neural_compressor.algorithms.column_order import ColumnOrder
 from neural_compressor.dtypes import IntType
 from neural_compressor.schemes import PerTensor, QParams, QuantizedArray, TensorScheme
 from neural_compressor.schemes.affine import integer_limits
-from neural_compressor.schemes.arrays import Array
+from neural_compressor.schemes.arrays import Array, array_namespace
 from neural_compressor.schemes.grid import code_dtype, decode, encode
 from neural_compressor.schemes.mapping import element_type
 from neural_compressor.schemes.ranges import scale_granularity, scale_shape

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from array_api_compat import array_namespace
-
 from neural_compressor.algorithms.columns import Columns
 from neural_compressor.schemes import QParams
-from neural_compressor.schemes.arrays import Array
+from neural_compressor.schemes.arrays import Array, array_namespace
 
 ChooseScales = Callable[[Array, slice], QParams]
 """Scales, one an output, for weights (outputs, inputs) that stand at the given places."""

@@ -5,15 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from array_api_compat import array_namespace
-
 from neural_compressor.algorithms.float_zero_array import FloatZeroArray
 from neural_compressor.algorithms.rtn import round_with
 from neural_compressor.dtypes import BlockType, IntType
 from neural_compressor.errors import ConfigError, QuantizationError
 from neural_compressor.schemes import PerTensor, QuantizedArray, TensorScheme, quantize
 from neural_compressor.schemes.affine import integer_limits
-from neural_compressor.schemes.arrays import Array
+from neural_compressor.schemes.arrays import Array, array_namespace
 
 
 def double_quant(

@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from array_api_compat import array_namespace
-
 from neural_compressor.schemes import QParams, QuantizedArray, TensorScheme
 from neural_compressor.schemes.affine import integer_limits
-from neural_compressor.schemes.arrays import Array, as_float32
+from neural_compressor.schemes.arrays import Array, array_namespace, as_float32
 from neural_compressor.schemes.mapping import from_steps, to_steps
 from neural_compressor.schemes.packing import packed_bytes
 from neural_compressor.schemes.quantized_array import parameter_values, require_stored_as

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from array_api_compat import array_namespace, device
+from array_api_compat import device
 
 from neural_compressor.algorithms.both_sides import change_both_sides
 from neural_compressor.algorithms.checks import checked_hessian, checked_weight, group_size
@@ -19,7 +19,7 @@ from neural_compressor.algorithms.weight_qparams import weight_qparams
 from neural_compressor.errors import ConfigError
 from neural_compressor.observers.base import to_numpy
 from neural_compressor.schemes import PER_CHANNEL, QParams, TensorScheme
-from neural_compressor.schemes.arrays import Array
+from neural_compressor.schemes.arrays import Array, array_namespace
 
 
 def gptq(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from array_api_compat import array_namespace, device, is_torch_array
+from array_api_compat import device, is_torch_array
 
 from neural_compressor.algorithms.both_sides import strips_of
-from neural_compressor.schemes.arrays import Array, as_float32, like
+from neural_compressor.schemes.arrays import Array, array_namespace, as_float32, like
 
 _STRIPS = {"narrowest": 256, "most": 8}
 

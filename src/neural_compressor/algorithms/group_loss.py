@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from array_api_compat import array_namespace, device
+from array_api_compat import device
 
 from neural_compressor.algorithms.checks import group_size
 from neural_compressor.schemes import PER_TENSOR, PerGroup, TensorScheme, value_range
-from neural_compressor.schemes.arrays import Array, like
+from neural_compressor.schemes.arrays import Array, array_namespace, like
 from neural_compressor.schemes.ranges import scale_granularity, to_parts
 
 GroupLoss = Callable[[Array], Array]

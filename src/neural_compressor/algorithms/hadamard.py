@@ -6,11 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from array_api_compat import array_namespace
 
 from neural_compressor.algorithms.both_sides import change_both_sides
 from neural_compressor.errors import ConfigError, QuantizationError
-from neural_compressor.schemes.arrays import Array, as_float32, like
+from neural_compressor.schemes.arrays import Array, array_namespace, as_float32, like
 
 
 def largest_power_of_two(n: int) -> int:

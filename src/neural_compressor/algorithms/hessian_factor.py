@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 
-from array_api_compat import array_namespace, device
+from array_api_compat import device
 
 from neural_compressor.errors import ConfigError, QuantizationError
-from neural_compressor.schemes.arrays import Array
+from neural_compressor.schemes.arrays import Array, array_namespace
 
 _LOG = logging.getLogger(__name__)
 _SMALLEST_DAMPING = 1e-4

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from array_api_compat import array_namespace, device
+from array_api_compat import device
 
 from neural_compressor.algorithms.checks import checked_weight, group_size
 from neural_compressor.algorithms.float_zero_array import FloatZeroArray
@@ -14,7 +14,7 @@ from neural_compressor.dtypes import IntType
 from neural_compressor.errors import ConfigError
 from neural_compressor.schemes import PerTensor, QuantizedArray, TensorScheme, choose_qparams, value_range
 from neural_compressor.schemes.affine import integer_limits
-from neural_compressor.schemes.arrays import Array
+from neural_compressor.schemes.arrays import Array, array_namespace, in_order
 from neural_compressor.schemes.grid import code_dtype
 from neural_compressor.schemes.mapping import element_type
 from neural_compressor.schemes.ranges import against_parts, from_parts, scale_shape, to_parts
@@ -78,7 +78,7 @@ def hqq(
         raise ConfigError("hqq chooses a zero point for each group or channel; use per_group or per_channel")
     weight = checked_weight(weight, scheme)
     xp = array_namespace(weight)
-    solved = [_solve(weight[rows, :], scheme, options) for rows in row_blocks(weight)]
+    solved = [_solve(in_order(weight[rows, :]), scheme, options) for rows in row_blocks(weight)]
     codes, scale, zero = (xp.concat(list(parts)) for parts in zip(*solved, strict=True))
     if integer_zero:
         return QuantizedArray(codes, scale, xp.astype(zero, xp.int32), scheme, tuple(weight.shape))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from array_api_compat import array_namespace, device
+from array_api_compat import device
 
 from neural_compressor.algorithms.checks import checked_hessian, checked_weight
 from neural_compressor.algorithms.quadratic_loss import quadratic_loss
 from neural_compressor.errors import QuantizationError
 from neural_compressor.schemes import TensorScheme, fake_quantize
-from neural_compressor.schemes.arrays import Array
+from neural_compressor.schemes.arrays import Array, array_namespace
 
 
 class ScalingProblem:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from array_api_compat import array_namespace, device
+from array_api_compat import device
 
 from neural_compressor.algorithms.checks import group_size
 from neural_compressor.algorithms.float_zero_array import FloatZeroArray
 from neural_compressor.algorithms.hadamard import Rotation
 from neural_compressor.errors import QuantizationError
 from neural_compressor.schemes import QuantizedArray
-from neural_compressor.schemes.arrays import Array
+from neural_compressor.schemes.arrays import Array, array_namespace
 
 
 @dataclass(frozen=True)

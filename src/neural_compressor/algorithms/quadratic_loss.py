@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from array_api_compat import array_namespace
-
 from neural_compressor.algorithms.row_blocks import row_blocks
-from neural_compressor.schemes.arrays import Array, as_float32, like
+from neural_compressor.schemes.arrays import Array, array_namespace, as_float32, like
 
 
 def quadratic_loss(weight: Array, approximation: Array, hessian: Array) -> float:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from array_api_compat import array_namespace
-
 from neural_compressor.algorithms.checks import checked_weight
 from neural_compressor.algorithms.row_blocks import row_blocks
 from neural_compressor.algorithms.weight_qparams import weight_qparams
 from neural_compressor.dtypes import BlockType
 from neural_compressor.schemes import PerTensor, QParams, QuantizedArray, TensorScheme, quantize_with
-from neural_compressor.schemes.arrays import Array
+from neural_compressor.schemes.arrays import Array, array_namespace
 
 
 def rtn(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypeVar
 
-from array_api_compat import array_namespace, device
+from array_api_compat import device
 
 from neural_compressor.algorithms.checks import checked_hessian, checked_weight, group_size
 from neural_compressor.algorithms.float_zero_array import FloatZeroArray
@@ -14,7 +14,7 @@ from neural_compressor.algorithms.row_blocks import row_blocks
 from neural_compressor.dtypes import BlockType
 from neural_compressor.errors import ConfigError
 from neural_compressor.schemes import PerTensor, QuantizedArray, TensorScheme
-from neural_compressor.schemes.arrays import Array, as_float32
+from neural_compressor.schemes.arrays import Array, array_namespace, as_float32, in_order
 
 _RIDGE = 1e-3
 _VALUES = 1 << 22
@@ -117,8 +117,7 @@ def _grouped(x: Array, size: int) -> Array:
     """Sums over groups of ``size`` columns, the last of them maybe shorter."""
     xp = array_namespace(x)
     rows, columns = x.shape
-    # However the array lies in memory it is added up in the same order, and gives the same bits.
-    x = xp.reshape(xp.reshape(x, (-1,)), (rows, columns))
+    x = in_order(x)
     missing = -columns % size
     if missing:
         x = xp.concat([x, xp.zeros((rows, missing), dtype=x.dtype, device=device(x))], axis=1)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from array_api_compat import array_namespace, device, is_torch_array
+from array_api_compat import device, is_torch_array
 
 from neural_compressor.algorithms.gram import add_cross_gram, add_pull, add_upper_gram, mirror_upper, zero_square
 from neural_compressor.algorithms.moments import Moments
 from neural_compressor.algorithms.upstream import upstream_pull
 from neural_compressor.errors import CalibrationError
-from neural_compressor.schemes.arrays import Array, like
+from neural_compressor.schemes.arrays import Array, array_namespace, like
 
 
 class InputStatistics:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from array_api_compat import array_namespace
-
 from neural_compressor.algorithms.input_scaling import ScalingProblem
 from neural_compressor.algorithms.quadratic_loss import quadratic_loss
 from neural_compressor.algorithms.statistics import InputStatistics
 from neural_compressor.errors import ConfigError, QuantizationError
 from neural_compressor.schemes import TensorScheme, value_range
-from neural_compressor.schemes.arrays import Array, like
+from neural_compressor.schemes.arrays import Array, array_namespace, like
 from neural_compressor.schemes.ranges import against_parts, from_parts, scale_granularity, to_parts
 
 _MOMENTUM, _MEMORY, _TINY = 0.9, 0.99, 1e-12

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from array_api_compat import array_namespace
-
 from neural_compressor.algorithms.both_sides import strips_of
 from neural_compressor.algorithms.checks import checked_hessian
 from neural_compressor.errors import QuantizationError
-from neural_compressor.schemes.arrays import Array, as_float32, like
+from neural_compressor.schemes.arrays import Array, array_namespace, as_float32, like
 
 Pull = Callable[[slice], Array]
 """``W Cᵀ`` of some outputs, as :func:`upstream_pull` gives it; asked for a strip at a time, it is never there as a whole."""

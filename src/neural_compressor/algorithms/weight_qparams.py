@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from array_api_compat import array_namespace
-
 from neural_compressor.algorithms.checks import checked_importance
 from neural_compressor.algorithms.group_loss import GroupLoss, fourth_power, weighted_square
 from neural_compressor.algorithms.row_blocks import row_blocks
@@ -14,7 +12,7 @@ from neural_compressor.dtypes import BlockType, IntType
 from neural_compressor.errors import ConfigError
 from neural_compressor.schemes import PerTensor, QParams, TensorScheme, choose_qparams, fake_quantize, value_range
 from neural_compressor.schemes.affine import integer_limits
-from neural_compressor.schemes.arrays import Array
+from neural_compressor.schemes.arrays import Array, array_namespace
 from neural_compressor.schemes.block import is_power_of_two_scale
 from neural_compressor.schemes.grid import nearest
 from neural_compressor.schemes.ranges import scale_granularity

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
-from array_api_compat import array_namespace, device
+from array_api_compat import device
 
 from neural_compressor.errors import FormatError
 from neural_compressor.formats.base import FORMATS, CheckpointFormat
@@ -27,7 +27,7 @@ from neural_compressor.formats.stored_tensors import (
     whole_groups,
     why_no_half_scale,
 )
-from neural_compressor.schemes.arrays import Array
+from neural_compressor.schemes.arrays import Array, array_namespace
 
 #: Which of eight neighbouring outputs stands at each place of a word, from the lowest bits up.
 _ORDER = (0, 2, 4, 6, 1, 3, 5, 7)

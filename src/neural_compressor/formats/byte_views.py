@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from array_api_compat import array_namespace, is_torch_array
+from array_api_compat import is_torch_array
 
-from neural_compressor.schemes.arrays import Array
+from neural_compressor.schemes.arrays import Array, array_namespace
 
 
 def contiguous(x: Array) -> Array:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from array_api_compat import array_namespace, device
+from array_api_compat import device
 
 from neural_compressor.errors import FormatError
 from neural_compressor.formats.base import FORMATS, CheckpointFormat
@@ -26,7 +26,7 @@ from neural_compressor.formats.stored_tensors import (
     required,
     whole_groups,
 )
-from neural_compressor.schemes.arrays import Array
+from neural_compressor.schemes.arrays import Array, array_namespace
 
 METHOD = "compressed-tensors"
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from array_api_compat import array_namespace, device
+from array_api_compat import device
 
 from neural_compressor.errors import FormatError
 from neural_compressor.formats.base import FORMATS, CheckpointFormat
 from neural_compressor.formats.byte_views import reinterpreted
 from neural_compressor.formats.linear_weight import LinearSpec, LinearWeight
 from neural_compressor.formats.stored_tensors import finite_scale, half_scale, matrix, why_no_half_scale
-from neural_compressor.schemes.arrays import Array, as_float32
+from neural_compressor.schemes.arrays import Array, array_namespace, as_float32
 
 BLOCK = 32
 #: Bytes of a block of 32 values.

@@ -10,13 +10,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from array_api_compat import array_namespace
 
 from neural_compressor.errors import FormatError
 from neural_compressor.formats.gguf_file import encode_tensor, gguf_package, write_gguf
 from neural_compressor.formats.gguf_vocabulary import add_vocabulary
 from neural_compressor.formats.linear_weight import LinearWeight
-from neural_compressor.schemes.arrays import Array
+from neural_compressor.schemes.arrays import Array, array_namespace
 
 #: Models that compute exactly what the architecture "llama" of GGUF files computes.
 MODEL_TYPES = ("llama", "mistral")

@@ -11,8 +11,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from array_api_compat import array_namespace
-
 from neural_compressor.errors import FormatError
 from neural_compressor.formats.base import FORMATS, CheckpointFormat
 from neural_compressor.formats.byte_views import contiguous
@@ -29,7 +27,7 @@ from neural_compressor.formats.stored_tensors import (
     required,
     why_no_half_scale,
 )
-from neural_compressor.schemes.arrays import Array
+from neural_compressor.schemes.arrays import Array, array_namespace
 
 _BITS = (2, 3, 4, 8)
 

@@ -5,12 +5,10 @@ One code after the other, the first in the lowest bits, across the borders of wo
 
 from __future__ import annotations
 
-from array_api_compat import array_namespace
-
 from neural_compressor.errors import FormatError
 from neural_compressor.formats.byte_views import reinterpreted
 from neural_compressor.schemes import pack_bits, unpack_bits
-from neural_compressor.schemes.arrays import Array
+from neural_compressor.schemes.arrays import Array, array_namespace
 from neural_compressor.schemes.packing import packed_bytes
 
 

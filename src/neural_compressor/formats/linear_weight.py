@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from array_api_compat import array_namespace, device
+from array_api_compat import device
 
 from neural_compressor.dtypes import IntType
 from neural_compressor.errors import FormatError
 from neural_compressor.schemes import PER_CHANNEL, PerChannel, PerGroup, QuantizedArray, TensorScheme
-from neural_compressor.schemes.arrays import Array, as_float32
+from neural_compressor.schemes.arrays import Array, array_namespace, as_float32
 from neural_compressor.schemes.grid import code_dtype
 
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from array_api_compat import array_namespace
-
 from neural_compressor.errors import FormatError
-from neural_compressor.schemes.arrays import Array, as_float32
+from neural_compressor.schemes.arrays import Array, array_namespace, as_float32
 
 
 def required(tensors: Mapping[str, Array], part: str, dtype: str | None = None) -> Array:

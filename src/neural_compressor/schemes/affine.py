@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from array_api_compat import array_namespace, is_array_api_obj
+from array_api_compat import is_array_api_obj
 
 from neural_compressor.dtypes import BlockType, FloatType, IntType
 from neural_compressor.errors import ConfigError, QuantizationError
-from neural_compressor.schemes.arrays import Array, as_float32, like
+from neural_compressor.schemes.arrays import Array, array_namespace, as_float32, like
 from neural_compressor.schemes.block import block_scales
 from neural_compressor.schemes.ranges import require_finite
 from neural_compressor.schemes.scheme import TensorScheme

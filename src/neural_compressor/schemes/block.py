@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from array_api_compat import array_namespace
 
 from neural_compressor.dtypes import BlockType, FloatType
-from neural_compressor.schemes.arrays import Array, like
+from neural_compressor.schemes.arrays import Array, array_namespace, like
 from neural_compressor.schemes.grid import nearest
 from neural_compressor.schemes.step import step_size
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 
-from array_api_compat import array_namespace
-
 from neural_compressor.errors import QuantizationError
-from neural_compressor.schemes.arrays import Array, as_float32, like
+from neural_compressor.schemes.arrays import Array, array_namespace, as_float32, like
 
 
 def sqnr_db(reference: Array, approximation: Array) -> float:

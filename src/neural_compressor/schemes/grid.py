@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from array_api_compat import array_namespace, device
+from array_api_compat import device
 
 from neural_compressor.dtypes import CodebookType, FloatType, IntType
-from neural_compressor.schemes.arrays import Array, like
+from neural_compressor.schemes.arrays import Array, array_namespace, like
 
 ElementType = IntType | FloatType | CodebookType
 _Table = npt.NDArray[Any]

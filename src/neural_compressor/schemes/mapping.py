@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from array_api_compat import array_namespace
-
 from neural_compressor.dtypes import BlockType, FloatType
 from neural_compressor.schemes.affine import QParams
-from neural_compressor.schemes.arrays import Array
+from neural_compressor.schemes.arrays import Array, array_namespace
 from neural_compressor.schemes.grid import ElementType
 from neural_compressor.schemes.ranges import against_parts, from_parts, scale_granularity, to_parts
 from neural_compressor.schemes.scheme import TensorScheme

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from array_api_compat import array_namespace
-
 from neural_compressor.errors import FormatError, QuantizationError
-from neural_compressor.schemes.arrays import Array
+from neural_compressor.schemes.arrays import Array, array_namespace
 
 
 def packed_bytes(count: int, bits: int) -> int:

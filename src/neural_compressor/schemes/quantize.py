@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from array_api_compat import array_namespace
-
 from neural_compressor.dtypes import IntType
 from neural_compressor.errors import QuantizationError
 from neural_compressor.schemes.affine import QParams, choose_qparams, integer_limits
-from neural_compressor.schemes.arrays import Array, as_float32, like
+from neural_compressor.schemes.arrays import Array, array_namespace, as_float32, like
 from neural_compressor.schemes.granularity import PER_TENSOR
 from neural_compressor.schemes.grid import code_dtype, encode, nearest
 from neural_compressor.schemes.mapping import element_type, from_steps, is_plain_float32, to_steps, zero_points

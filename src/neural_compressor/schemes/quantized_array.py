@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from array_api_compat import array_namespace
 
 from neural_compressor.dtypes import BlockType, IntType
 from neural_compressor.errors import FormatError, QuantizationError
 from neural_compressor.schemes.affine import QParams
-from neural_compressor.schemes.arrays import Array
+from neural_compressor.schemes.arrays import Array, array_namespace
 from neural_compressor.schemes.grid import code_dtype, decode, encode
 from neural_compressor.schemes.mapping import element_type, from_steps, is_plain_float32, zero_points
 from neural_compressor.schemes.packing import pack_bits, packed_bytes, unpack_bits

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from array_api_compat import array_namespace
-
 from neural_compressor.dtypes import BlockType
 from neural_compressor.errors import QuantizationError
-from neural_compressor.schemes.arrays import Array, as_float32
+from neural_compressor.schemes.arrays import Array, array_namespace, as_float32
 from neural_compressor.schemes.granularity import Granularity, PerChannel, PerGroup
 from neural_compressor.schemes.scheme import TensorScheme
 

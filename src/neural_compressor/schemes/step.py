@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from array_api_compat import array_namespace
 
-from neural_compressor.schemes.arrays import Array
+from neural_compressor.schemes.arrays import Array, array_namespace
 
 # A subnormal scale loses digits, and some devices flush it to zero: no scale is smaller than this.
 SMALLEST = 2.0**-126

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from neural_compressor.errors import FormatError
+from neural_compressor.onnx.early_passes import EarlyPasses
 from neural_compressor.onnx.graph import constant, is_float, normalise, opset, standard
 from neural_compressor.onnx.model_file import read_model
 from neural_compressor.onnx.session import make_session
@@ -34,11 +37,25 @@ def run(session: Any) -> np.ndarray:
 
 
 def check(proto: onnx.ModelProto) -> Any:
-    """The normal form, after making sure that it computes the same."""
+    """The normal form, after making sure that it computes the same, and is the same with what was done early."""
     expected = run(ort.InferenceSession(proto.SerializeToString()))
-    model = normalise(read_model(proto))
-    np.testing.assert_allclose(run(make_session(model)), expected, rtol=1e-6)
+    model, early = normalise(read_model(proto)), EarlyPasses()
+    with tempfile.TemporaryDirectory() as folder:
+        onnx.save(proto, Path(folder, "model.onnx"))
+        other = normalise(read_model(Path(folder, "model.onnx"), early), inferred=early.inferred)
+    assert early.inferred == (not proto.functions)
+    assert seen(other) == seen(model)
+    for each in (model, other):
+        np.testing.assert_allclose(run(make_session(each)), expected, rtol=1e-6)
     return model
+
+
+def seen(model: ir.Model) -> list[Any]:
+    """The types and names of nodes, and what is known of their outputs."""
+    return [
+        (node.op_type, node.name, [(str(value.type), str(value.shape)) for value in node.outputs])
+        for node in model.graph.all_nodes()
+    ]
 
 
 def test_constants_become_initializers_and_wrong_shapes_are_dropped() -> None:

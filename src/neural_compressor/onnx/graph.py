@@ -10,25 +10,21 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from neural_compressor.errors import FormatError
+from neural_compressor.onnx.early_passes import LEAST_OPSET, RAISED_OPSET
 from neural_compressor.onnx.model_file import initializers
 
 logger = logging.getLogger("neural_compressor")
 
-LEAST_OPSET = 13
-"""The oldest that is worked on: from here on scales may differ along an axis."""
-RAISED_OPSET = 14
-"""What older models are raised to: from here on hard swish is an op, and conversion takes its time only once."""
-_MAKE_OTHERS = ("SplitToSequence", "SequenceConstruct", "SequenceEmpty", "SequenceMap", "Optional", "ZipMap")
-"""Ops with which values come into a graph that are no tensors."""
 _KEPT_BYTES = 1024
 """Weights up to this size are shown to the converter of opsets and to shape inference: shapes and axes are among them."""
 
 
-def normalise(model: ir.Model, least_opset: int = LEAST_OPSET) -> ir.Model:
+def normalise(model: ir.Model, least_opset: int = LEAST_OPSET, inferred: bool = False) -> ir.Model:
     """``model`` changed in place, computing the same: functions inlined, constants as initializers, all nodes named.
 
-    Shapes written in the file are not trusted, since exporters leave wrong ones: they are inferred anew. Initializers
-    that are graph inputs become constants, as a quantized weight cannot be given from outside.
+    Shapes written in the file are not trusted, since exporters leave wrong ones: they are inferred anew, unless they were
+    ``inferred`` already. Initializers that are graph inputs become constants, as a quantized weight cannot be given from
+    outside.
     """
     if model.functions:
         common.InlinePass()(model)
@@ -39,7 +35,8 @@ def normalise(model: ir.Model, least_opset: int = LEAST_OPSET) -> ir.Model:
     model = raise_opset(model, least_opset)
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     _name_all(model)
-    infer_shapes(model)
+    if not inferred:
+        infer_shapes(model)
     return model
 
 
@@ -75,27 +72,25 @@ def infer_shapes(model: ir.Model) -> None:
         for value in node.outputs:
             if not value.is_graph_output():
                 value.shape, value.type = None, None
-    others = _other_than_tensors(model)
-    common.ShapeInferencePass(check_type=False, strict_mode=False, data_prop=True)(model)
-    for node in model.graph.all_nodes() if others else ():
-        for value in node.outputs:
-            if value.name in others and not value.is_graph_output():
-                value.shape, value.type = None, None
-
-
-def _other_than_tensors(model: ir.Model) -> set[str]:
-    """The values that are sequences or the like, all of which the pass of inference takes for tensors."""
-    if not any(node.op_type in _MAKE_OTHERS for node in model.graph.all_nodes()):
-        return set()
     held = {v.name for v, t in initializers(model) if v.graph is model.graph and t.nbytes > _KEPT_BYTES}
-    found: set[str] = set()
-    graphs = [onnx.shape_inference.infer_shapes(_without(model, held)).graph]
-    while graphs:
-        graph = graphs.pop()
-        found |= {value.name for value in graph.value_info if value.type.WhichOneof("value") != "tensor_type"}
-        attributes = [attribute for node in graph.node for attribute in node.attribute]
-        graphs += [body for attribute in attributes for body in (attribute.g, *attribute.graphs) if body.node]
-    return found
+    try:
+        inferred = onnx.shape_inference.infer_shapes(_without(model, held), data_prop=True)
+    except (RuntimeError, ValueError) as error:
+        logger.warning("the shapes of the model cannot be inferred, and stay unknown: %s", error)
+        return
+    _take_shapes(model.graph, inferred.graph)
+
+
+def _take_shapes(graph: ir.Graph, inferred: onnx.GraphProto) -> None:
+    """Take over what ``inferred``, the same graph in protobuf, knows of its values."""
+    known = {info.name: info for info in (*inferred.value_info, *inferred.output)}
+    for node, same in zip(graph, inferred.node, strict=True):
+        for value in node.outputs:
+            if value.name in known:
+                ir.serde.deserialize_value_info_proto(known[value.name], value)
+        for attribute in same.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                _take_shapes(node.attributes[attribute.name].as_graph(), attribute.g)
 
 
 def is_constant(value: ir.Value | None) -> bool:

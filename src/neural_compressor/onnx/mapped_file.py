@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -78,8 +78,11 @@ def can_map() -> bool:
     return hasattr(mmap, "MADV_DONTNEED")
 
 
-def read_mapped(path: Path) -> ir.Model:
-    """The model in ``path``, in protobuf; like what ``onnx_ir.load`` gives, but for where its weights are."""
+def read_mapped(path: Path, early: Callable[[onnx.ModelProto], onnx.ModelProto] | None = None) -> ir.Model:
+    """The model in ``path``, in protobuf; like what ``onnx_ir.load`` gives, but for where its weights are.
+
+    ``early`` may change the protobuf, whose large weights have no data.
+    """
     mapping = _mapped(path)
     large: dict[str, int] = {}
     message = bytearray()
@@ -90,7 +93,7 @@ def read_mapped(path: Path) -> ir.Model:
         graph = _without_large(mapping, field, large)
         message += _with_length(_GRAPH, graph)
     proto = onnx.ModelProto.FromString(bytes(message))
-    model: ir.Model = ir.from_proto(proto)
+    model: ir.Model = ir.from_proto(proto if early is None else early(proto))
     for name, start in large.items():
         value = model.graph.initializers[name]
         assert value.const_value is not None

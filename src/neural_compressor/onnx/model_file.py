@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,14 +17,15 @@ from neural_compressor.errors import ConfigError, FormatError, WorkspaceError
 from neural_compressor.onnx.mapped_file import can_map, read_mapped
 from neural_compressor.onnx.one_file import write_one_file
 
+Early = Callable[[onnx.ModelProto], onnx.ModelProto]
 ONE_FILE_BYTES = 1 << 30
 """Up to here a model with its weights is one file; protobuf ends at twice that."""
 
 
-def read_model(source: str | Path | onnx.ModelProto | ir.Model) -> ir.Model:
+def read_model(source: str | Path | onnx.ModelProto | ir.Model, early: Early | None = None) -> ir.Model:
     """The model in a file, or the one given. Large weights of a file are read when they are used.
 
-    External data is checked here.
+    External data is checked here. ``early`` may change the protobuf of a file, whose large weights are left out of it.
     """
     if isinstance(source, ir.Model):
         return source
@@ -37,7 +38,7 @@ def read_model(source: str | Path | onnx.ModelProto | ir.Model) -> ir.Model:
         what = "is a folder" if path.is_dir() else "does not exist"
         raise FormatError(f"{path} {what}; give the path of an ONNX file")
     try:
-        model = read_mapped(path) if can_map() and path.suffix == ".onnx" else ir.load(path)
+        model = read_mapped(path, early) if can_map() and path.suffix == ".onnx" else ir.load(path)
     except (DecodeError, ValueError, UnicodeDecodeError, KeyError, TypeError) as error:
         raise FormatError(f"{path} is not an ONNX model, or is truncated: {error}") from error
     return _with_files(_checked(model, str(path)), path)

@@ -10,6 +10,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from neural_compressor.errors import ConfigError
+from neural_compressor.onnx.early_passes import EarlyPasses
 from neural_compressor.onnx.graph import normalise
 from neural_compressor.onnx.mapped_file import map_external
 from neural_compressor.onnx.model_file import ONE_FILE_BYTES, read_model, weight_bytes
@@ -50,10 +51,11 @@ def optimise(model: ir.Model, level: str | None = None) -> ir.Model:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "optimised.onnx"
         make_session(model, level=name, optimized_path=str(path), disabled_optimizers=disabled)
-        new = read_model(path)
+        early = EarlyPasses()
+        new = read_model(path, early)
         map_external(new)
     for node in new.graph:
         # A product that took in the addition behind it is the same op to whoever named it.
         node.name = (node.name or "").removesuffix("/MatMulAddFusion")
     common.RemoveUnusedOpsetsPass()(new)
-    return normalise(new)
+    return normalise(new, inferred=early.inferred)

@@ -14,19 +14,32 @@ from neural_compressor.onnx.static.hard_swish import shorten_hard_swish
 
 
 def simplify(model: ir.Model) -> None:
-    """Change ``model`` in place; the nodes with weights keep their names."""
-    common.RemoveUnusedNodesPass()(model)
+    """Change ``model`` in place as far as it helps integers; the nodes with weights keep their names."""
     editor = GraphEditor(model)
-    for node in list(model.graph):
+    _tidy(editor, transpose=True)
+    fold_factors(editor)
+
+
+def tidy(model: ir.Model) -> None:
+    """Take out in place what no runtime needs; the nodes with weights keep their names.
+
+    So the file is smaller, and what stays in float is faster. Matrices are left alone, which may be large and in a file.
+    """
+    _tidy(GraphEditor(model), transpose=False)
+
+
+def _tidy(editor: GraphEditor, *, transpose: bool) -> None:
+    graph = editor.model.graph
+    common.RemoveUnusedNodesPass()(editor.model)
+    for node in list(graph):
         if standard(node, "Identity", "Dropout"):
-            _drop(model.graph, node)
-        elif standard(node, "Transpose"):
+            _drop(graph, node)
+        elif transpose and standard(node, "Transpose"):
             _transpose_now(editor, node)
         elif standard(node, "Gemm"):
             _without_factors(editor, node)
     fold_affine(editor)
     shorten_hard_swish(editor)
-    fold_factors(editor)
 
 
 def _drop(graph: ir.Graph, node: ir.Node) -> None:

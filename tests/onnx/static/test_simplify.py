@@ -8,7 +8,8 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from neural_compressor.onnx.simplify import simplify
+from neural_compressor.onnx.quantization import RTNConfig, quantize
+from neural_compressor.onnx.simplify import simplify, tidy
 
 Kit = SimpleNamespace
 
@@ -148,3 +149,33 @@ def test_what_only_looks_like_hard_swish_stays(kit: Kit) -> None:
     outs.append(net.op("Div", net.op("Mul", "z", gate), net.constant(6.0)))
     model = net.model({"x": [4, 50], "z": [4, 50]}, *outs)
     assert "HardSigmoid" not in simplified(kit, model)
+
+
+def test_tidying_leaves_matrices_where_they_are(kit: Kit) -> None:
+    net = kit.Net()
+    y = batch_norm(net, net.conv("x", (3, 6)), 6)
+    z = net.op("Gemm", "z", net.weight(4, 5), net.weight(5), beta=2.0)
+    turned = net.op("MatMul", net.op("Add", z, net.weight(5)), net.op("Transpose", net.weight(2, 5)))
+    model = net.model({"x": [1, 3, 6, 6], "z": [2, 4]}, y, turned)
+    small = model.clone()
+    tidy(small)
+    assert [node.op_type for node in small.graph] == ["Conv", "Gemm", "Transpose", "MatMul"]
+    for name, value in model.graph.initializers.items():
+        if value.shape is not None and len(value.shape) == 2:
+            assert small.graph.initializers[name].const_value is value.const_value
+    for feed in kit.feeds_of(model, 2):
+        for want, got in zip(kit.run(model, feed), kit.run(small, feed), strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_models_with_quantized_weights_are_tidy(kit: Kit) -> None:
+    net = kit.Net()
+    y = batch_norm(net, net.conv("x", (3, 6)), 6)
+    proto = net.proto({"x": [1, 3, 6, 8]}, net.op("MatMul", y, net.weight(6, 64)))
+    for level, expected in (
+        (None, ["Conv", "MatMulNBits"]),
+        ("DISABLE_ALL", ["Conv", "BatchNormalization", "MatMulNBits"]),
+    ):
+        new = quantize(proto, None, RTNConfig(), optimization_level=level)
+        assert new is not None
+        assert [node.op_type for node in new.graph.node] == expected

@@ -12,11 +12,12 @@ import onnx_ir as ir
 
 from neural_compressor.config.composition import Composition
 from neural_compressor.errors import ConfigError
+from neural_compressor.onnx.early_passes import EarlyPasses
 from neural_compressor.onnx.graph import normalise
 from neural_compressor.onnx.model_file import read_model
 from neural_compressor.onnx.optimization import optimise
 from neural_compressor.onnx.quantization_record import read_record
-from neural_compressor.onnx.simplify import simplify
+from neural_compressor.onnx.simplify import simplify, tidy
 
 QUANTIZED_TYPES = frozenset(
     {
@@ -43,7 +44,7 @@ def prepare(source: str | Path | onnx.ModelProto | ir.Model, config: Composition
     """``source`` ready for ``config``; the source itself is left as it is.
 
     ``level`` says how far ONNX Runtime simplifies the graph first. Where nothing is said, it does for static quantization,
-    which gains from constants computed beforehand, as far as nodes keep their names.
+    which gains from constants computed beforehand, as far as nodes keep their names; other models are tidied only.
     """
     model = read_float_model(source)
     kinds = node_types(model)
@@ -51,15 +52,18 @@ def prepare(source: str | Path | onnx.ModelProto | ir.Model, config: Composition
         model = optimise(model, None if level is None else str(getattr(level, "name", level)))
     if has_static(config):
         simplify(model)
+    elif level is None:
+        tidy(model)
     return Prepared(model, {**kinds, **{name: kind for name, kind in node_types(model).items() if name not in kinds}})
 
 
 def read_float_model(source: str | Path | onnx.ModelProto | ir.Model) -> ir.Model:
     """``source`` normalised, which is left as it is; a quantized model is refused."""
-    model = read_model(source)
+    early = EarlyPasses()
+    model = read_model(source, early)
     model = model.clone() if isinstance(source, ir.Model) else model
     _refuse_quantized(model)
-    return normalise(model)
+    return normalise(model, inferred=early.inferred)
 
 
 def node_types(model: ir.Model) -> dict[str, str]:

@@ -21,6 +21,7 @@ from neural_compressor.onnx.quantization.prepared import Prepared, node_types
 from neural_compressor.onnx.quantization.selection import select
 from neural_compressor.onnx.stored_weights import STORED, is_stored, storable_nodes
 from neural_compressor.onnx.weight_only.job import WeightJob
+from neural_compressor.onnx.weight_only.little_matrices import little_matrices
 from neural_compressor.onnx.weight_only.matrix_nodes import MatrixNode, left_in_float, weight_only_nodes
 from neural_compressor.registry import close_matches
 from neural_compressor.schemes import OpKey, OpScheme
@@ -82,20 +83,27 @@ def resolve(config: Composition, prepared: Prepared, graph_only: bool = False) -
 
     A rule or a name that matches no node, a value that the provider has not, and a configuration that leaves every node
     in float are errors. ``graph_only`` admits providers that do not run here. Nodes that are slower in integers have their
-    weights stored in them and compute in float, unless they are named.
+    weights stored in them and compute in float, and matrices too small to matter are not quantized by themselves, unless
+    they are named.
     """
     selection = select(config, prepared.kinds)
     now = node_types(prepared.model)
     left: dict[OpKey, str] = {(name, now[name]): why for name, why in selection.left.items() if name in now}
     work: dict[OpKey, NodeWork] = {}
     aims: dict[str, Aim] = {}
+    little: dict[OpKey, str] = {}
     for approach, examine in _APPROACHES.items():
         chosen = {(name, now[name]): each for name, each in selection.of(approach).items() if name in now}
         if not chosen:
             continue
         aim = aims[approach] = find_aim(_distinct(chosen.values()), approach, graph_only)
-        slower = {key for key in chosen if key[0] not in selection.meant and aim.reluctance(key[1], approach)}
-        found = examine(prepared.model, {key: each for key, each in chosen.items() if key not in slower}, aim)
+        unnamed = {name: (name, kind) for name, kind in chosen if name not in selection.meant}
+        slower = {key for key in unnamed.values() if aim.reluctance(key[1], approach)}
+        if approach == "weight_only":
+            little = {unnamed[name]: why for name, why in little_matrices(prepared.model, unnamed).items()}
+        left |= little
+        examined = {key: each for key, each in chosen.items() if key not in slower and key not in little}
+        found = examine(prepared.model, examined, aim)
         found |= _stored(prepared.model, {key: chosen[key] for key in slower}, aim)
         for key, outcome in found.items():
             if isinstance(outcome, str):
@@ -103,7 +111,9 @@ def resolve(config: Composition, prepared: Prepared, graph_only: bool = False) -
             else:
                 work[key] = outcome
     if not work:
-        raise NothingToQuantizeError(_nothing(left, now))
+        if not little:
+            raise NothingToQuantizeError(_nothing(left, now))
+        logger.warning("nothing is quantized, in float stay %s", _counted(little))
     able = {kind for approach, aim in aims.items() for kind in aim.op_types(approach)}
     told = {key: why for key, why in left.items() if key[1] in able or key[0] in selection.named}
     order = {name: place for place, name in enumerate(now)}
@@ -125,13 +135,17 @@ Chosen = Mapping[OpKey, Any]
 def _static(model: ir.Model, chosen: Chosen, aim: Aim) -> dict[OpKey, Outcome]:
     able, reasons = quantizable_nodes(model), unquantizable_nodes(model)
     found: dict[OpKey, Outcome] = {}
+    alike: dict[tuple[object, ...], Outcome] = {}
     for key, config in chosen.items():
         if key not in able:
             found[key] = reasons.get(key, f"{key[1]} is not quantized statically")
             continue
-        info = able[key]
-        options = aim.options(key[1], "static", has_weight=info.weight is not None, per_channel=info.axis is not None)
-        found[key] = _fitted(config, options, key, aim.provider)
+        has_weight, per_channel = able[key].weight is not None, able[key].axis is not None
+        like = id(config), key[1], has_weight, per_channel
+        if like not in alike:
+            options = aim.options(key[1], "static", has_weight=has_weight, per_channel=per_channel)
+            alike[like] = _fitted(config, options, key, aim.provider)
+        found[key] = alike[like]
     return found
 
 

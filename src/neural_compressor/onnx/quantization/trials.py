@@ -55,6 +55,8 @@ def candidates(source: Any, configs: Sequence[Composition], level: Any = None) -
             prepared[static] = prepare(source, config, level)
         try:
             resolution = resolve(config, prepared[static])
+            if not resolution.work:
+                raise NothingToQuantizeError("what it could quantize is too little to matter")
         except NothingToQuantizeError as error:
             idle.append(error)
             logger.warning("%s is not tried: %s", config, error)

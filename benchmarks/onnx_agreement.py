@@ -29,6 +29,7 @@ Agreement = Callable[[list[Sample], list[Output], list[Output]], float]
 
 SMALL = 256
 """Constants of fewer numbers are no weights to speak of."""
+FEWEST_ROUNDS = 7
 INK = 0.3
 """A pixel of the detector's map is text above this, as the package that ships it has it."""
 
@@ -101,11 +102,15 @@ VIEWS: dict[str, Callable[[Output], Output]] = {"classifier": log_odds}
 """What decibels are taken of, where it is not the output itself."""
 
 
+NO_ERROR = 100.0
+"""Decibels from which on errors are those of float arithmetic, in which the order of sums is anybody's choice."""
+
+
 def decibels(expected: list[Output], found: list[Output]) -> float:
-    """The ratio of signal to error; 200 where there is none."""
+    """The ratio of signal to error, up to where there is no error to speak of."""
     signal = sum(float((a.astype(np.float64) ** 2).sum()) for a in expected)
     error = sum(float(((a.astype(np.float64) - b) ** 2).sum()) for a, b in zip(expected, found, strict=True))
-    return min(200.0, 10 * np.log10(signal / max(error, signal * 1e-20)))
+    return min(NO_ERROR, 10 * np.log10(signal / max(error, signal * 1e-20)))
 
 
 def session(path: str, level: ort.GraphOptimizationLevel) -> ort.InferenceSession:
@@ -129,9 +134,13 @@ def seconds(model: ort.InferenceSession, samples: list[Sample]) -> float:
     return time.perf_counter() - start
 
 
-def speedup(first: ort.InferenceSession, other: ort.InferenceSession, samples: list[Sample], rounds: int) -> float:
-    """How many times faster the other is: the median over passes that take turns."""
-    return statistics.median(seconds(first, samples) / seconds(other, samples) for _ in range(rounds))
+def speedup(first: ort.InferenceSession, other: ort.InferenceSession, samples: list[Sample], limit: float) -> float:
+    """How many times faster the other is: the median over passes that take turns for ``limit`` seconds."""
+    ratios: list[float] = []
+    start = time.perf_counter()
+    while len(ratios) < FEWEST_ROUNDS or time.perf_counter() - start < limit:
+        ratios.append(seconds(first, samples) / seconds(other, samples))
+    return statistics.median(ratios)
 
 
 def weight(path: str) -> int:
@@ -158,7 +167,7 @@ def complaint(path: str) -> str:
     return ""
 
 
-def measured(task: str, float_path: str, path: str, samples: list[Sample], rounds: int) -> dict[str, object]:
+def measured(task: str, float_path: str, path: str, samples: list[Sample], limit: float) -> dict[str, object]:
     """The numbers of one quantized model."""
     agreement = TASKS[task][1]
     level = ort.GraphOptimizationLevel
@@ -175,7 +184,7 @@ def measured(task: str, float_path: str, path: str, samples: list[Sample], round
         "in_float": floats(path) / max(floats(float_path), 1),
         "complaint": complaint(path),
         "size": weight(path) / weight(float_path),
-        "speedup": speedup(reference, quantized, samples[:4], rounds),
+        "speedup": speedup(reference, quantized, samples[:4], limit),
     }
 
 
@@ -186,10 +195,10 @@ def main() -> None:
     parser.add_argument("float_model")
     parser.add_argument("quantized_model")
     parser.add_argument("evaluation")
-    parser.add_argument("--rounds", type=int, default=7, help="passes to time")
+    parser.add_argument("--seconds", type=float, default=5.0, help="how long to time passes, if seven take less")
     options = parser.parse_args()
     samples = list(StoredSamples(Path(options.evaluation)))
-    found = measured(options.task, options.float_model, options.quantized_model, samples, options.rounds)
+    found = measured(options.task, options.float_model, options.quantized_model, samples, options.seconds)
     print(json.dumps(found))
 
 

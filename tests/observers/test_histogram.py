@@ -106,6 +106,15 @@ def test_channels_are_counted_apart() -> None:
         assert together.exponent[channel] == alone.exponent[0]
 
 
+@pytest.mark.parametrize("count", [16 * BINS, 16 * BINS + 1, 5000])
+def test_no_value_of_a_large_array_is_counted_twice_or_left_out(count: int) -> None:
+    x = np.random.default_rng(1).laplace(size=(2, count)).astype(np.float32)
+    found = Histogram.of(x, x.min(axis=1), x.max(axis=1), BINS, 0)
+    for channel, values in enumerate(x):
+        number = np.trunc(values / found.width[channel]).astype(int) - found.first[channel]
+        assert np.array_equal(found.counts[channel], np.bincount(number, minlength=BINS))
+
+
 @pytest.mark.parametrize("value", [0.0, 1.0, -1e-45, 3.4e38, -7.3])
 def test_one_value_has_one_bin_and_stands_for_itself(value: float) -> None:
     x = np.full(9, value, np.float32)

@@ -6,15 +6,18 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from array_api_compat import array_namespace, device
+from array_api_compat import device, is_numpy_array
 
 from neural_compressor.observers.base import Floats, same_channels, to_numpy
-from neural_compressor.schemes.arrays import Array, as_float32, like
+from neural_compressor.schemes.arrays import Array, array_namespace, as_float32, like
 
 Ints = npt.NDArray[np.int64]
 # Float32 has 24 bits: finer bins than this part of the largest value hold nothing more.
 _FLOAT_BITS = 23
 _FINEST = -126
+_TINY = 2.0**_FINEST
+_VALUES_A_BIN = 16
+"""Values counted at once, to each bin: few enough to stay in a cache, so many that adding up the bins does not matter."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,8 @@ class Histogram:
 
     def widened(self, low: Floats, high: Floats) -> Histogram:
         """The same counts in the layout for a range that also holds ``[low, high]``."""
+        if np.all(low >= self.low) and np.all(high <= self.high):
+            return self
         low, high = np.minimum(self.low, low), np.maximum(self.high, high)
         bins = self.counts.shape[1]
         exponent, first = _layout(low, high, bins)
@@ -88,6 +93,11 @@ class Histogram:
         return np.where(self.zero_bin, zero, (edges[:, :-1] + edges[:, 1:]) / 2)
 
     @property
+    def filled(self) -> Ints:
+        """The places of the bins that some channel has values in."""
+        return np.flatnonzero(self.counts.any(axis=0))
+
+    @property
     def zero_bin(self) -> npt.NDArray[np.bool_]:
         """Which bin holds zero and what is nearest to it: (channels, bins)."""
         holds: npt.NDArray[np.bool_] = self.first[:, None] + np.arange(self.counts.shape[1]) == 0
@@ -98,8 +108,10 @@ def _layout(low: Floats, high: Floats, bins: int) -> tuple[Ints, Ints]:
     """Exponent of the width and number of the first bin for the range ``[low, high]`` of each channel."""
     low, high = low.astype(np.float64), high.astype(np.float64)
     peak = np.maximum(np.abs(low), np.abs(high))
-    exponent = np.maximum(np.frexp(peak)[1].astype(np.int64) - 1 - _FLOAT_BITS, _FINEST)
-    for _ in range(_FLOAT_BITS + 2):
+    finest = np.maximum(np.frexp(peak)[1].astype(np.int64) - 1 - _FLOAT_BITS, _FINEST)
+    # At half this width the range is two times as wide as the bins, at four times this width half as wide.
+    exponent = np.maximum(np.frexp(np.maximum(high - low, _TINY) / bins)[1].astype(np.int64) - 1, finest)
+    for _ in range(2):
         span = np.trunc(np.ldexp(high, -exponent)) - np.trunc(np.ldexp(low, -exponent))
         exponent = np.where(span >= bins, exponent + 1, exponent)
     return exponent, np.trunc(np.ldexp(low, -exponent)).astype(np.int64)
@@ -110,9 +122,13 @@ def _count(x: Array, exponent: Ints, first: Ints, bins: int, axis: int | None) -
     xp = array_namespace(x)
     channels = exponent.size
     rows = xp.reshape(x if axis is None else xp.moveaxis(x, axis, 0), (channels, -1))
-    # Conversion to an integer truncates, which is what numbers the bins.
-    number = xp.astype(rows * like(np.ldexp(1.0, -exponent)[:, None], x), xp.int32)
-    offset = (np.arange(channels) * bins - first)[:, None].astype(np.int32)
-    flat = xp.reshape(number + xp.asarray(offset, device=device(x)), (-1,))
-    counts = to_numpy(xp.bincount(flat, minlength=channels * bins))
-    return counts.astype(np.int64).reshape(channels, bins)
+    step = _VALUES_A_BIN * bins if is_numpy_array(x) else max(rows.shape[1], 1)
+    scale = like(np.ldexp(1.0, -exponent)[:, None], x)
+    offset = xp.asarray((np.arange(channels) * bins - first)[:, None].astype(np.int32), device=device(x))
+    counts = np.zeros(channels * bins, dtype=np.int64)
+    for begin in range(0, rows.shape[1], step):
+        # Conversion to an integer truncates, which is what numbers the bins.
+        number = xp.astype(rows[:, begin : begin + step] * scale, xp.int32)
+        number += offset
+        counts += to_numpy(xp.bincount(xp.reshape(number, (-1,)), minlength=channels * bins))
+    return counts.reshape(channels, bins)

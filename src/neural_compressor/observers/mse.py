@@ -23,7 +23,7 @@ class MSEObserver(HistogramObserver):
 
     def range(self, scheme: TensorScheme) -> tuple[Floats, Floats]:
         seen = self.seen()
-        centres, counts = seen.centres, seen.counts
+        centres, counts = seen.centres[:, seen.filled], seen.counts[:, seen.filled]
 
         def loss(low: Floats, high: Floats) -> Floats:
             error = quantized_rows(centres, low, high, scheme) - centres

@@ -15,8 +15,6 @@ Loss = Callable[[Floats, Floats], Floats]
 """Loss by channel of clipping to ``[low, high]``; where there is one channel, of each of several ranges for it."""
 
 _COARSE, _FINE = 64, 24
-_AT_ONCE = 8
-"""Ranges for one channel that are tried together: more do not fit into the cache of a core."""
 
 
 def quantized_rows(rows: Floats, low: Floats, high: Floats, scheme: TensorScheme) -> Floats:
@@ -64,9 +62,6 @@ def _best(loss: Callable[[Floats], Floats], widest: Floats, narrowest: Floats) -
 
 def _least(loss: Callable[[Floats], Floats], trials: Floats) -> Floats:
     """Of ``trials`` (trials, channels) the one that loses least, by channel; of equal ones the first."""
-    if trials.shape[1] == 1:
-        losses = np.concatenate([loss(trials[i : i + _AT_ONCE, 0]) for i in range(0, len(trials), _AT_ONCE)])[:, None]
-    else:
-        losses = np.stack([loss(trial) for trial in trials])
+    losses = loss(trials[:, 0])[:, None] if trials.shape[1] == 1 else np.stack([loss(trial) for trial in trials])
     best: Floats = np.take_along_axis(trials, np.argmin(losses, axis=0)[None], axis=0)[0]
     return best

@@ -21,7 +21,7 @@ class GraphEditor:
 
     def weight(self, name: str, value: np.ndarray | np.generic | ir.TensorProtocol, graph: ir.Graph) -> ir.Value:
         """A new constant of ``graph``, called ``name`` or nearly so."""
-        tensor = ir.tensor(np.asarray(value, order="C")) if isinstance(value, np.ndarray | np.generic) else value
+        tensor = ir.Tensor(np.asarray(value, order="C")) if isinstance(value, np.ndarray | np.generic) else value
         tensor.name = self.fresh(name)
         new = ir.Value(name=tensor.name, const_value=tensor, type=ir.TensorType(tensor.dtype))
         new.shape = ir.Shape(tensor.shape.numpy())

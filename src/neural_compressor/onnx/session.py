@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -12,7 +13,6 @@ import onnxruntime as ort
 
 from neural_compressor.errors import FormatError
 from neural_compressor.onnx.mapped_file import release
-from neural_compressor.onnx.model_file import initializers
 
 _BY_REFERENCE = 1 << 20
 """Weights of at least this size are handed over as arrays, which may be mapped from a file."""
@@ -86,9 +86,11 @@ def _by_reference(model: ir.Model) -> Iterator[dict[str, np.ndarray]]:
     """Large weights of the main graph taken out of what is written meanwhile, as arrays by name."""
     arrays: dict[str, np.ndarray] = {}
     held: dict[ir.Value, ir.TensorProtocol] = {}
-    for value, tensor in initializers(model):
+    own_names = model.graph.initializers
+    for value, tensor in _constants(model.graph):
         # The runtime drops what nothing reads, and then has no place for it.
-        large = value.graph is model.graph and tensor.nbytes >= _BY_REFERENCE and bool(value.name and value.uses())
+        is_own = value.name and own_names.get(value.name) is value
+        large = bool(is_own and tensor.nbytes >= _BY_REFERENCE and value.uses())
         array = tensor.numpy() if large or isinstance(tensor, ir.ExternalTensor) else None
         if array is not None and large and array.dtype in _HELD_AS_IS:
             own = np.require(array, requirements=("C", "A"))  # where a file has it may be no place for numbers
@@ -113,3 +115,14 @@ def _by_reference(model: ir.Model) -> Iterator[dict[str, np.ndarray]]:
     finally:
         for value, tensor in held.items():
             value.const_value = tensor
+
+
+def _constants(graph: ir.Graph | ir.GraphView) -> Iterator[tuple[ir.Value, ir.TensorProtocol]]:
+    """Every initializer of ``graph`` and its subgraphs, with its tensor."""
+    graphs: dict[Any, None] = {}
+    for _ in ir.traversal.RecursiveGraphIterator(graph, enter_graph=graphs.setdefault):
+        pass
+    for each in graphs:
+        for value in each.initializers.values():
+            if value.const_value is not None:
+                yield value, value.const_value

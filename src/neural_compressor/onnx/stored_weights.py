@@ -56,21 +56,23 @@ def storable_nodes(model: ir.Model) -> dict[OpKey, str | None]:
     return {key: _refusal(node) for key, node in _candidates(model).items()}
 
 
-def store_weights(model: ir.Model, plan: Plan) -> tuple[ir.Model, dict[OpKey, str]]:
-    """A new model with the weights in integers that ``plan`` has stored, and why others of these stay in float.
+def store_weights(model: ir.Model, plan: Plan) -> dict[OpKey, str]:
+    """Change ``model`` in place to have the weights in integers that ``plan`` has stored; why others of these stay in float.
 
     A weight that several ops read is stored once, where all of them are to read it so.
     """
-    new, left = model.clone(), dict[OpKey, str]()
+    left: dict[OpKey, str] = {}
     wanted = {key: scheme.weight for key, scheme in plan.items() if is_stored(key, scheme) and scheme.weight}
-    nodes = _candidates(new)
+    if not wanted:
+        return left
+    nodes = _candidates(model)
     readers: dict[ir.Value, dict[ir.Node, OpKey]] = {}
     for key in wanted:
         if reason := _refusal(nodes[key]) if key in nodes else _GONE:
             left[key] = reason
         elif (weight := nodes[key].inputs[1]) is not None:
             readers.setdefault(weight, {})[nodes[key]] = key
-    edit = GraphEditor(new)
+    edit = GraphEditor(model)
     for weight, keys in readers.items():
         if weight.is_graph_output() or any(use.node not in keys or use.idx != 1 for use in weight.uses()):
             left |= dict.fromkeys(keys.values(), _SHARED)
@@ -78,7 +80,7 @@ def store_weights(model: ir.Model, plan: Plan) -> tuple[ir.Model, dict[OpKey, st
         node, key = next(iter(keys.items()))
         with at_node(node.name):
             _store(edit, weight, node, wanted[key])
-    return new, left
+    return left
 
 
 def stored_floats(value: ir.Value | None) -> np.ndarray | None:
@@ -126,7 +128,8 @@ def _store(edit: GraphEditor, weight: ir.Value, reader: ir.Node, scheme: TensorS
     shape = [-1 if place == axis else 1 for place in range(array.ndim)] if found.scale.ndim else []
     users = set(weight.consumers())
     inside = any(user.graph is not graph for user in users)
-    first = next(node for node in graph if inside or node in users)
+    searched = users if len(users) == 1 and not inside else graph
+    first = next(node for node in searched if inside or node in users)
     codes = edit.weight(f"{weight.name}_quantized", found.codes, graph)
     floats = edit.insert(first, "Cast", [codes], {"to": ir.DataType.FLOAT.value})[0]
     if found.zero.any():

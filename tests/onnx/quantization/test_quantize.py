@@ -21,6 +21,8 @@ from neural_compressor.onnx.quantization import (
     quantize,
 )
 from neural_compressor.onnx.quantization_record import read_record
+from neural_compressor.onnx.static import params
+from neural_compressor.onnx.static.calibration import calibrate
 
 FC_IN, FC_OUT = "/h.4/mlp/fc_in/MatMul", "/h.4/mlp/fc_out/MatMul"
 
@@ -258,3 +260,23 @@ def test_what_the_provider_has_not_is_an_error_where_it_was_asked_for(mlp, vecto
         quantize(mlp, None, config, graph_only=True)
     with pytest.raises(CapabilityError, match="uint16"):
         quantize(mlp, None, StaticQuantConfig(reader(vectors), activation_type="QUInt16"))
+
+
+def test_no_ranges_are_collected_that_the_one_plan_does_not_need(make_model, vectors, reader, monkeypatch):
+    """An Add of floats stays one, so nobody asks what it reads; a plan with other ops in float might."""
+    nodes = [
+        helper.make_node("Tanh", ["x"], ["a"]),
+        helper.make_node("Sigmoid", ["x"], ["b"]),
+        helper.make_node("Add", ["a", "b"], ["c"]),
+        helper.make_node("MatMul", ["c", "w"], ["y"]),
+    ]
+    model = make_model(nodes, [("x", ["n", 64])], [("y", ["n", 64])], {"w": np.eye(64, dtype=np.float32)})
+    asked = []
+
+    def recorded(model, wanted, *rest):
+        asked.extend(wanted)
+        return calibrate(model, wanted, *rest)
+
+    monkeypatch.setattr(params, "calibrate", recorded)
+    quantize(model, None, StaticQuantConfig(quant_format="QDQ"), calibration_data_reader=reader(vectors))
+    assert asked == ["c"]

@@ -42,6 +42,18 @@ def test_parts_give_what_the_whole_gives(kit: Kit) -> None:
         np.testing.assert_allclose(found, kit.run(model, sample)[0], atol=1e-5)
 
 
+def test_a_part_with_weights_that_are_handed_over_as_arrays(kit: Kit) -> None:
+    net = kit.Net()
+    wide = net.op("Conv", net.conv("x", (3, 16)), net.weight(16, 16, 33, 33), pads=[16] * 4)
+    model = net.model({"x": [1, 3, 6, 6]}, net.op("Relu", wide))
+    held = [value.const_value for value in model.graph.initializers.values()]
+    assert max(tensor.nbytes for tensor in held) >= 1 << 20
+    (sample,) = samples = kit.feeds_of(model, 1)
+    (found,) = GraphWalk(model, samples, CPU).run_to(model.graph[-1])
+    np.testing.assert_allclose(found, kit.run(model, sample)[0], atol=1e-4)
+    assert [value.const_value for value in model.graph.initializers.values()] == held
+
+
 def test_what_is_replaced_is_what_later_parts_read(kit: Kit) -> None:
     model = normalise(read_model(branching_net(kit)))
     walk = GraphWalk(model, kit.feeds_of(model, 2), CPU)

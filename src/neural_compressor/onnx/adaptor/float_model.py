@@ -124,7 +124,8 @@ class FloatModel:
             if chosen:
                 new = half_precision(new, precision, chosen, self.target.provider.name)
         whole = stored_instead(whole, left)
-        new, refused = store_weights(new, whole)
+        new = new.clone() if new is self.model else new
+        refused = store_weights(new, whole)
         write_record(new, self._record(whole, left, refused, smoothing))
         return new
 

@@ -9,7 +9,6 @@ import onnx_ir as ir
 
 from neural_compressor.adaptor.records import OpRecord
 from neural_compressor.onnx.adaptor.output_errors import output_errors
-from neural_compressor.onnx.graph import standard
 from neural_compressor.onnx.model_file import ONE_FILE_BYTES, weight_bytes
 from neural_compressor.onnx.op_parts import constants_of, nodes_of, weights_of
 from neural_compressor.onnx.providers import Target
@@ -59,11 +58,11 @@ class Kernels:
         if any(stored_floats(value) is not None for part in parts[:1] for value in part.inputs):
             return "float: the runtime turns the weight into floats when it loads the model", True
         running = [self.running[str(part.name)] for part in parts if part.name in self.running]
-        integer = next((node.op_type for node in (*running, *parts) if node.op_type in INTEGER_OPS), None)
+        kinds = [*(node.op_type for node in running), *(part.op_type for part in parts)]
+        integer = next((each for each in kinds if each in INTEGER_OPS), None)
         if integer is not None and name not in self.in_float:
             return integer, False
-        converted = next((node for node in running if any(map(_is_dequantized, node.inputs))), None)
-        if name in self.in_float or converted is not None:
+        if name in self.in_float or any(node.dequantizes for node in running):
             return f"float: {self.in_float.get(name, 'the runtime turns the weight into floats first')}", True
         # Only its table is stored in integers, and looked up as it was.
         return kind if parts else "none: it was taken into another op", False
@@ -104,11 +103,6 @@ class _Summary:
             return None
         after = next((array for array in weights_of(parts) if array.shape == before.shape), None)
         return None if after is None else sqnr_db(before, after)
-
-
-def _is_dequantized(value: ir.Value | None) -> bool:
-    node = None if value is None else value.producer()
-    return node is not None and standard(node, "DequantizeLinear")
 
 
 def _bytes(parts: Sequence[ir.Node]) -> int:

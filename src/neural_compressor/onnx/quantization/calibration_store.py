@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import onnx_ir as ir
@@ -19,17 +19,21 @@ _KEPT = 4
 
 @dataclass(frozen=True)
 class Base:
-    """A float model, smoothed or not, and the ranges seen on it so far."""
+    """A float model, smoothed or not, and the ranges seen on it so far; None where nobody asks for them again."""
 
     model: ir.Model
-    known: KnownRanges = field(default_factory=dict)
+    known: KnownRanges | None
 
 
 class CalibrationStore:
-    """Readers are gone over from their start, as often as they are asked for."""
+    """Readers are gone over from their start, as often as they are asked for.
 
-    def __init__(self, reader: Any = None) -> None:
+    Ranges are kept, and those that other plans may need collected too, unless there is ``one_plan`` only.
+    """
+
+    def __init__(self, reader: Any = None, one_plan: bool = False) -> None:
         self.reader = reader
+        self.one_plan = one_plan
         self._samples: dict[int, Samples] = {}
         self._examples: dict[int, Mapping[str, Any] | None] = {}
         self._bases: list[tuple[Hashable, Base]] = []
@@ -67,6 +71,6 @@ class CalibrationStore:
         for known, base in self._bases:
             if known == key:
                 return base
-        new = Base(make())
+        new = Base(make(), None if self.one_plan else {})
         self._bases = [*self._bases[-_KEPT + 1 :], (key, new)]
         return new

@@ -40,7 +40,8 @@ def carry_out(model: ir.Model, resolution: Resolution, store: CalibrationStore) 
     if resolution.of("dynamic"):
         new = quantize_dynamic(new, _plan(resolution, "dynamic"))
     plan = stored_instead(Plan({key: work.scheme for key, work in resolution.work.items()}), left)
-    new, refused = store_weights(new, plan)
+    new = model.clone() if new is model else new
+    refused = store_weights(new, plan)
     write_record(new, _record(resolution, plan, left, refused))
     return new
 

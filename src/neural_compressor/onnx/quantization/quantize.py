@@ -63,7 +63,7 @@ def quantized(
     """What :func:`quantize` writes."""
     prepared = prepare(source, config, level)
     resolution = resolve(config, prepared, graph_only)
-    new = carry_out(prepared.model, resolution, CalibrationStore(reader))
+    new = carry_out(prepared.model, resolution, CalibrationStore(reader, one_plan=True))
     static = resolution.aims.get("static")
     if static is not None and static.target.runs_here:
         check_fusion(new, static.sessions)

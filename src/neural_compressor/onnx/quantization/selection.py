@@ -56,7 +56,9 @@ def select(config: Composition, kinds: Mapping[str, str]) -> Selection:
             left[name] = "no part of the configuration claims it"
             continue
         each: Any = claim.config
-        bound = bounds.setdefault(id(each), _bounds(each, kinds))
+        if id(each) not in bounds:
+            bounds[id(each)] = _bounds(each, kinds)
+        bound = bounds[id(each)]
         by_name = name in (bound.only or ()) or (claim.selector is not None and claim.selector.text == name)
         if not each.quantizes:
             left[name] = "its configuration leaves it in float"

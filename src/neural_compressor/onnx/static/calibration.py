@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -10,9 +12,9 @@ import onnxruntime as ort
 
 from neural_compressor.errors import CalibrationError
 from neural_compressor.observers import Observer, PercentileObserver, make_observer
-from neural_compressor.onnx.data_reader import Samples
 from neural_compressor.onnx.feeds import feeds
 from neural_compressor.onnx.session import make_session
+from neural_compressor.onnx.static.float_moments import FloatMoments
 from neural_compressor.schemes import TensorScheme
 
 Range = tuple[float, float]
@@ -24,18 +26,26 @@ _BY_EXTREMES = ("minmax", "moving_average")
 def calibrate(
     model: ir.Model,
     wanted: Mapping[str, TensorScheme],
-    samples: Samples,
+    samples: Iterable[Mapping[str, Any]],
     providers: Sequence[str] = ("CPUExecutionProvider",),
     percentile: float = 99.999,
+    moments: FloatMoments | None = None,
 ) -> dict[str, Range]:
-    """The range to quantize each tensor of ``wanted`` over, by the algorithm of its scheme, in one pass."""
+    """The range to quantize each tensor of ``wanted`` over, by the algorithm of its scheme, in one pass.
+
+    ``moments`` are taken of the first samples on the way.
+    """
     observers = {name: _observer(scheme, percentile) for name, scheme in wanted.items()}
-    with _Tap(model, wanted) as tap:
-        session = make_session(model, tap.outputs, providers) if tap.outputs else None
+    with _Tap(model, wanted) as tap, moments or nullcontext():
+        every = [*tap.outputs, *(() if moments is None else moments.outputs)]
+        session = make_session(model, every, providers) if every else None
     for number, sample in enumerate(samples):
         arrays = feeds(model, sample, number)
-        for name, values in tap.tensors(arrays, [] if session is None else _run(session, arrays, number)):
+        results = [] if session is None else _run(session, arrays, number)
+        for name, values in tap.tensors(arrays, results[: len(tap.outputs)]):
             _observe(observers[name], values, name, number)
+        if moments is not None:
+            moments.add(results[len(tap.outputs) :])
     return {name: _range(observer, wanted[name], name) for name, observer in observers.items()}
 
 

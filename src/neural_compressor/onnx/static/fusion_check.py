@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import onnx
 import onnx_ir as ir
 
 from neural_compressor.onnx.graph import is_float, standard
@@ -25,6 +26,14 @@ class FloatRunning:
     name: str
     op_type: str
     reason: str
+
+
+@dataclass(frozen=True)
+class RunningNode:
+    """A node that the runtime executes, and whether some input of it is dequantized first."""
+
+    op_type: str
+    dequantizes: bool
 
 
 @dataclass(frozen=True)
@@ -53,7 +62,7 @@ def float_running(model: ir.Model, providers: Sequence[str] = ("CPUExecutionProv
     """The quantized ops of ``model`` that the runtime will compute in float, with the reason."""
     quantized = [node for node in model.graph if standard(node, *OP_TYPES) and _is_quantized(node)]
     running = as_run(model, providers) if quantized else {}
-    in_float = (node for node in quantized if (run := running.get(str(node.name))) and _computes_in_float(run))
+    in_float = (node for node in quantized if (run := running.get(str(node.name))) and run.dequantizes)
     return [FloatRunning(str(node.name), node.op_type, _reason(node)) for node in in_float]
 
 
@@ -70,18 +79,23 @@ INTEGER_OPS = frozenset(
 """Op types that compute with integers, or with weights of a few bits."""
 
 
-def as_run(model: ir.Model, providers: Sequence[str]) -> dict[str, ir.Node]:
+def as_run(model: ir.Model, providers: Sequence[str]) -> dict[str, RunningNode]:
     """The nodes that the runtime executes, by name; the next level would change layouts and with them the names."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "optimized.onnx"
-        make_session(model, providers=providers, level="extended", optimized_path=str(path))
-        optimized = ir.load(path)
-        return {_name_before(node): node for node in optimized.graph}
+        make_session(model, providers=providers, level="extended", threads=1, optimized_path=str(path))
+        nodes = onnx.load(path, load_external_data=False).graph.node
+    floats = {output for node in nodes if _is_dequantizer(node) for output in node.output}
+    return {_name_before(node): RunningNode(node.op_type, not floats.isdisjoint(node.input)) for node in nodes}
 
 
-def _name_before(node: ir.Node) -> str:
+def _is_dequantizer(node: onnx.NodeProto) -> bool:
+    return node.op_type == "DequantizeLinear" and node.domain in ("", "ai.onnx")
+
+
+def _name_before(node: onnx.NodeProto) -> str:
     """The name a node had before the runtime put an addition or an activation into it."""
-    return str(node.name).removeprefix("fused ").removesuffix("/MatMulAddFusion")
+    return str(node.name.removeprefix("fused ").removesuffix("/MatMulAddFusion"))
 
 
 def _is_quantized(node: ir.Node) -> bool:
@@ -95,10 +109,6 @@ def _is_quantized(node: ir.Node) -> bool:
 
 def _places(op: OpType) -> tuple[int, ...]:
     return () if op.weight is None else (op.weight,)
-
-
-def _computes_in_float(node: ir.Node) -> bool:
-    return any(_dequantizer(value) is not None for value in node.inputs)
 
 
 def _dequantizer(value: ir.Value | None) -> ir.Node | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import inf
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -25,6 +26,8 @@ class GraphWalk:
     ) -> None:
         self.model, self.providers, self.limit = model, providers, limit
         self._ahead = list(reversed(model.graph))
+        self._last_read = {value: place for place, node in enumerate(model.graph) for value in _inputs([node])}
+        self._done = 0
         self._held = deque({value: sample[str(value.name)] for value in model.graph.inputs} for sample in samples)
 
     def run_to(self, node: ir.Node) -> list[np.ndarray]:
@@ -32,6 +35,7 @@ class GraphWalk:
         part = [self._ahead.pop()]
         while part[-1] is not node:
             part.append(self._ahead.pop())
+        self._done += len(part)
         try:
             return self._run(part)
         except Exception as error:  # the runtime's errors share no base class but this
@@ -39,9 +43,9 @@ class GraphWalk:
 
     def _run(self, part: Sequence[ir.Node]) -> list[np.ndarray]:
         node = part[-1]
-        read, needed = dict.fromkeys(_inputs(part)), set(_inputs(self._ahead))
+        read = dict.fromkeys(_inputs(part))
         inputs = [value for value in read if value in self._held[0]]
-        outputs = [v for each in part for v in each.outputs if v in needed or v is node.outputs[0]]
+        outputs = [v for each in part for v in each.outputs if self._is_needed(v) or v is node.outputs[0]]
         constants = [value for value in read if is_constant(value) and value.producer() is None]
         session = make_session(self._alone(part, inputs, outputs, constants), providers=self.providers, level="basic")
         results: list[np.ndarray] = []
@@ -52,7 +56,7 @@ class GraphWalk:
             found = session.run(None, {str(value.name): held[value] for value in inputs})
             now = held | dict(zip(outputs, found, strict=True))
             results.append(now[node.outputs[0]])
-            kept.append({value: array for value, array in now.items() if value in needed})
+            kept.append({value: array for value, array in now.items() if self._is_needed(value)})
             room -= sum(array.nbytes for array in kept[-1].values())
         self._held = deque(kept)
         return results
@@ -63,6 +67,9 @@ class GraphWalk:
             if value in held:
                 held[value] = array
 
+    def _is_needed(self, value: ir.Value) -> bool:
+        return self._last_read.get(value, -1) >= self._done
+
     def _alone(
         self,
         part: Sequence[ir.Node],
@@ -71,11 +78,13 @@ class GraphWalk:
         constants: Sequence[ir.Value],
     ) -> ir.Model:
         imports = self.model.graph.opset_imports
-        view = ir.GraphView(inputs, outputs, nodes=part, initializers=constants, opset_imports=imports, name="part")
-        graph = view.clone()
-        for new, value in zip(graph.inputs, inputs, strict=True):
-            if new.type is None:
-                new.type = ir.TensorType(ir.DataType.from_numpy(self._held[0][value].dtype))
+        for value in inputs:
+            if value.type is None:
+                value.type = ir.TensorType(ir.DataType.from_numpy(self._held[0][value].dtype))
+        # A view of the nodes where they are, which is all that writing them takes.
+        graph: Any = ir.GraphView(
+            inputs, outputs, nodes=part, initializers=constants, opset_imports=imports, name="part"
+        )
         return ir.Model(graph, ir_version=self.model.ir_version or 10)
 
 

@@ -11,6 +11,7 @@ from neural_compressor.onnx.data_reader import Samples
 from neural_compressor.onnx.graph import standard
 from neural_compressor.onnx.static.calibration import Range, calibrate
 from neural_compressor.onnx.static.clips import cuts_off
+from neural_compressor.onnx.static.float_moments import FloatMoments
 from neural_compressor.onnx.static.integer_params import IntegerParams, activation_params
 from neural_compressor.onnx.static.layout import Layout
 from neural_compressor.onnx.static.options import StaticOptions
@@ -24,17 +25,22 @@ _BY_DTYPE = ("kl", "entropy", "mse")
 
 
 def tensor_params(
-    model: ir.Model, layout: Layout, samples: Samples | None, options: StaticOptions, known: KnownRanges | None
+    model: ir.Model,
+    layout: Layout,
+    samples: Samples | None,
+    options: StaticOptions,
+    known: KnownRanges | None,
+    moments: FloatMoments | None = None,
 ) -> dict[tuple[ir.Value, TensorScheme], IntegerParams]:
     """By tensor and scheme; what ``known`` lacks is collected on ``samples`` and added to it.
 
-    Where ``known`` is given, so is what plans with fewer integer ops may need.
+    Where ``known`` is given, so is what plans with fewer integer ops may need. If there is a pass, it takes ``moments``.
     """
     wanted = dict.fromkeys(_wanted(layout))
     collected: KnownRanges = {} if known is None else known
     if any(_key(*each) not in collected for each in wanted):
         candidates = () if known is None else layout.candidates
-        _collect(model, [*wanted, *candidates], samples, options, collected)
+        _collect(model, [*wanted, *candidates], samples, options, collected, moments)
     params = {(value, scheme): _of(collected[_key(value, scheme)], value, scheme) for value, scheme in wanted}
     for value, home in layout.homes.items():
         if _is_softmax(value):
@@ -67,6 +73,7 @@ def _collect(
     samples: Samples | None,
     options: StaticOptions,
     known: KnownRanges,
+    moments: FloatMoments | None,
 ) -> None:
     """One pass over the data, and one more for tensors that ops with different schemes read."""
     missing = [(value, scheme) for value, scheme in wanted if _key(value, scheme) not in known]
@@ -77,9 +84,10 @@ def _collect(
                 "give a CalibrationDataReader"
             )
         now = {str(value.name): scheme for value, scheme in missing}
-        ranges = calibrate(model, now, samples, options.providers, options.percentile)
+        ranges = calibrate(model, now, samples, options.providers, options.percentile, moments)
         known.update({_key(v, s): ranges[str(v.name)] for v, s in missing if now[str(v.name)] == s})
         missing = [(value, scheme) for value, scheme in missing if _key(value, scheme) not in known]
+        moments = None
 
 
 def _share(layout: Layout, params: dict[tuple[ir.Value, TensorScheme], IntegerParams]) -> None:

@@ -16,7 +16,7 @@ from neural_compressor.onnx.graph import array_of, normalise, opset
 from neural_compressor.onnx.graph_editor import GraphEditor
 from neural_compressor.onnx.ops import quantizable_nodes
 from neural_compressor.onnx.simplify import simplify
-from neural_compressor.onnx.static.bias_correction import BiasCorrection
+from neural_compressor.onnx.static.bias_correction import BiasCorrection, watch
 from neural_compressor.onnx.static.hard_swish import OPSET_OF_HARD_SWISH, has_hard_swish, name_hard_swish
 from neural_compressor.onnx.static.layout import Layout, lay_out
 from neural_compressor.onnx.static.options import StaticOptions
@@ -57,11 +57,12 @@ def quantize_static(
     if left is not None:
         left.update(layout.left)
     _check_weights(layout)
-    params_of = tensor_params(new, layout, samples, options, known)
+    moments = watch(new, layout) if samples is not None and options.bias_correction is not False else None
+    params_of = tensor_params(new, layout, samples, options, known, moments)
     correction = None
-    if samples is not None and options.bias_correction is not False:
+    if samples is not None and moments is not None:
         with _if_possible(options):
-            correction = BiasCorrection(new, layout, params_of, samples, options.providers)
+            correction = BiasCorrection(new, moments, samples, options.providers)
     writer = QDQWriter(GraphEditor(new), options)
     constants = ConstantWriter(writer, layout, params_of)
     writer.activations(layout, params_of)

@@ -5,6 +5,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from neural_compressor.errors import FormatError
+from neural_compressor.onnx import kernels
+from neural_compressor.onnx.kernel_probe import computes
 from neural_compressor.onnx.kernels import has_kernel
 from neural_compressor.onnx.session import make_session
 
@@ -24,6 +26,7 @@ def test_the_list_of_kernels_is_what_sessions_take(op_type, kind):
     except FormatError:
         runs = False
     assert has_kernel(model.graph[0], model.opset_imports, CPU, ["T"], kind) == runs
+    assert computes(model.graph[0], model.opset_imports, CPU, ["T"], kind) == runs
 
 
 def test_a_provider_that_lists_no_kernels_is_taken_to_have_them():
@@ -36,3 +39,34 @@ def test_a_provider_that_lists_no_kernels_is_taken_to_have_them():
 def test_an_operator_nobody_knows_has_none():
     node = ir.node("Nonsense", [], domain="no.such.domain")
     assert not has_kernel(node, {"no.such.domain": 1}, CPU, [], ir.DataType.FLOAT)
+
+
+@pytest.mark.parametrize("op_type", ["Conv", "MatMul", "Clip", "Add", "Reshape"])
+@pytest.mark.parametrize("kind", [ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16])
+def test_trying_tells_what_the_list_does(op_type, kind):
+    values = [ir.Value(name=name, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([2, 3, 4])) for name in "ab"]
+    if op_type == "Reshape":
+        values[1].type, values[1].shape = ir.TensorType(ir.DataType.INT64), ir.Shape([1])
+    node = ir.node(op_type, values)
+    for value in node.outputs:
+        value.name = "y"
+    assert computes(node, {"": 17}, CPU, ["T"], kind) == has_kernel(node, {"": 17}, CPU, ["T"], kind)
+
+
+def test_where_libraries_may_be_missing_the_runtime_is_not_asked_for_its_list(monkeypatch):
+    def crash():
+        raise AssertionError("the runtime would crash here")
+
+    monkeypatch.setattr(kernels.ort, "get_available_providers", lambda: ["TensorrtExecutionProvider", CPU])
+    monkeypatch.setattr(kernels.runtime, "get_all_opkernel_def", crash)
+    kernels._can_list.cache_clear()
+    kernels._every_kernel.cache_clear()
+    values = [ir.Value(name=name, type=ir.TensorType(ir.DataType.FLOAT)) for name in "ab"]
+    node = ir.node("MatMul", values)
+    node.outputs[0].name = "y"
+    try:
+        assert has_kernel(node, {"": 17}, CPU, ["T"], ir.DataType.FLOAT)
+        assert not has_kernel(node, {"": 17}, CPU, ["T"], ir.DataType.BFLOAT16)
+        assert has_kernel(node, {"": 17}, "CUDAExecutionProvider", ["T"], ir.DataType.BFLOAT16)  # which does not run
+    finally:
+        kernels._can_list.cache_clear()

@@ -117,13 +117,16 @@ def provider_runs(name: str) -> bool:
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 13)], ir_version=8)
     options = ort.SessionOptions()
     options.log_severity_level = 4
+    ort.set_default_logger_severity(4)  # what goes wrong is said here
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            session = ort.InferenceSession(model.SerializeToString(), options, providers=[name])
+            session = ort.InferenceSession(model.SerializeToString(), options, providers=[name], enable_fallback=0)
     except Exception as error:  # noqa: BLE001 - the runtime's errors share no other base class
         logger.info("%s is installed and does not start: %s", name, error)
         return False
+    finally:
+        ort.set_default_logger_severity(2)
     return name in session.get_providers()
 
 

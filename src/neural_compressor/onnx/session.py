@@ -14,6 +14,10 @@ import onnxruntime as ort
 from neural_compressor.errors import FormatError
 from neural_compressor.onnx.mapped_file import release
 
+_PROVIDER_OPTIONS = {
+    # By default CUDA times every way to compute a convolution for each shape it sees: minutes where sizes of images vary.
+    "CUDAExecutionProvider": {"cudnn_conv_algo_search": "HEURISTIC"}
+}
 _BY_REFERENCE = 1 << 20
 """Weights of at least this size are handed over as arrays, which may be mapped from a file."""
 _LEVELS = {
@@ -59,7 +63,11 @@ def make_session(
         options.add_external_initializers(list(arrays), [ort.OrtValue.ortvalue_from_numpy(a) for a in arrays.values()])
     try:
         return ort.InferenceSession(
-            data, options, providers=list(providers), disabled_optimizers=list(disabled_optimizers)
+            data,
+            options,
+            providers=[(name, _PROVIDER_OPTIONS.get(name, {})) for name in providers],
+            disabled_optimizers=list(disabled_optimizers),
+            enable_fallback=0,  # to what was not asked for
         )
     except Exception as error:  # the runtime's errors share no base class but this
         raise FormatError(f"ONNX Runtime does not take the model: {error}") from error

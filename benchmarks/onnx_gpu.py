@@ -126,7 +126,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--hidden", type=int, default=4096)
     parser.add_argument("--wide", type=int, default=11008)
-    parser.add_argument("--blocks", type=int, default=4)
+    parser.add_argument("--blocks", type=int, default=1)
     options = parser.parse_args()
     table = Table(title=f"on CUDA, {options.rounds} rounds in turns")
     for name in ("model", "kind", "ms", "speed", "size", "dB"):

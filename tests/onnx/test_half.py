@@ -229,3 +229,54 @@ def test_weights_of_a_file_are_converted_when_they_are_read(tmp_path: Any) -> No
     stored = read_model(tmp_path / "half.onnx").graph.initializers["w_half"].const_value
     assert stored is not None
     np.testing.assert_array_equal(stored.numpy(), normal(16, 8).astype(np.float16))
+
+
+def gelu_by_tanh() -> list[Any]:
+    """What exporters make of a GELU: a cube that fp16 does not hold, though it holds what goes in and comes out."""
+    return [
+        helper.make_node("MatMul", ["x", "w"], ["h"], name="mm"),
+        helper.make_node("Mul", ["c", "h"], ["a"], name="factor"),
+        helper.make_node("Mul", ["h", "a"], ["s"], name="square"),
+        helper.make_node("Mul", ["s", "h"], ["q"], name="cube"),
+        helper.make_node("Add", ["h", "q"], ["r"], name="sum"),
+        helper.make_node("Tanh", ["r"], ["t"], name="tanh"),
+        helper.make_node("Mul", ["h", "t"], ["y"], name="gate"),
+    ]
+
+
+def root_mean_square() -> list[Any]:
+    """A normalisation written out, of values whose squares fp16 does not hold."""
+    return [
+        helper.make_node("MatMul", ["x", "w"], ["h"], name="mm"),
+        helper.make_node("Mul", ["h", "h"], ["s"], name="square"),
+        helper.make_node("ReduceMean", ["s"], ["m"], name="mean", axes=[-1]),
+        helper.make_node("Add", ["m", "c"], ["e"], name="epsilon"),
+        helper.make_node("Sqrt", ["e"], ["r"], name="root"),
+        helper.make_node("Div", ["h", "r"], ["y"], name="scaled"),
+    ]
+
+
+@pytest.mark.parametrize(("nodes", "far"), [
+    (gelu_by_tanh(), {"square", "cube", "sum", "tanh"}),
+    (root_mean_square(), {"square", "mean", "epsilon", "root"}),
+])  # fmt: skip
+def test_powers_and_what_brings_them_back_stay_in_float32(nodes: list[Any], far: set[str]) -> None:
+    model = model_of(nodes, [X], [Y], w=120 * normal(16, 8), c=np.float32([0.04]))
+    half = to_half(model, "fp16")
+    kinds = types_of(half)
+    assert {name for name in kinds if kinds[name] == {"FLOAT"}} == far
+    wanted = run(model, FEED)[0]
+    result = np.asarray(ReferenceEvaluator(ir.to_proto(half)).run(None, FEED)[0])
+    assert np.abs(result - wanted).max() < 20 * UNIT["fp16"] * np.abs(wanted).max()
+    whole = types_of(to_half(model, "bf16"))
+    assert all(whole[name] == {"BFLOAT16"} for name in far)
+
+
+def test_gates_are_no_powers() -> None:
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["h"], name="mm"),
+        helper.make_node("Sigmoid", ["h"], ["s"], name="sigmoid"),
+        helper.make_node("Mul", ["h", "s"], ["y"], name="gate"),
+    ]
+    kinds = types_of(to_half(model_of(nodes, [X], [Y], w=normal(16, 8)), "fp16"))
+    assert all(kinds[name] == {"FLOAT16"} for name in ("mm", "sigmoid", "gate"))

@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from neural_compressor.dtypes import dtype as data_type
 from neural_compressor.errors import ConfigError
+from neural_compressor.onnx.far_values import FarValues
 from neural_compressor.onnx.graph_editor import GraphEditor, discard
 from neural_compressor.onnx.kernels import has_kernel
 from neural_compressor.onnx.op_signature import Signature, signature
@@ -22,6 +23,8 @@ _TARGETS = {"fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}
 _FLOAT = ir.DataType.FLOAT
 _LOOK_UPS = ("Gather", "GatherElements", "GatherND")
 """Ops that hand out parts of a matrix and do not compute with it."""
+_LARGE = 1e6
+"""Powers and sums of what models compute with come to this; bf16 goes farther, fp16 does not."""
 _STAYS_FLOAT = ("QuantizeLinear", "DequantizeLinear")
 """Ops left alone, so that the runtime still sees the patterns it fuses."""
 
@@ -37,9 +40,9 @@ def to_half(
     """A new model that computes in fp16 or bf16, with inputs and outputs as they were; ``model`` is a normalised one.
 
     Ops that the target type is not defined for, those with subgraphs, those that the execution ``provider`` has no kernel
-    for in that type, and the nodes named in ``keep`` stay in float32. ``weights_only`` stores matrices in the target type
-    and computes in float32: half the size where a device, such as the CPU, has no kernels for the type. Weights too large
-    for the type become its largest number.
+    for in that type, and the nodes named in ``keep`` stay in float32; so do, in fp16, powers and sums, which may be too large
+    for it. ``weights_only`` stores matrices in the target type and computes in float32: half the size where a device, such
+    as the CPU, has no kernels for the type. Weights too large for the type become its largest number.
     """
     name = check_half(dtype)
     names = {str(node.name) for node in model.graph.all_nodes()}
@@ -80,10 +83,12 @@ class _Conversion:
 
     def whole(self) -> ir.Model:
         """The model with all that can be converted."""
+        far = FarValues()
         for node in list(self.model.graph):
             types = signature(node, self.model.opset_imports)
             inner = list(_inner_nodes(node))
-            if types is None or inner or node.name in self.keep or node.op_type in _STAYS_FLOAT:
+            too_large = far.needed_by(node) and self.limit < _LARGE
+            if types is None or inner or too_large or node.name in self.keep or node.op_type in _STAYS_FLOAT:
                 for reader in (node, *inner):
                     self._read(reader, node, frozenset(), None)
                 continue

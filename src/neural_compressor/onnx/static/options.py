@@ -23,7 +23,7 @@ class StaticOptions:
     ``dedicated_qdq_pair``: a quantizer for each reader of a tensor in place of one for all.
     ``optypes_to_exclude_output_quant``: op types whose output is quantized only for readers that are quantized.
     ``quant_last_matmul``: False leaves the last MatMul or Gemm in float.
-    ``quantize_bias``: False leaves biases in float, as TensorRT and CUDA want them.
+    ``quantize_bias``: False leaves biases in float, as TensorRT wants them.
     ``bias_correction``: what convolutions give too much on average, on some of the data, is taken out of their biases;
     that takes a second pass over it. None does it where the data admits it, True says what is missing.
     ``named``: nodes of the plan that are quantized even where integers make them no faster: light ones (Add, Mul,

@@ -40,9 +40,9 @@ def to_half(
     """A new model that computes in fp16 or bf16, with inputs and outputs as they were; ``model`` is a normalised one.
 
     Ops that the target type is not defined for, those with subgraphs, those that the execution ``provider`` has no kernel
-    for in that type, and the nodes named in ``keep`` stay in float32; so do, in fp16, powers and sums, which may be too large
-    for it. ``weights_only`` stores matrices in the target type and computes in float32: half the size where a device, such
-    as the CPU, has no kernels for the type. Weights too large for the type become its largest number.
+    for in that type, and the nodes named in ``keep`` stay in float32; so do, in fp16, powers and sums, which may be too
+    large for it. ``weights_only`` stores matrices in the target type and computes in float32: half the size where a device,
+    such as the CPU, has no kernels for the type. Weights too large for the type become its largest number.
     """
     name = check_half(dtype)
     names = {str(node.name) for node in model.graph.all_nodes()}

@@ -78,6 +78,11 @@ def test_constants_become_initializers_and_wrong_shapes_are_dropped() -> None:
     assert is_float(first.outputs[0])
 
 
+def test_a_constant_that_is_an_output_keeps_its_node() -> None:
+    model = check(model_of([helper.make_node("Constant", [], ["y"], value=numpy_helper.from_array(W))]))
+    assert [node.op_type for node in model.graph] == ["Constant"]
+
+
 def test_nodes_get_names_of_their_own() -> None:
     nodes = [
         helper.make_node("Relu", ["x"], ["h"], name="same"),

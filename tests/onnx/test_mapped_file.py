@@ -60,6 +60,29 @@ def test_it_is_the_same_model(path: Path) -> None:
     assert [node.op_type for node in found.graph] == ["MatMul", "Mul"]
 
 
+def test_large_constants_are_mapped_too_and_are_initializers_then(proto, tmp_path: Path) -> None:
+    constants = {
+        "w": helper.make_node("Constant", [], ["w"], value=numpy_helper.from_array(WEIGHT, "inner")),
+        "given": helper.make_node("Constant", [], ["given"], value=numpy_helper.from_array(WEIGHT)),
+        "listed": helper.make_node("Constant", [], ["listed"], value_floats=[1.0] * 30),
+        "mine": helper.make_node("Constant", [], ["mine"], domain="mine", value=numpy_helper.from_array(WEIGHT)),
+    }
+    nodes, weights = (
+        [*constants.values(), *proto.graph.node],
+        [w for w in proto.graph.initializer if w.name == "scalar"],
+    )
+    for field, content in (("node", nodes), ("initializer", weights)):
+        proto.graph.ClearField(field)
+        getattr(proto.graph, field).extend(content)
+    proto.graph.output.append(helper.make_tensor_value_info("given", TensorProto.FLOAT, [5, 7]))
+    onnx.save(proto, tmp_path / "m.onnx")
+    model = read_mapped(tmp_path / "m.onnx")
+    assert mapped(model) == {"w"}
+    assert [node.outputs[0].name for node in model.graph] == ["given", "listed", "mine", "p", "y"]
+    np.testing.assert_array_equal(model.graph.initializers["w"].const_value.numpy(), WEIGHT)
+    assert model.graph.initializers["w"].uses()
+
+
 def test_it_runs_and_is_written_again(path: Path, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("neural_compressor.onnx.session._BY_REFERENCE", 16)
     model, x = read_mapped(path), np.ones((2, 5), np.float32)

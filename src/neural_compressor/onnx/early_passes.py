@@ -45,11 +45,11 @@ class EarlyPasses:
 
 
 def _lift_constants(graph: onnx.GraphProto) -> None:
-    """Make initializers of the Constant nodes that hold a tensor."""
-    kept = []
+    """Make initializers of the Constant nodes that hold a tensor; an output of the graph keeps its node."""
+    kept, outputs = [], {output.name for output in graph.output}
     for node in graph.node:
         is_tensor = node.op_type == "Constant" and len(node.attribute) == 1 and node.attribute[0].name == "value"
-        if not is_tensor or node.domain not in ("", "ai.onnx"):
+        if not is_tensor or node.domain not in ("", "ai.onnx") or node.output[0] in outputs:
             kept.append(node)
             continue
         tensor = graph.initializer.add()

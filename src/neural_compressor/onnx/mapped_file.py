@@ -15,8 +15,10 @@ from google.protobuf.message import DecodeError
 
 _LARGE = 1 << 16
 """Weights of fewer bytes are read with the graph."""
-_GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9
-"""The numbers of ModelProto.graph, GraphProto.initializer and TensorProto.raw_data."""
+_GRAPH, _NODE, _INITIALIZER, _GRAPH_OUTPUT, _RAW_DATA = 7, 1, 5, 12, 9
+"""The numbers of ModelProto.graph, GraphProto.node, .initializer and .output, and TensorProto.raw_data."""
+_OUTPUT, _OP_TYPE, _ATTRIBUTE, _DOMAIN, _TENSOR = 2, 4, 5, 7, 5
+"""The numbers of NodeProto.output, .op_type, .attribute and .domain, and of AttributeProto.t."""
 _FIXED = {1: 8, 5: 4}
 """Bytes of a field by its wire type, where that says it."""
 _WITH_LENGTH = 2
@@ -103,29 +105,47 @@ def read_mapped(path: Path, early: Callable[[onnx.ModelProto], onnx.ModelProto] 
 
 
 def _without_large(mapping: mmap.mmap, graph: _Field, large: dict[str, int]) -> bytes:
-    """A graph whose large weights have no data; where these lie goes to ``large``."""
+    """A graph whose large weights are initializers without data; where that lies goes to ``large``."""
     kept = bytearray()
-    for field in _fields(mapping, graph.content, graph.end):
-        data = _raw_data(mapping, field) if field.number == _INITIALIZER else None
-        if data is None:
+    fields = list(_fields(mapping, graph.content, graph.end))
+    outputs = [mapping[field.content : field.end] for field in fields if field.number == _GRAPH_OUTPUT]
+    given = {onnx.ValueInfoProto.FromString(output).name for output in outputs}
+    for field in fields:
+        found = _large_tensor(mapping, field)
+        if found is None or found[2] in given:  # an output needs its node
             kept += mapping[field.start : field.end]
             continue
-        content = mapping[field.content : data.start] + mapping[data.end : field.end]
-        head = onnx.TensorProto.FromString(content)
+        tensor, data, name = found
+        head = onnx.TensorProto.FromString(mapping[tensor.content : data.start] + mapping[data.end : tensor.end])
         dtype = ir.DataType(head.data_type)
         if not _is_plain(dtype) or 8 * (data.end - data.content) != dtype.bitwidth * _count(head):
             kept += mapping[field.start : field.end]  # packed, or not what it says it is
             continue
+        head.name = name or head.name
         large[head.name] = data.content
-        kept += _with_length(_INITIALIZER, content)
+        kept += _with_length(_INITIALIZER, head.SerializeToString())
     return bytes(kept)
 
 
-def _raw_data(mapping: mmap.mmap, initializer: _Field) -> _Field | None:
-    if initializer.end - initializer.content < _LARGE:
+def _large_tensor(mapping: mmap.mmap, field: _Field) -> tuple[_Field, _Field, str] | None:
+    """The tensor of an initializer or a Constant, its data, and the name it goes by if not its own; None for all else."""
+    if field.end - field.content < _LARGE or field.number not in (_INITIALIZER, _NODE):
         return None
-    parts = [field for field in _fields(mapping, initializer.content, initializer.end) if field.number == _RAW_DATA]
-    return parts[0] if len(parts) == 1 and parts[0].end - parts[0].content >= _LARGE else None
+    name = ""
+    if field.number == _NODE:
+        parts = list(_fields(mapping, field.content, field.end))
+        texts = {part.number: mapping[part.content : part.end] for part in parts if part.number != _ATTRIBUTE}
+        attributes = [part for part in parts if part.number == _ATTRIBUTE]
+        if texts.get(_OP_TYPE) != b"Constant" or texts.get(_DOMAIN, b"") not in (b"", b"ai.onnx") or not attributes:
+            return None
+        tensors = [
+            part for part in _fields(mapping, attributes[0].content, attributes[0].end) if part.number == _TENSOR
+        ]
+        if len(attributes) != 1 or len(tensors) != 1:
+            return None
+        field, name = tensors[0], texts[_OUTPUT].decode()
+    parts = [part for part in _fields(mapping, field.content, field.end) if part.number == _RAW_DATA]
+    return (field, parts[0], name) if len(parts) == 1 and parts[0].end - parts[0].content >= _LARGE else None
 
 
 def _mapped(path: Path) -> mmap.mmap:

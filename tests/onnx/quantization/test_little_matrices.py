@@ -48,10 +48,12 @@ def reasons(model):
     return {name: why for (name, _), why in read_record(ir.from_proto(model)).reasons.items()}
 
 
-def test_a_small_head_stays_in_float_and_the_record_says_why(tower):
-    model = quantize(tower(512, 384, 8), None, RTNConfig())
+def test_a_small_head_stays_in_float_and_the_user_is_told(tower, caplog):
+    with caplog.at_level(logging.WARNING, "neural_compressor"):
+        model = quantize(tower(512, 384, 8), None, RTNConfig())
     assert quantized(model) == ["product0"]
     assert "1.5% of the model" in reasons(model)["product1"]
+    assert "1 nodes are quantized, in float stay 1 MatMul" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -110,10 +110,11 @@ def resolve(config: Composition, prepared: Prepared, graph_only: bool = False) -
                 left[key] = outcome
             else:
                 work[key] = outcome
-    if not work:
-        if not little:
-            raise NothingToQuantizeError(_nothing(left, now))
-        logger.warning("nothing is quantized, in float stay %s", _counted(little))
+    if not work and not little:
+        raise NothingToQuantizeError(_nothing(left, now))
+    if little:
+        quantized = f"{len(work)} nodes are quantized" if work else "nothing is quantized"
+        logger.warning("%s, in float stay %s", quantized, _counted(little))
     able = {kind for approach, aim in aims.items() for kind in aim.op_types(approach)}
     told = {key: why for key, why in left.items() if key[1] in able or key[0] in selection.named}
     order = {name: place for place, name in enumerate(now)}

@@ -58,11 +58,11 @@ def weights_of(parts: Sequence[ir.Node]) -> Iterator[np.ndarray]:
         if part.op_type in ("MatMulInteger", "ConvInteger"):
             # Its scale is multiplied with that of the activation, by a node behind it.
             scales = (constant(value) for node in parts if node.op_type == "Mul" for value in node.inputs)
-            codes, zero = constant(part.inputs[1]), constant(part.inputs[3])
+            codes, zero = (constant(value) for value in (*part.inputs, None)[1:4:2])
             scale = next((array for array in scales if array is not None), None)
-            if codes is not None and zero is not None and scale is not None:
+            if codes is not None and scale is not None:
                 by_output = (-1, *[1] * (codes.ndim - 1)) if part.op_type == "ConvInteger" else (-1,)
-                yield (codes.astype(np.float32) - zero) * scale.reshape(by_output)
+                yield (codes.astype(np.float32) - (0 if zero is None else zero)) * scale.reshape(by_output)
 
 
 def dequantized(value: ir.Value | None) -> np.ndarray | None:

@@ -57,9 +57,12 @@ def _rewrite_product(tensors: DynamicTensors, node: ir.Node, scheme: TensorSchem
     """DynamicQuantizeLinear and MatMulInteger, which become DynamicQuantizeMatMul or MatMulIntegerToFloat."""
     matrix, edit = _matrix(node), tensors.edit
     kind = (scheme, matrix.transposed, matrix.factor)
-    w = tensors.weight(matrix.weight, kind, lambda: quantized_codes(matrix.matrix().T, scheme, axis=1))
+    w = tensors.weight(
+        matrix.weight, kind, lambda: quantized_codes(matrix.matrix().T, scheme, axis=1), needs_zero=False
+    )
     x = tensors.activation(node, upright_input(edit, matrix))
-    sums = edit.insert(node, "MatMulInteger", [x.codes, w.codes, x.zero, w.zero])[0]
+    zeros = [x.zero] if w.zero is None else [x.zero, w.zero]
+    sums = edit.insert(node, "MatMulInteger", [x.codes, w.codes, *zeros])[0]
     product = _scaled(tensors, node, sums, x, w.scale)
     for term in added_terms(edit, matrix):
         if term is not None:
@@ -68,12 +71,20 @@ def _rewrite_product(tensors: DynamicTensors, node: ir.Node, scheme: TensorSchem
 
 
 def _rewrite_gather(tensors: DynamicTensors, node: ir.Node, scheme: TensorScheme) -> None:
-    """A table of codes, dequantized where they were looked up."""
+    """A table of codes, dequantized where they were looked up.
+
+    With a scale for each column that is a cast and a product, of which the runtime has faster kernels.
+    """
     matrix, edit = _matrix(node), tensors.edit
     kind = (scheme, matrix.transposed)
-    w = tensors.weight(matrix.weight, kind, lambda: quantized_codes(matrix.matrix(), scheme, axis=1))
+    w = tensors.weight(matrix.weight, kind, lambda: quantized_codes(matrix.matrix(), scheme, axis=1), needs_zero=False)
     codes = edit.insert(node, "Gather", [w.codes, matrix.input], {"axis": 0})[0]
-    edit.replace(node, list(edit.insert(node, "DequantizeLinear", [codes, w.scale, w.zero], {"axis": -1})))
+    if w.zero is None and isinstance(scheme.granularity, PerChannel):
+        floats = edit.insert(node, "Cast", [codes], {"to": ir.DataType.FLOAT.value})[0]
+        edit.replace(node, list(edit.insert(node, "Mul", [floats, w.scale])))
+    else:
+        zeros = [] if w.zero is None else [w.zero]
+        edit.replace(node, list(edit.insert(node, "DequantizeLinear", [codes, w.scale, *zeros], {"axis": -1})))
 
 
 # -- convolutions ----------------------------------------------------------------------------------------------------
@@ -118,7 +129,7 @@ def _rewrite_lstm(tensors: DynamicTensors, node: ir.Node, scheme: TensorScheme) 
     if isinstance(scheme.granularity, PerChannel) and not (scheme.symmetric and scheme.dtype.name == "int8"):
         raise QuantizationError("DynamicQuantizeLSTM takes scales for each channel with int8 sym only")
     inputs = [*node.inputs, *[None] * (8 - len(node.inputs))]
-    parameters: list[ir.Value] = []
+    parameters: list[ir.Value | None] = []
     for place in (1, 2):
         found = tensors.weight(_given(node, place), scheme, partial(_gates, _given(node, place), scheme))
         inputs[place] = found.codes

@@ -15,11 +15,11 @@ from neural_compressor.schemes import OpScheme, PerChannel, PerTensor, TensorSch
 
 
 class QuantizedValue(NamedTuple):
-    """Codes with their scale and zero point, all in the graph."""
+    """Codes with their scale and zero point, all in the graph; a zero point that is 0 may be left out."""
 
     codes: ir.Value
     scale: ir.Value
-    zero: ir.Value
+    zero: ir.Value | None
 
 
 @dataclass(frozen=True)
@@ -47,16 +47,22 @@ class DynamicTensors:
             self._activations[key] = QuantizedValue(*outputs)
         return self._activations[key]
 
-    def weight(self, weight: ir.Value, kind: Hashable, make: Callable[[], Codes]) -> QuantizedValue:
-        """``weight`` as ``make`` quantizes it, which is called once for each ``kind``."""
-        key = (weight, kind)
+    def weight(
+        self, weight: ir.Value, kind: Hashable, make: Callable[[], Codes], *, needs_zero: bool = True
+    ) -> QuantizedValue:
+        """``weight`` as ``make`` quantizes it, which is called once for each ``kind``.
+
+        Unless the op ``needs_zero``, zero points of 0 are left out, which kernels would go through for each product.
+        """
+        key = (weight, kind, needs_zero)
         if key not in self._weights:
             graph, found = weight.graph, make()
             assert isinstance(graph, ir.Graph)
             parts = {"quantized": found.codes, "scale": found.scale, "zero_point": found.zero}
-            self._weights[key] = QuantizedValue(
-                *(self.edit.weight(f"{weight.name}_{part}", array, graph) for part, array in parts.items())
-            )
+            if not (needs_zero or found.zero.any()):
+                del parts["zero_point"]
+            values = [self.edit.weight(f"{weight.name}_{part}", array, graph) for part, array in parts.items()]
+            self._weights[key] = QuantizedValue(values[0], values[1], values[2] if len(values) > 2 else None)
         return self._weights[key]
 
 

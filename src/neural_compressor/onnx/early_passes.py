@@ -17,8 +17,7 @@ class EarlyPasses:
     ``inferred`` says afterwards that this went well. What did not is left as it was, for whoever can say why.
     """
 
-    def __init__(self, least_opset: int = LEAST_OPSET) -> None:
-        self.least_opset = least_opset
+    def __init__(self) -> None:
         self.inferred = False
 
     def __call__(self, model: onnx.ModelProto) -> onnx.ModelProto:
@@ -27,7 +26,7 @@ class EarlyPasses:
             return model
         _lift_constants(model.graph)
         try:
-            raised = self._raised(model)
+            raised = _raised(model)
             _forget_shapes(raised.graph)
             inferred = onnx.shape_inference.infer_shapes(raised, data_prop=True)
         except (RuntimeError, ValueError):
@@ -35,13 +34,14 @@ class EarlyPasses:
         self.inferred = True
         return inferred
 
-    def _raised(self, model: onnx.ModelProto) -> onnx.ModelProto:
-        version = next((each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), 1)
-        if version >= self.least_opset:
-            return model
-        if any(tensor.data_location == _EXTERNAL for tensor in model.graph.initializer):
-            raise ValueError("conversion does not carry external data")
-        return onnx.version_converter.convert_version(model, max(self.least_opset, RAISED_OPSET))
+
+def _raised(model: onnx.ModelProto) -> onnx.ModelProto:
+    version = next((each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), 1)
+    if version >= LEAST_OPSET:
+        return model
+    if any(tensor.data_location == _EXTERNAL for tensor in model.graph.initializer):
+        raise ValueError("conversion does not carry external data")
+    return onnx.version_converter.convert_version(model, RAISED_OPSET)
 
 
 def _lift_constants(graph: onnx.GraphProto) -> None:

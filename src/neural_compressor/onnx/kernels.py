@@ -26,12 +26,12 @@ def has_kernel(
 
     A provider of which nothing can be known here is taken to have all kernels.
     """
-    domain = "" if node.domain == "ai.onnx" else node.domain
     if not _can_list():
         return not provider_runs(provider) or _probed(node, versions, provider, frozenset(variables), kind)
     known = _kernels(provider)
     if not known:
         return True
+    domain = "" if node.domain == "ai.onnx" else node.domain
     version, wanted = versions.get(domain, 1), f"tensor({kind.name.lower()})"
     return any(
         first <= version <= last and all(wanted in types.get(name, (wanted,)) for name in variables)

@@ -99,8 +99,11 @@ def weight_bytes(model: ir.Model) -> int:
 
 
 def initializers(model: ir.Model) -> Iterator[tuple[ir.Value, ir.TensorProtocol]]:
-    """Every initializer of the model and its subgraphs, with its tensor."""
-    for graph in (model.graph, *model.graph.subgraphs()):
+    """Every initializer of the model and its subgraphs, with its tensor; the graph may be a view."""
+    graphs: dict[Any, None] = {}
+    for _ in ir.traversal.RecursiveGraphIterator(model.graph, enter_graph=graphs.setdefault):
+        pass
+    for graph in graphs:
         for value in graph.initializers.values():
             if value.const_value is not None:
                 yield value, value.const_value

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -13,6 +12,7 @@ import onnxruntime as ort
 
 from neural_compressor.errors import FormatError
 from neural_compressor.onnx.mapped_file import release
+from neural_compressor.onnx.model_file import initializers
 
 _PROVIDER_OPTIONS = {
     # By default CUDA times every way to compute a convolution for each shape it sees: minutes where sizes of images vary.
@@ -95,7 +95,7 @@ def _by_reference(model: ir.Model) -> Iterator[dict[str, np.ndarray]]:
     arrays: dict[str, np.ndarray] = {}
     held: dict[ir.Value, ir.TensorProtocol] = {}
     own_names = model.graph.initializers
-    for value, tensor in _constants(model.graph):
+    for value, tensor in initializers(model):
         # The runtime drops what nothing reads, and then has no place for it.
         is_own = value.name and own_names.get(value.name) is value
         large = bool(is_own and tensor.nbytes >= _BY_REFERENCE and value.uses())
@@ -123,14 +123,3 @@ def _by_reference(model: ir.Model) -> Iterator[dict[str, np.ndarray]]:
     finally:
         for value, tensor in held.items():
             value.const_value = tensor
-
-
-def _constants(graph: ir.Graph | ir.GraphView) -> Iterator[tuple[ir.Value, ir.TensorProtocol]]:
-    """Every initializer of ``graph`` and its subgraphs, with its tensor."""
-    graphs: dict[Any, None] = {}
-    for _ in ir.traversal.RecursiveGraphIterator(graph, enter_graph=graphs.setdefault):
-        pass
-    for each in graphs:
-        for value in each.initializers.values():
-            if value.const_value is not None:
-                yield value, value.const_value

@@ -52,7 +52,7 @@ class DynamicTensors:
     ) -> QuantizedValue:
         """``weight`` as ``make`` quantizes it, which is called once for each ``kind``.
 
-        Unless the op ``needs_zero``, zero points of 0 are left out, which kernels would go through for each product.
+        Zero points of 0 are left out, unless the op ``needs_zero``.
         """
         key = (weight, kind, needs_zero)
         if key not in self._weights:

@@ -232,6 +232,14 @@ class WeightOnlyLinear(WeightedModule):
         except ConfigError as error:
             raise FormatError(f"the stored tensor 'input_rotation' is {[block, seed]}: {error}") from error
 
+    def _why_no_kernel(self) -> str:
+        if self._exact:
+            return "exact = True asks for float32 products with the dequantized weight"
+        return (
+            f"no low-bit kernel here multiplies with {self.weight_scheme.dtype.name} weights in this layout: they are "
+            "dequantized for each product; symmetric int4 and int8 in groups of 32, 64 or 128 have one"
+        )
+
     def kernel_for(self, rows: int) -> str:
         """What multiplies ``rows`` inputs: a low-bit kernel, or ``"dequantize"``."""
         return self._low_bit.name if self._low_bit is not None and rows <= self._most_rows else DEQUANTIZE

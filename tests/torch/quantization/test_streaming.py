@@ -136,14 +136,12 @@ def test_a_block_is_run_through_in_bfloat16_with_the_same_result(folder, monkeyp
     assert ["".join(kind) for kind in kinds] == ["qkvogud", ".......", ".......", "......."] * 3
     loaded = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     whole = quantize(loaded, config, run_fn=lambda m: m(ids))
-    # Autocast and weights read as bfloat16 need not add up in the same order, which turns a few codes to the next one.
-    floats = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    layers = {name: m for name, m in whole.named_modules() if isinstance(m, WeightOnlyLinear)}
-    assert layers
-    for name, layer in layers.items():
-        ours, theirs = streamed.get_submodule(name).dequantized_weight(), layer.dequantized_weight()
-        lost = (theirs - floats.get_submodule(name).weight).norm()
-        assert (ours - theirs).norm() < 0.3 * lost, name
+    # Sums of bfloat16 products are not the same bits on every CPU, so that codes may differ: what is lost may not.
+    exact = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.no_grad():
+        expected = exact(ids).logits
+        ours, theirs = ((model(ids).logits - expected).norm() for model in (streamed, whole))
+    torch.testing.assert_close(ours, theirs, rtol=0.05, atol=0)
 
 
 def test_no_kernel_keeps_a_layout_of_its_own(folder):

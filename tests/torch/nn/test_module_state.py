@@ -83,7 +83,9 @@ def test_copies_and_pickles_leave_the_kernels_weight_behind(scheme, name):
 def test_gradients_and_inference_mode_do_not_matter(scheme, name):
     q, _, _, x = make(scheme, name)
     y = outputs(q, x.clone().requires_grad_()).detach()
-    tolerance = 2e-3 if name in ("bf16", "fp16") else 0.0  # torch has other half-precision kernels for inference
+    # torch has other kernels for inference in half precision and for recurrences; of low bits there are no gradients,
+    # and what is multiplied with gradients is the dequantized weight.
+    tolerance = {"bf16": 2e-3, "fp16": 2e-3, "lstm_int4": 1e-6, "linear_nvfp4": 0.02}.get(name, 0.0)
     with torch.inference_mode():
         torch.testing.assert_close(outputs(q, x), y, rtol=0, atol=tolerance)
     torch.testing.assert_close(outputs(q, x), y, rtol=0, atol=tolerance)

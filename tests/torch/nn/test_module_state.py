@@ -70,15 +70,16 @@ def test_copies_and_pickles_leave_the_kernels_weight_behind(scheme, name):
     for twin in (copy.deepcopy(q), pickle.loads(pickle.dumps(q))):
         assert twin._prepacked is None
         assert torch.equal(outputs(twin, x), y)
-    assert (q._prepacked is not None) == (q.kernel.startswith(("fbgemm", "onednn", "torch int4pack")))
+    assert (q._prepacked is not None) == (q.kernel.startswith(("fbgemm", "onednn", "onnxruntime", "torch int4pack")))
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_and_inference_mode_do_not_matter(scheme, name):
     q, _, _, x = make(scheme, name)
     y = outputs(q, x.clone().requires_grad_()).detach()
-    # Floats may be added in another order, in the precision of the product: half for these, single for a recurrence.
-    tolerance = {"bf16": 2e-3, "fp16": 2e-3, "linear_nvfp4": 2**-7, "lstm_int4": 1e-6}.get(name, 0.0)
+    # torch has other kernels for inference in half precision and for recurrences; of low bits there are no gradients,
+    # and what is multiplied with gradients is the dequantized weight.
+    tolerance = {"bf16": 2e-3, "fp16": 2e-3, "lstm_int4": 1e-6, "linear_nvfp4": 0.02}.get(name, 0.0)
     with torch.inference_mode():
         torch.testing.assert_close(outputs(q, x), y, rtol=0, atol=tolerance)
     torch.testing.assert_close(outputs(q, x), y, rtol=0, atol=tolerance)

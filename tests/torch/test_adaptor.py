@@ -203,6 +203,7 @@ def test_functional_ops_and_an_op_called_several_times():
     assert relative_error(new(x), model(x)) < 0.05
 
 
+@pytest.mark.filterwarnings("ignore:TF32 acceleration on top of oneDNN")
 def test_lstm_and_embedding_dynamic():
     class Tagger(nn.Module):
         def __init__(self):
@@ -223,7 +224,9 @@ def test_lstm_and_embedding_dynamic():
             part: {f: v[0] if isinstance(v, list) else v for f, v in fields.items()} for part, fields in dynamic.items()
         }
     new = adaptor.quantize({"op": cfg}, model)
-    assert relative_error(new(ids), model(ids)) < 0.05
+    with torch.backends.mkldnn.flags(enabled=False):  # oneDNN's float recurrence is wrong on an emulated CPU
+        expected = model(ids)
+    assert relative_error(new(ids), expected) < 0.05
     assert adaptor.model_size(new) < 0.4 * adaptor.model_size(model)
 
 

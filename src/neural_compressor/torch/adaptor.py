@@ -27,6 +27,7 @@ from neural_compressor.torch.checks import check_finite
 from neural_compressor.torch.conversion import build
 from neural_compressor.torch.fold import Structure, find_structure, fold
 from neural_compressor.torch.inspection import inspect_tensors, op_records
+from neural_compressor.torch.int8_race import slower_in_integers
 from neural_compressor.torch.nn import QuantModule
 from neural_compressor.torch.ops import find_blocks, find_ops
 from neural_compressor.torch.qat import QatSession
@@ -68,6 +69,7 @@ class PyTorchAdaptor(Adaptor):
             "optypewise": get_optype_wise_ability(details),
             "blocks": find_blocks(model, list(ops)),
             "skipped": dict(self._skipped),
+            "in_float_unless_named": slower_in_integers(self._float_model(model), ops, self.example, self._trace),
         }
 
     def quantize(

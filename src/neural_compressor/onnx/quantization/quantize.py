@@ -13,11 +13,13 @@ from neural_compressor.config.composition import Composition
 from neural_compressor.errors import WorkspaceError
 from neural_compressor.onnx.model_file import write_model
 from neural_compressor.onnx.model_forms import as_proto
+from neural_compressor.onnx.providers import CPU
 from neural_compressor.onnx.quantization.calibration_store import CalibrationStore
 from neural_compressor.onnx.quantization.carrying_out import carry_out
 from neural_compressor.onnx.quantization.prepared import prepare
 from neural_compressor.onnx.quantization.resolution import resolve
 from neural_compressor.onnx.quantization.selection import require_onnx
+from neural_compressor.onnx.saturation import warn_if_saturating
 from neural_compressor.onnx.static.fusion_check import check_fusion
 
 
@@ -67,6 +69,8 @@ def quantized(
     static = resolution.aims.get("static")
     if static is not None and static.target.runs_here:
         check_fusion(new, static.sessions)
+    if any(aim.target.provider is CPU for aim in resolution.aims.values()):
+        warn_if_saturating(new)
     return new
 
 

@@ -142,6 +142,15 @@ def test_static_models_travel(make, quant_format, per_channel):
     np.testing.assert_allclose(run(new, feeds), exact, atol=0.02 * np.abs(exact).max())
 
 
+@pytest.mark.parametrize("quant_format", ["QDQ", "QOperator"])
+@pytest.mark.parametrize("make", STATIC.values(), ids=STATIC)
+def test_signed_activations_travel(make, quant_format):
+    """Between quantizers the runtime makes unsigned ones of them."""
+    model, feeds, exact = make()
+    new = quantize(model, None, static(feeds, quant_format=quant_format, activation_type="QInt8", per_channel=True))
+    np.testing.assert_allclose(run(new, feeds), exact, atol=0.02 * np.abs(exact).max())
+
+
 @pytest.mark.parametrize("per_channel", [True, False])
 @pytest.mark.parametrize("make", DYNAMIC.values(), ids=DYNAMIC)
 def test_dynamic_models_travel(make, per_channel):
@@ -163,13 +172,12 @@ def test_weights_for_vnni_use_all_of_int8(make):
 
 
 def test_what_no_kernel_adds_in_pairs_is_rounded_as_ever():
-    """Depthwise convolutions, unsigned weights, signed activations."""
+    """Depthwise convolutions and unsigned weights."""
     model, feeds, exact = conv(12, 12)
     reader = static(feeds).calibration_data_reader
     for more in (
         {"nodes_to_quantize": ["conv"]},
         {"weight_type": "QUInt8", "extra_options": {"WeightSymmetric": True}},
-        {"activation_type": "QInt8", "nodes_to_quantize": ["conv"]},
     ):
         both = [quantize(model, None, StaticQuantConfig(reader, target_cpu=cpu, **more)) for cpu in ("any", "vnni")]
         any_cpu, vnni = ({t.name: t for t in new.graph.initializer} for new in both)

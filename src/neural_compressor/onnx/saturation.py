@@ -1,16 +1,17 @@
 """Kernels of ONNX Runtime that add two products in 16 bits, and weights they cannot overflow on.
 
 On x86 CPUs without VNNI a product of uint8 activations with int8 weights is summed in pairs, and a sum that does not fit is
-cut off without a word. Other pairs of types, depthwise convolutions, ConvInteger and a weight on the left of a product are
-exact. Which weights meet in a sum was found by giving the kernels of ONNX Runtime 1.31 one pair of large weights after the
-other.
+cut off without a word. So is one of int8 activations between quantizers, of which the runtime makes uint8 ones on loading.
+Unsigned weights, int8 activations of integer ops, depthwise convolutions, ConvInteger and a weight on the left of a product
+are exact. Which weights meet in a sum was found by giving the kernels of ONNX Runtime 1.31 one pair of large weights after
+the other.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -89,12 +90,13 @@ def sum_order(info: NodeInfo) -> SumOrder | None:
 # -- plans -------------------------------------------------------------------------------------------------------------
 
 _DYNAMIC = ("MatMul", "Gemm", "LSTM", "Attention")
+_EIGHT_BITS = ("uint8", "int8")
 
 
 def for_any_cpu(node: ir.Node, scheme: OpScheme) -> OpScheme:
     """``scheme`` with a weight on which the CPU kernel of ``node`` cannot overflow; the same where it could not before."""
     weight, activation = scheme.weight, scheme.activation
-    if weight is None or weight.dtype.name != "int8" or activation is None or activation.dtype.name != "uint8":
+    if weight is None or weight.dtype.name != "int8" or activation is None or activation.dtype.name not in _EIGHT_BITS:
         return scheme
     return replace(scheme, weight=any_cpu_weight(weight)) if _adds_in_pairs(node, scheme.mode) else scheme
 
@@ -158,7 +160,7 @@ def warn_if_saturating(model: ir.Model) -> None:
     more = f" and {len(ops) - _NAMED} more" if len(ops) > _NAMED else ""
     logger.warning(
         "%d ops overflow on this CPU, which has no VNNI, where their sums are large: %s%s; quantize with target_cpu='any' "
-        "(the default) for the same results on every CPU",
+        "(the default), or give the session the entry session.x64quantprecision=1, which is exact and slower",
         len(ops),
         ", ".join(ops[:_NAMED]),
         more,
@@ -180,9 +182,8 @@ def _weights(model: ir.Model) -> Iterator[tuple[ir.Node, np.ndarray, SumOrder]]:
     """The int8 weights that integer kernels multiply uint8 activations with, each with how it is gone over."""
     for node in model.graph.all_nodes():
         if standard(node, "Conv", "MatMul", "Gemm"):
-            codes = _dequantized(node.inputs[1], "int8") if _dequantized(node.inputs[0], "uint8") is not None else None
-            found = None if codes is None else constant(codes)
-            yield from _with_order(node, found)
+            if _dequantized(node.inputs[0], _EIGHT_BITS) is not None:
+                yield from _with_order(node, constant(_dequantized(node.inputs[1], ("int8",))))
         elif standard(node, "QLinearConv") and _type(node.inputs[0], node.inputs[2]) == "uint8":
             yield from _with_order(node, constant(node.inputs[3]))
         elif node.op_type in _INTEGER_PRODUCTS and node.domain in ("", "ai.onnx", MICROSOFT):
@@ -219,11 +220,11 @@ def _type(value: ir.Value | None, zero_point: ir.Value | None) -> str:
     return "uint8"
 
 
-def _dequantized(value: ir.Value | None, kind: str) -> ir.Value | None:
-    """The integers that ``value`` is dequantized from, if they are of type ``kind``."""
+def _dequantized(value: ir.Value | None, kinds: Collection[str]) -> ir.Value | None:
+    """The integers that ``value`` is dequantized from, if they are of one of the types ``kinds``."""
     node = None if value is None else value.producer()
     if node is None or not standard(node, "DequantizeLinear"):
         return None
     zero = node.inputs[2] if len(node.inputs) > 2 else None
     # Without a zero point the type is that of the integers themselves.
-    return node.inputs[0] if _type(node.inputs[0], zero) == kind else None
+    return node.inputs[0] if _type(node.inputs[0], zero) in kinds else None

@@ -8,6 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from neural_compressor.dtypes import dtype
 from neural_compressor.observers import make_observer
 from neural_compressor.onnx.saturation import SumOrder
 from neural_compressor.schemes import (
@@ -106,6 +107,9 @@ def weight_params(
     """
     by_channel = axis is not None and scheme.granularity != PER_TENSOR
     scheme = replace(scheme, granularity=PerChannel(axis) if by_channel and axis is not None else PER_TENSOR)
+    if by_channel and scheme.symmetric and scheme.dtype.name == "uint8":
+        # Kernels want one zero point for all channels, also for those that have no negative numbers.
+        return unsigned(weight_params(weight, replace(scheme, dtype=dtype("int8")), axis, least_scale))
     observer = make_observer(scheme)
     observer.update(weight)
     qparams = choose_qparams(*observer.range(scheme), scheme)
@@ -118,6 +122,14 @@ def weight_params(
     rows = order.rows(weight)
     scale = np.asarray(pair_safe_scales(rows, params.scale, in_pairs(rows.shape[1])))
     return replace(params, scale=scale, order=order)
+
+
+def unsigned(params: IntegerParams) -> IntegerParams:
+    """The same numbers as those of int8 ``params``, counted from -128."""
+    zero_point = (params.zero_point.astype(np.int32) + 128).astype(np.uint8)
+    return replace(
+        params, scheme=replace(params.scheme, dtype=dtype("uint8"), reduce_range=False), zero_point=zero_point
+    )
 
 
 def least_weight_scale(bias: np.ndarray, input_scale: np.ndarray) -> np.ndarray:

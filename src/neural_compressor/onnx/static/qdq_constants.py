@@ -7,12 +7,17 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 
-from neural_compressor.dtypes import dtype
 from neural_compressor.onnx.graph import array_of, constant, input_of
 from neural_compressor.onnx.graph_editor import discard
 from neural_compressor.onnx.op_table import Output
 from neural_compressor.onnx.saturation import sum_order
-from neural_compressor.onnx.static.integer_params import IntegerParams, bias_codes, least_weight_scale, weight_params
+from neural_compressor.onnx.static.integer_params import (
+    IntegerParams,
+    bias_codes,
+    least_weight_scale,
+    unsigned,
+    weight_params,
+)
 from neural_compressor.onnx.static.layout import Layout, QuantizedOp
 from neural_compressor.onnx.static.qdq import ParamsOf, QDQWriter
 from neural_compressor.schemes import PER_TENSOR, TensorScheme
@@ -68,10 +73,7 @@ class ConstantWriter:
         params = weight_params(array_of(op.info.weight), op.scheme.weight, op.info.axis, least_scale, order)
         left = op.info.weight_index == 0 and op.info.activations == (1,) and self.writer.options.on_cpu
         if left and params.zero_point.dtype == np.int8 and op.activation.dtype.bits == 8:
-            # The kernels take a signed right factor only: the same numbers, counted from -128.
-            unsigned = replace(params.scheme, dtype=dtype("uint8"), reduce_range=False)
-            zero_point = (params.zero_point.astype(np.int32) + 128).astype(np.uint8)
-            return replace(params, scheme=unsigned, zero_point=zero_point)
+            return unsigned(params)  # the kernels take a signed right factor only
         return params
 
     def _replace(self, node: ir.Node, place: int, params: IntegerParams) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from neural_compressor.adaptor.records import OpRecord
 from neural_compressor.errors import EvaluationError, NeuralCompressorError, QuantizationError
 from neural_compressor.tuning.criterion import Criterion
 from neural_compressor.tuning.result import Measurement, Trial
 
 UNCHECKED = "not checked: no evaluation was given, so the model was quantized once and no accuracy promise was checked"
 _SHOWN_REASONS = 5
+_SLOWER = 1.05
+"""From here on a difference in time is not noise."""
 
 
 def verdict(best: Trial, baseline: Measurement, criterion: Criterion) -> str:
@@ -28,6 +31,21 @@ def verdict(best: Trial, baseline: Measurement, criterion: Criterion) -> str:
         return f"promise not met: best {lost} where {allowed} is allowed (trial {best.number}{note})"
     gains = _gains(best.measurement, baseline)
     return f"promise met: trial {best.number} {lost} where {allowed} is allowed{note}{gains}"
+
+
+def slower_note(best: Trial, baseline: Measurement, ops: Sequence[OpRecord]) -> str:
+    """A sentence on a model that takes longer than the float one, with what is known of the cause; empty for others."""
+    measured = best.measurement
+    if measured is None or not measured.latency_ms or not baseline.latency_ms:
+        return ""
+    ratio = measured.latency_ms / baseline.latency_ms
+    if ratio < _SLOWER:
+        return ""
+    simulated = sum(op.simulated for op in ops)
+    cause = (
+        f"{simulated} of its {len(ops)} ops are simulated" if simulated else "its ops are too small for integers to pay"
+    )
+    return f"on this machine the quantized model takes {ratio:.2f} times as long as the float one: {cause}"
 
 
 def all_failed(trials: Sequence[Trial]) -> NeuralCompressorError:

@@ -225,6 +225,14 @@ def test_reduce_range_is_about_weights_alone():
     np.testing.assert_allclose(run(new, feeds), exact, atol=0.03 * np.abs(exact).max())
 
 
+def test_reduce_range_means_the_same_in_fit():
+    model, feeds, _ = product()
+    conf = PostTrainingQuantConfig(reduce_range=True, quant_format="QDQ")
+    fitted = read_record(read(quantization.fit(model, conf, calib_dataloader=[feeds]).model))
+    mine = quantize(model, None, static(feeds, reduce_range=True, per_channel=True, quant_format="QDQ"))
+    assert fitted.ops == read_record(read(mine)).ops
+
+
 def test_a_float_weight_behind_a_quantizer_is_safe_too():
     model, feeds, exact = conv()
     new = quantize(model, None, static(feeds, quant_format="QDQ", extra_options={"AddQDQPairToWeight": True}))

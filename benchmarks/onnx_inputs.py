@@ -164,6 +164,23 @@ def magika_inputs(count: int, seed: int, config: Path) -> list[Sample]:
     return samples
 
 
+# -- images -------------------------------------------------------------------------------------------------------------
+
+LABEL = "label"
+"""Where a sample has what it shows, which is no input of a model."""
+
+
+def image_inputs(count: int, seed: int, name: str, data: Path) -> list[Sample]:
+    """Photographs to calibrate on, or (``seed``) others with their classes."""
+    from vision_models import vision
+
+    found = vision(name, data, count)
+    if not seed:
+        return [{"image": image[None].numpy()} for image in found.calibration[:count]]
+    pairs = zip(found.images, found.labels, strict=True)
+    return [{"image": image[None].numpy(), LABEL: label[None].numpy()} for image, label in pairs]
+
+
 # -- tokens -------------------------------------------------------------------------------------------------------------
 
 

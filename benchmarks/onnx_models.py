@@ -16,6 +16,7 @@ from onnx_inputs import (
     Sample,
     classifier_inputs,
     detector_inputs,
+    image_inputs,
     magika_inputs,
     prose,
     recogniser_inputs,
@@ -27,6 +28,9 @@ from onnx_inputs import (
 Inputs = Callable[[int, int], list[Sample]]
 """So many samples, for calibration (0) or for evaluation (1)."""
 
+VISION = ("mobilenet_v2", "resnet20", "resnet32")
+IMAGES = 1000
+"""To evaluate on: with fewer the accuracy of two models differs by chance."""
 OPSET = 17
 WINDOW = 128
 
@@ -96,6 +100,23 @@ def language_model(folder: Path, sample: Sample, path: Path) -> None:
     exported(model, sample, path, {})
 
 
+def image_network(name: str, data: Path, sample: Sample, path: Path) -> None:
+    """A network trained on images, for any number of them."""
+    import torch
+    from vision_models import vision
+
+    torch.onnx.export(
+        vision(name, data, 1).model,
+        (torch.from_numpy(sample["image"]),),
+        str(path),
+        input_names=["image"],
+        output_names=["output"],
+        dynamic_axes={"image": {0: "batch"}, "output": {0: "batch"}},
+        opset_version=OPSET,
+        dynamo=False,
+    )
+
+
 def recipes(sources: Sources) -> dict[str, tuple[Inputs, Callable[[Sample, Path], None]]]:
     """For each model its inputs, and what writes it given one of them."""
     ocr = sources.packages / "rapidocr_onnxruntime" / "models"
@@ -123,6 +144,12 @@ def recipes(sources: Sources) -> dict[str, tuple[Inputs, Callable[[Sample, Path]
             lambda count, seed: window_inputs(count, seed, folder, "\n".join(prose()), WINDOW),
             lambda sample, path: language_model(folder, sample, path),
         )
+    if sources.data is not None:
+        for name in VISION:
+            found[name] = (
+                lambda count, seed, name=name: image_inputs(count, seed, name, sources.data),
+                lambda sample, path, name=name: image_network(name, sources.data, sample, path),
+            )
     return found
 
 
@@ -132,10 +159,11 @@ def prepare(models: Path, sources: Sources, names: list[str], calibration: int, 
     known = recipes(sources)
     for name in names:
         if name not in known:
-            raise SystemExit(f"{name}: --language-model DIR says where it comes from; known are {', '.join(known)}")
+            given = "--data" if name in VISION else "--language-model"
+            raise SystemExit(f"{name}: {given} DIR says where it comes from; known are {', '.join(known)}")
         inputs, write = known[name]
         for part, count, seed in (("calibration", calibration, 0), ("evaluation", evaluation, 1)):
-            samples = inputs(count, seed)
+            samples = inputs(IMAGES if name in VISION and seed else count, seed)
             if len(samples) < count:
                 raise SystemExit(f"{name}: {count} samples for {part} were asked for, {len(samples)} are there")
             save_samples(models / f"{name}-{part}.npz", samples)

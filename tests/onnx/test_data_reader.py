@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from neural_compressor.errors import CalibrationError
-from neural_compressor.onnx.data_reader import CalibrationDataReader, Samples
+from neural_compressor.onnx.adaptor.recorder import RecordedReader
+from neural_compressor.onnx.data_reader import CalibrationDataReader, Samples, example_of
 
 
 class Once(CalibrationDataReader):
@@ -67,3 +68,33 @@ def test_samples_that_are_not_by_name() -> None:
     reader.left = [[1, 2]]
     with pytest.raises(CalibrationError, match="sample 0 is of type list"):
         list(Samples(reader))
+
+
+def test_an_example_can_be_given_out_again() -> None:
+    reader = Again()
+    assert example_of(reader) == {"x": 1}
+    assert [sample["x"] for sample in Samples(reader)] == [1, 2, 3]
+
+
+def test_data_that_comes_once_gives_no_example() -> None:
+    reader = Once()
+    assert example_of(reader) is None
+    assert reader.get_next() == {"x": 1}
+
+
+def test_a_calibration_function_may_be_asked_for_an_example_first() -> None:
+    ran: list[Any] = []
+
+    class Inputs:
+        def feed(self, given: Any) -> Any:
+            return {"x": given}
+
+    def calibrate(model: Any) -> None:
+        ran.append(model)
+        model(1)
+        model(2)
+
+    reader = RecordedReader(calibrate, None, Inputs(), lambda model, feed: None)
+    assert example_of(reader) == {"x": 1}
+    assert [sample["x"] for sample in Samples(reader)] == [1, 2]
+    assert len(ran) == 1

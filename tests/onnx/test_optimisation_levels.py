@@ -57,7 +57,7 @@ def quantized(name, build, samples):
     node = helper.make_node(name.split()[-1], [*inputs, *arrays], ["y"], name="op", **attributes)
     rank = len(shapes[0])
     model = normalise(read_model(build([node], inputs, {"y": [None] * rank}, arrays)))
-    weight = TensorScheme(dtype("int8"), symmetric=True, granularity=PerChannel(0))
+    weight = TensorScheme(dtype("int8"), symmetric=True, granularity=PerChannel(0), pair_safe=True)
     scheme = OpScheme(weight if "w" in weights else None, TensorScheme(dtype("uint8"), symmetric=False), "static")
     plan = Plan(dict.fromkeys(quantizable_nodes(model), scheme))
     return quantize_static(model, plan, Samples(Once(samples)), StaticOptions(everywhere=True))

@@ -21,6 +21,7 @@ RECIPES: dict[str, Any] = {
     "optypes_to_exclude_output_quant": [],
     "dedicated_qdq_pair": False,
     "layer_wise_quant": False,
+    "target_cpu": "any",
     "rtn_args": {},
     "awq_args": {},
     "gptq_args": {},

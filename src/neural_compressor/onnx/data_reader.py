@@ -65,6 +65,15 @@ class Samples:
             )
 
 
+def example_of(reader: Any) -> Mapping[str, Any] | None:
+    """The first sample of a reader; None where it could not be given out once more."""
+    if not rewound(reader):
+        return None
+    found = reader.get_next()
+    rewound(reader)
+    return found if isinstance(found, Mapping) else None
+
+
 def rewound(reader: Any) -> bool:
     """Let a reader start anew; False where it cannot."""
     try:

@@ -19,6 +19,9 @@ _VERSION = 1
 class QuantizationRecord:
     """The scheme of each op of the plan, why ops stayed in float, and how the float model was smoothed first.
 
+    ``target_cpu`` says which x86 CPUs the model gives the same on: ``any``, or ``vnni`` where integers overflow on CPUs
+    without it; it is empty where no integer product runs on a CPU.
+
     >>> from neural_compressor.schemes import float_op
     >>> record = QuantizationRecord({("conv", "Conv"): float_op()}, {("conv", "Conv"): "kept"})
     >>> QuantizationRecord.from_json(record.to_json()) == record
@@ -28,6 +31,7 @@ class QuantizationRecord:
     ops: Mapping[OpKey, OpScheme]
     reasons: Mapping[OpKey, str] = field(default_factory=dict)
     smoothing: str = ""
+    target_cpu: str = ""
 
     def to_json(self) -> str:
         """Compact: each scheme and each reason is written once."""
@@ -40,6 +44,7 @@ class QuantizationRecord:
                 "reasons": reasons,
                 "ops": [[*key, schemes.index(scheme)] for key, scheme in self.ops.items()],
                 "smoothing": self.smoothing,
+                "target_cpu": self.target_cpu,
                 "why": [[*key, reasons.index(reason)] for key, reason in self.reasons.items()],
             },
             separators=(",", ":"),
@@ -55,7 +60,7 @@ class QuantizationRecord:
             reasons = {(str(name), str(kind)): str(data["reasons"][place]) for name, kind, place in data["why"]}
         except (ValueError, KeyError, TypeError, IndexError) as error:
             raise FormatError(f"the model's metadata {KEY!r} is damaged: {error}") from error
-        return cls(ops, reasons, str(data.get("smoothing", "")))
+        return cls(ops, reasons, str(data.get("smoothing", "")), str(data.get("target_cpu", "")))
 
 
 def write_record(model: ir.Model, record: QuantizationRecord) -> None:

@@ -13,6 +13,7 @@ import onnx_ir as ir
 from neural_compressor.errors import EvaluationError
 from neural_compressor.onnx.adaptor.batches import ModelInputs
 from neural_compressor.onnx.model_file import read_model
+from neural_compressor.onnx.saturation import warn_if_saturating
 from neural_compressor.onnx.session import make_session
 
 _KEPT = 2
@@ -51,6 +52,8 @@ class Runner:
             if running.model is model:
                 return running
         graph = read_model(model)
+        if "CPUExecutionProvider" in self.providers:
+            warn_if_saturating(graph)
         running = _Running(model, ModelInputs.of(graph), make_session(graph, providers=self.providers, few_shapes=True))
         self._running = [*self._running[-_KEPT + 1 :], running]
         return running

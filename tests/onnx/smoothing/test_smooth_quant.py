@@ -127,7 +127,7 @@ def test_only_the_op_types_asked_for_are_smoothed(model):
 
 def test_the_error_of_static_int8_gets_smaller(model):
     samples = data(64, WIDTH)
-    weight = TensorScheme(dtype("int8"), granularity=PER_CHANNEL)
+    weight = TensorScheme(dtype("int8"), granularity=PER_CHANNEL, pair_safe=True)
     scheme = OpScheme(weight, TensorScheme(dtype("uint8"), symmetric=False), "static")
     plan = Plan({("up", "MatMul"): scheme, ("gate", "MatMul"): scheme})
     expected = outputs(model, samples)

@@ -17,6 +17,7 @@ from neural_compressor.onnx.data_reader import CalibrationDataReader, Samples
 from neural_compressor.onnx.graph import normalise
 from neural_compressor.onnx.model_file import read_model
 from neural_compressor.onnx.ops import quantizable_nodes
+from neural_compressor.onnx.saturation import for_any_cpu
 from neural_compressor.onnx.session import make_session
 from neural_compressor.onnx.static.options import StaticOptions
 from neural_compressor.onnx.static.quantizer import quantize_static
@@ -87,10 +88,12 @@ def plan_for(
     weight: TensorScheme = WEIGHT,
     activation: TensorScheme = ACTIVATION,
     op_types: Iterable[str] | None = None,
+    cpu: str = "any",
 ) -> Plan:
     """A plan that quantizes all there is, or all of some op types."""
     chosen = {k: i for k, i in quantizable_nodes(model).items() if op_types is None or k[1] in op_types}
-    return Plan({k: OpScheme(weight if i.weight else None, activation, "static") for k, i in chosen.items()})
+    schemes = {k: OpScheme(weight if i.weight else None, activation, "static") for k, i in chosen.items()}
+    return Plan({k: for_any_cpu(chosen[k].node, scheme) if cpu == "any" else scheme for k, scheme in schemes.items()})
 
 
 def feeds_of(model: ir.Model, count: int = 4, seed: int = 1) -> list[dict[str, np.ndarray]]:

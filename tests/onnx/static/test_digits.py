@@ -85,7 +85,7 @@ CASES = {
     "integer_ops": ({}, {}, {"quant_format": "QOperator"}),
     "one_scale": ({"granularity": PER_TENSOR}, {}, {}),
     "signed": ({}, {"dtype": dtype("int8"), "symmetric": True}, {}),
-    "unsigned_weights": ({"dtype": dtype("uint8"), "symmetric": False}, {}, {}),
+    "unsigned_weights": ({"dtype": dtype("uint8")}, {}, {}),
     "reduced": ({"reduce_range": True}, {"reduce_range": True}, {}),
     "sixteen_bits": ({}, {"dtype": dtype("uint16")}, {}),
     "kl": ({}, {"algorithm": "kl"}, {}),

@@ -136,3 +136,11 @@ def test_a_model_of_an_old_opset(kit: Kit) -> None:
     for kind in ("uint8", "uint16"):
         plan = kit.plan_for(model, activation=TensorScheme(dtype(kind), symmetric=False))
         kit.check_close(model, kit.quantize(model, plan))
+
+
+def test_a_convolution_has_no_zero_point_for_each_channel(kit: Kit) -> None:
+    net = kit.Net()
+    model = net.model({"x": [1, 3, 8, 8]}, net.conv("x", (3, 8)))
+    uint8 = TensorScheme(dtype("uint8"), symmetric=False, granularity=kit.WEIGHT.granularity)
+    with pytest.raises(ConfigError, match=r"zero point for each channel.*128"):
+        kit.quantize(model, kit.plan_for(model, uint8))

@@ -42,6 +42,26 @@ class OnnxQuery(QueryBackendCapability):
         found: Mapping[str, Mapping[str, str]] = self.entry.recipes.get(IN_FLOAT_UNLESS_NAMED, {})
         return found
 
+    def _one_zero_point(self, op_type: str, config: dict[str, Any]) -> list[dict[str, Any]]:
+        """``config`` less zero points for each channel of an unsigned Conv: the runtime would dequantize it at every run."""
+        weight = config.get("weight", {})
+        if self.provider != "CPUExecutionProvider" or op_type != "Conv" or "uint8" not in weight.get("dtype", ()):
+            return [config]
+        shared = {"sym": weight.get("granularity", ()), "asym": ("per_tensor",)}
+        return [
+            {
+                **config,
+                "weight": {
+                    **weight,
+                    "scheme": [scheme],
+                    "granularity": [g for g in weight["granularity"] if g in known],
+                },
+                "activation": dict(config["activation"]),
+            }
+            for scheme, known in shared.items()
+            if scheme in weight["scheme"]
+        ]
+
     def quantizable_types(self) -> set[str]:
         """Op types with a quantized option in any precision and mode."""
         return {kind for modes in self.entry.capabilities.values() for ops in modes.values() for kind in ops}
@@ -60,7 +80,10 @@ class OnnxQuery(QueryBackendCapability):
         ``stored`` says, of a node that might have its weight in integers and compute in float, whether it may.
         """
         kept = []
-        for config in op_configs(self, op_type, has_weight):
+        every = (
+            part for config in op_configs(self, op_type, has_weight) for part in self._one_zero_point(op_type, config)
+        )
+        for config in every:
             activation = config["activation"]
             mode = activation.get("quant_mode")
             if mode is not None and stored is not None:

@@ -17,6 +17,7 @@ from neural_compressor.onnx.graph import constant, standard
 from neural_compressor.onnx.graph_editor import GraphEditor
 from neural_compressor.onnx.linear_ops import LinearOp, as_linear
 from neural_compressor.onnx.ops import quantizable_nodes
+from neural_compressor.onnx.saturation import SumOrder, sum_order
 from neural_compressor.onnx.session import make_session
 from neural_compressor.onnx.static.integer_params import weight_params
 from neural_compressor.schemes import PER_TENSOR, Plan, TensorScheme
@@ -64,6 +65,7 @@ class _Layer:
     op: LinearOp
     scheme: TensorScheme
     axis: int | None
+    order: SumOrder | None
 
     @property
     def own_axis(self) -> int | None:
@@ -85,10 +87,8 @@ class _Layer:
 
     def rounded(self, weight: np.ndarray) -> np.ndarray:
         """What becomes of a weight."""
-        params = weight_params(weight, self.scheme, self.axis)
-        shape = [-1 if i == params.axis else 1 for i in range(weight.ndim)] if params.scale.ndim else []
-        scale, zero = params.scale.reshape(shape), params.zero_point.astype(np.float32).reshape(shape)
-        return np.asarray((params.codes(weight).astype(np.float32) - zero) * scale)
+        params = weight_params(weight, self.scheme, self.axis, order=self.order)
+        return params.values(params.codes(weight))
 
     def set_weight(self, editor: GraphEditor, weight: np.ndarray) -> None:
         """Give the layer a weight of its own."""
@@ -117,7 +117,7 @@ def _layers(model: ir.Model, plan: Plan) -> list[_Layer]:
     for key, scheme in plan.items():
         op = as_linear(nodes[key].node) if key in nodes and scheme.mode == "static" else None
         if op is not None and scheme.weight is not None:
-            found.append(_Layer(op, scheme.weight, nodes[key].axis))
+            found.append(_Layer(op, scheme.weight, nodes[key].axis, sum_order(nodes[key])))
     return found
 
 

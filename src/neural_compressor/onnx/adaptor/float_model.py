@@ -21,8 +21,9 @@ from neural_compressor.onnx.graph import constant, normalise
 from neural_compressor.onnx.half import to_half
 from neural_compressor.onnx.ops import quantizable_nodes, unquantizable_nodes
 from neural_compressor.onnx.optimization import optimise
-from neural_compressor.onnx.providers import DML, Target
+from neural_compressor.onnx.providers import CPU, DML, Target
 from neural_compressor.onnx.quantization_record import QuantizationRecord, write_record
+from neural_compressor.onnx.saturation import ANY, for_any_cpu, target_cpu
 from neural_compressor.onnx.simplify import simplify
 from neural_compressor.onnx.smoothing.smooth_quant import prevailing_weights, smooth
 from neural_compressor.onnx.static.options import StaticOptions
@@ -103,6 +104,8 @@ class FloatModel:
                     f"the plan names {key[0]!r} ({key[1]}), which the model does not have; {close_matches(key[0], names)}"
                 )
         recipes = Recipes.of(plan.recipes, self.query.entry.recipes)
+        if recipes.target_cpu == ANY and self.target.provider is CPU:
+            plan = self._for_any_cpu(plan)
         whole, plan = plan, without_stored(plan)
         modes = {scheme.mode for scheme in plan.values()}
         new, left, smoothing = self.model, dict[OpKey, str](), ""
@@ -128,6 +131,11 @@ class FloatModel:
         refused = store_weights(new, whole)
         write_record(new, self._record(whole, left, refused, smoothing))
         return new
+
+    def _for_any_cpu(self, plan: Plan) -> Plan:
+        nodes = {(str(node.name), node.op_type): node for node in self.model.graph.all_nodes()}
+        ops = {key: for_any_cpu(nodes[key], scheme) if key in nodes else scheme for key, scheme in plan.items()}
+        return Plan(ops, plan.calib_sampling_size, plan.recipes)
 
     def before_rounding(self, smoothing: str) -> ir.Model | None:
         """The float model that was quantized, smoothed as a record says; None where that was not done here."""
@@ -210,7 +218,9 @@ class FloatModel:
         reasons = {key: "the plan keeps it in float" for key, scheme in plan.items() if scheme.is_float}
         unnamed = {key: "the plan does not name it" for key in self.ops if key not in plan}
         told = {**self.skipped, **unnamed, **reasons, **refused, **left}
-        return QuantizationRecord({**plan.ops, **in_float}, told, smoothing)
+        multiplies = any(scheme.mode in ("static", "dynamic") for scheme in plan.values())
+        cpu = target_cpu(self.model, plan.ops) if multiplies and self.target.provider is CPU else ""
+        return QuantizationRecord({**plan.ops, **in_float}, told, smoothing, cpu)
 
 
 def half_precision(model: ir.Model, precision: str, names: set[str], provider: str) -> ir.Model:

@@ -106,7 +106,9 @@ class ONNXRTAdaptor(Adaptor):
         self.tuning_cfg_to_fw(tune_cfg)
         dataloader = dataloader if dataloader is not None else self.info.get("dataloader")
         data = self._calibration_data(prepared.model, plan.calib_sampling_size, dataloader, q_func)
-        return as_proto(prepared.quantize(plan, data, self.quant_format))
+        new = prepared.quantize(plan, data, self.quant_format)
+        self._warn_if_saturating(new)
+        return as_proto(new)
 
     def predict(self, model: Any, inputs: Any) -> Any:
         from neural_compressor.onnx.adaptor.recorder import Recorder
@@ -137,8 +139,12 @@ class ONNXRTAdaptor(Adaptor):
         write_model(read_model(model), path / FILE)
 
     def load(self, path: str | Path, model: Any) -> onnx.ModelProto:
+        from neural_compressor.onnx.model_file import read_model
+
         path = Path(path)
-        return self.ready(path if path.suffix.lower() == ".onnx" else path / FILE)
+        found = read_model(path if path.suffix.lower() == ".onnx" else path / FILE)
+        self._warn_if_saturating(found)
+        return self.ready(found)
 
     def model_size(self, model: Any) -> int:
         from neural_compressor.onnx.model_file import read_model
@@ -205,6 +211,13 @@ class ONNXRTAdaptor(Adaptor):
 
         names = {name for name, _ in self.bf16_ops}
         return as_proto(half_precision(self._named(model), "bf16", names, self.target.provider.name))
+
+    def _warn_if_saturating(self, quantized: ir.Model) -> None:
+        from neural_compressor.onnx.providers import CPU
+        from neural_compressor.onnx.saturation import warn_if_saturating
+
+        if self.target.provider is CPU:
+            warn_if_saturating(quantized)
 
     # -- preparation ------------------------------------------------------------------------------------------------
 

@@ -7,9 +7,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from neural_compressor.config.words import as_list
+from neural_compressor.config.words import as_list, word
 from neural_compressor.errors import ConfigError
 from neural_compressor.onnx.adaptor.corrections import Corrections
+from neural_compressor.onnx.saturation import ANY, TARGET_CPUS
 from neural_compressor.registry import close_matches
 
 _SMOOTHING = ("alpha", "folding", "op_types", "calib_iter", "scales_per_op")
@@ -27,6 +28,7 @@ APPLIED: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("smooth_quant", "smooth_quant_args", "fast_bias_correction", "weight_correction"), _STATIC),
     **dict.fromkeys(("add_qdq_pair_to_weight", "dedicated_qdq_pair", "optypes_to_exclude_output_quant"), _STATIC),
     **dict.fromkeys(("layer_wise_quant", *(f"{name}_args" for name in _ALGORITHMS)), ("weight_only",)),
+    "target_cpu": ("static", "dynamic"),
     "graph_optimization_level": _ANY,
     "gemm_to_matmul": _ANY,  # a Gemm is quantized as it is, so there is nothing to do either way
 }
@@ -44,6 +46,7 @@ class Recipes:
     optypes_to_exclude_output_quant: tuple[str, ...] = ()
     corrections: Corrections = field(default_factory=Corrections)
     layer_wise: bool = False
+    target_cpu: str = ANY
     algorithms: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @classmethod
@@ -60,6 +63,7 @@ class Recipes:
                 bias=bool(asked.get("fast_bias_correction")), weight=bool(asked.get("weight_correction"))
             ),
             layer_wise=bool(asked.get("layer_wise_quant")),
+            target_cpu=word(TARGET_CPUS)(asked.get("target_cpu", ANY)),
             algorithms={name: _options(name, asked.get(f"{name}_args") or {}) for name in _ALGORITHMS},
         )
 

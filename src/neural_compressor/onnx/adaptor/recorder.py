@@ -54,7 +54,8 @@ class RecordedReader(CalibrationDataReader):
         return next(self._rest, None)
 
     def rewind(self) -> None:
-        self._rest = iter(self._recorder.fed)
+        if self._recorder.fed:  # before that there is nothing to begin anew
+            self._rest = iter(self._recorder.fed)
 
     def _run(self) -> None:
         self._calib_func(self._recorder)

@@ -10,7 +10,13 @@ import numpy as np
 import onnx_ir as ir
 
 from neural_compressor.errors import QuantizationError
-from neural_compressor.onnx.dynamic.tensors import Codes, DynamicTensors, QuantizedValue, quantized_codes
+from neural_compressor.onnx.dynamic.tensors import (
+    Codes,
+    DynamicTensors,
+    QuantizedValue,
+    quantized_codes,
+    right_factor,
+)
 from neural_compressor.onnx.gemm_terms import added_terms, upright_input
 from neural_compressor.onnx.graph_editor import MICROSOFT
 from neural_compressor.onnx.weight_only.matrix_nodes import MatrixNode, examine, take_array
@@ -57,9 +63,7 @@ def _rewrite_product(tensors: DynamicTensors, node: ir.Node, scheme: TensorSchem
     """DynamicQuantizeLinear and MatMulInteger, which become DynamicQuantizeMatMul or MatMulIntegerToFloat."""
     matrix, edit = _matrix(node), tensors.edit
     kind = (scheme, matrix.transposed, matrix.factor)
-    w = tensors.weight(
-        matrix.weight, kind, lambda: quantized_codes(matrix.matrix().T, scheme, axis=1), needs_zero=False
-    )
+    w = tensors.weight(matrix.weight, kind, lambda: right_factor(matrix.matrix().T, scheme), needs_zero=False)
     x = tensors.activation(node, upright_input(edit, matrix))
     zeros = [x.zero] if w.zero is None else [x.zero, w.zero]
     sums = edit.insert(node, "MatMulInteger", [x.codes, w.codes, *zeros])[0]
@@ -144,7 +148,7 @@ def _rewrite_lstm(tensors: DynamicTensors, node: ir.Node, scheme: TensorScheme) 
 
 def _gates(weight: ir.Value, scheme: TensorScheme) -> Codes:
     """(directions, gates, inputs) turned to (directions, inputs, gates), each direction with scales of its own."""
-    each = [quantized_codes(direction.T, scheme, axis=1) for direction in take_array(weight)]
+    each = [right_factor(direction.T, scheme) for direction in take_array(weight)]
     return Codes(*(np.stack([getattr(one, part) for one in each]) for part in ("codes", "scale", "zero")))
 
 
@@ -167,7 +171,7 @@ def _rewrite_attention(tensors: DynamicTensors, node: ir.Node, scheme: TensorSch
     edit = tensors.edit
     given, weight = _given(node, 0), _given(node, 1)
     bias, mask, past = (*node.inputs, None, None, None)[2:5]
-    w = tensors.weight(weight, scheme, lambda: quantized_codes(take_array(weight), scheme, axis=1))
+    w = tensors.weight(weight, scheme, lambda: right_factor(take_array(weight), scheme))
     x = tensors.activation(node, given)
     if bias is None:
         bias = edit.weight(f"{node.name}_bias", np.zeros(_shape(weight)[1], np.float32), _graph(node))

@@ -11,7 +11,15 @@ import onnx_ir as ir
 
 from neural_compressor.errors import ConfigError, QuantizationError
 from neural_compressor.onnx.graph_editor import GraphEditor
-from neural_compressor.schemes import OpScheme, PerChannel, PerTensor, TensorScheme, quantize
+from neural_compressor.schemes import (
+    OpScheme,
+    PerChannel,
+    PerTensor,
+    TensorScheme,
+    in_pairs,
+    quantize,
+    quantize_pairs,
+)
 
 
 class QuantizedValue(NamedTuple):
@@ -64,6 +72,16 @@ class DynamicTensors:
             values = [self.edit.weight(f"{weight.name}_{part}", array, graph) for part, array in parts.items()]
             self._weights[key] = QuantizedValue(values[0], values[1], values[2] if len(values) > 2 else None)
         return self._weights[key]
+
+
+def right_factor(matrix: np.ndarray, scheme: TensorScheme) -> Codes:
+    """The weight (inputs, outputs) of a product in 8 bits with one scale, or one an output."""
+    if not scheme.pair_safe:
+        return quantized_codes(matrix, scheme, axis=1)
+    rows = matrix.T
+    found = quantize_pairs(rows, scheme, in_pairs(rows.shape[1]))
+    codes, scale = np.ascontiguousarray(np.asarray(found.codes).T), np.asarray(found.scale, dtype=np.float32)
+    return Codes(codes, scale, np.zeros(scale.shape, codes.dtype))
 
 
 def quantized_codes(array: np.ndarray, scheme: TensorScheme, axis: int, *, one_zero: bool = False) -> Codes:

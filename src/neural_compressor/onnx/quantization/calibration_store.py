@@ -9,7 +9,7 @@ from typing import Any
 import onnx_ir as ir
 
 from neural_compressor.errors import CalibrationError
-from neural_compressor.onnx.data_reader import Samples, rewound
+from neural_compressor.onnx.data_reader import Samples, example_of, rewound
 from neural_compressor.onnx.quantization.whole_model import reader_of
 from neural_compressor.onnx.static.params import KnownRanges
 
@@ -59,11 +59,7 @@ class CalibrationStore:
         if reader is None:
             return None
         if id(reader) not in self._examples:
-            found = None
-            if rewound(reader):
-                found = reader.get_next()
-                rewound(reader)
-            self._examples[id(reader)] = found
+            self._examples[id(reader)] = example_of(reader)
         return self._examples[id(reader)]
 
     def base(self, key: Hashable, make: Callable[[], ir.Model]) -> Base:

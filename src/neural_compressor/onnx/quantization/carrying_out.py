@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import onnx_ir as ir
 
 from neural_compressor.onnx.dynamic.quantizer import quantize_dynamic
+from neural_compressor.onnx.providers import CPU
 from neural_compressor.onnx.quantization.aim import Aim
 from neural_compressor.onnx.quantization.calibration_store import CalibrationStore
 from neural_compressor.onnx.quantization.config import StaticQuantConfig, WeightOnlyConfig
 from neural_compressor.onnx.quantization.resolution import Resolution
 from neural_compressor.onnx.quantization.whole_model import setting, smoothing_of
 from neural_compressor.onnx.quantization_record import QuantizationRecord, write_record
+from neural_compressor.onnx.saturation import target_cpu
 from neural_compressor.onnx.smoothing.smooth_quant import prevailing_weights, smooth
 from neural_compressor.onnx.static.options import StaticOptions
 from neural_compressor.onnx.static.quantizer import quantize_static
@@ -42,7 +45,9 @@ def carry_out(model: ir.Model, resolution: Resolution, store: CalibrationStore) 
     plan = stored_instead(Plan({key: work.scheme for key, work in resolution.work.items()}), left)
     new = model.clone() if new is model else new
     refused = store_weights(new, plan)
-    write_record(new, _record(resolution, plan, left, refused))
+    on_cpu = any(aim.target.provider is CPU for mode, aim in resolution.aims.items() if mode != "weight_only")
+    cpu = target_cpu(model, plan.ops) if on_cpu else ""
+    write_record(new, replace(_record(resolution, plan, left, refused), target_cpu=cpu))
     return new
 
 

@@ -31,6 +31,9 @@ def fit(config: IntegerConfig, options: Sequence[Mapping[str, Any]], op_type: st
         return None
     wanted = config.op_scheme(has_weight="weight" in quantized[0])
     said = {"weight": _said(config, "weight"), "activation": _said(config, "activation")}
+    if any(_admits(option.get("weight"), wanted.weight) for option in quantized):
+        # A scale a channel is not given up for what nobody asked for.
+        quantized = [option for option in quantized if _admits(option.get("weight"), wanted.weight)]
     for fixed in ({"weight": _ALL, "activation": _ALL}, said):
         for option in quantized:
             try:
@@ -44,6 +47,11 @@ def fit(config: IntegerConfig, options: Sequence[Mapping[str, Any]], op_type: st
     raise CapabilityError(
         f"{type(config).__name__} asks for {op_type} with {_described(wanted.to_dict())}; {provider} runs it with {known}"
     )
+
+
+def _admits(option: Mapping[str, Any] | None, wanted: TensorScheme | None) -> bool:
+    """Whether a weight may have as many scales as are wanted."""
+    return option is None or wanted is None or wanted.granularity.name in as_list(option.get("granularity", ()))
 
 
 def _said(config: IntegerConfig, part: str) -> frozenset[str]:

@@ -11,13 +11,16 @@ import onnx_ir as ir
 
 from neural_compressor.config.composition import Composition
 from neural_compressor.errors import WorkspaceError
-from neural_compressor.onnx.model_file import write_model
+from neural_compressor.onnx.model_file import read_model, write_model
 from neural_compressor.onnx.model_forms import as_proto
+from neural_compressor.onnx.providers import CPU
 from neural_compressor.onnx.quantization.calibration_store import CalibrationStore
 from neural_compressor.onnx.quantization.carrying_out import carry_out
 from neural_compressor.onnx.quantization.prepared import prepare
 from neural_compressor.onnx.quantization.resolution import resolve
 from neural_compressor.onnx.quantization.selection import require_onnx
+from neural_compressor.onnx.saturation import warn_if_saturating
+from neural_compressor.onnx.speed_check import warn_if_slower
 from neural_compressor.onnx.static.fusion_check import check_fusion
 
 
@@ -63,10 +66,19 @@ def quantized(
     """What :func:`quantize` writes."""
     prepared = prepare(source, config, level)
     resolution = resolve(config, prepared, graph_only)
-    new = carry_out(prepared.model, resolution, CalibrationStore(reader, one_plan=True))
+    store = CalibrationStore(reader, one_plan=True)
+    new = carry_out(prepared.model, resolution, store)
     static = resolution.aims.get("static")
     if static is not None and static.target.runs_here:
         check_fusion(new, static.sessions)
+    if any(aim.target.provider is CPU for aim in resolution.aims.values()):
+        warn_if_saturating(new)
+    if (
+        all(aim.target.provider is CPU for mode, aim in resolution.aims.items())
+        and "weight_only" not in resolution.aims
+    ):
+        original = prepared.model if isinstance(source, onnx.ModelProto | ir.Model) else read_model(source)
+        warn_if_slower(original, new, store.example(work.config for work in resolution.work.values()))
     return new
 
 

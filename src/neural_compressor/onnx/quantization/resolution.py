@@ -14,11 +14,13 @@ from neural_compressor.config.composition import Composition
 from neural_compressor.errors import ConfigError
 from neural_compressor.onnx.dynamic.quantizer import dynamic_nodes
 from neural_compressor.onnx.ops import quantizable_nodes, unquantizable_nodes
+from neural_compressor.onnx.providers import CPU
 from neural_compressor.onnx.quantization.aim import Aim, find_aim
 from neural_compressor.onnx.quantization.config import RTNConfig
 from neural_compressor.onnx.quantization.fitting import fit, unfit_weight
 from neural_compressor.onnx.quantization.prepared import Prepared, node_types
 from neural_compressor.onnx.quantization.selection import select
+from neural_compressor.onnx.saturation import ANY, for_any_cpu
 from neural_compressor.onnx.stored_weights import STORED, is_stored, storable_nodes
 from neural_compressor.onnx.weight_only.job import WeightJob
 from neural_compressor.onnx.weight_only.little_matrices import little_matrices
@@ -146,19 +148,28 @@ def _static(model: ir.Model, chosen: Chosen, aim: Aim) -> dict[OpKey, Outcome]:
         if like not in alike:
             options = aim.options(key[1], "static", has_weight=has_weight, per_channel=per_channel)
             alike[like] = _fitted(config, options, key, aim.provider)
-        found[key] = alike[like]
+        found[key] = _for_target(alike[like], able[key].node, aim)
     return found
 
 
 def _dynamic(model: ir.Model, chosen: Chosen, aim: Aim) -> dict[OpKey, Outcome]:
     able = dynamic_nodes(model)
+    nodes = {(str(node.name), node.op_type): node for node in model.graph.all_nodes()}
     found: dict[OpKey, Outcome] = {}
     for key, config in chosen.items():
         if (why := able.get(key, f"{key[1]} is not quantized dynamically")) is not None:
             found[key] = why
             continue
-        found[key] = _fitted(config, aim.options(key[1], "dynamic"), key, aim.provider)
+        outcome = _fitted(config, aim.options(key[1], "dynamic"), key, aim.provider)
+        found[key] = _for_target(outcome, nodes[key], aim)
     return found
+
+
+def _for_target(outcome: Outcome, node: ir.Node, aim: Aim) -> Outcome:
+    """The same work with a weight that gives the same on all the CPUs it is for."""
+    if isinstance(outcome, str) or aim.target.provider is not CPU or outcome.config.target_cpu != ANY:
+        return outcome
+    return replace(outcome, scheme=for_any_cpu(node, outcome.scheme))
 
 
 def _stored(model: ir.Model, slower: Chosen, aim: Aim) -> dict[OpKey, Outcome]:

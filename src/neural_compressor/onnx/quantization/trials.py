@@ -86,7 +86,9 @@ class ConfigAdaptor(ONNXRTAdaptor):
         self._source = model
         self._feed = self._store.example(work.config for work in candidate.resolution.work.values())
         floats = [key for key, scheme in tune_cfg["op"].items() if OpScheme.from_dict(scheme).is_float]
-        return as_proto(carry_out(candidate.prepared.model, candidate.resolution.without(floats), self._store))
+        new = carry_out(candidate.prepared.model, candidate.resolution.without(floats), self._store)
+        self._warn_if_saturating(new)
+        return as_proto(new)
 
 
 def _key(settings: Mapping[str, Any]) -> str:

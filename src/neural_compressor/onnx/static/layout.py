@@ -11,6 +11,7 @@ from neural_compressor.onnx.graph import input_of, is_float, standard
 from neural_compressor.onnx.op_table import PASS_ON, Output
 from neural_compressor.onnx.ops import NodeInfo
 from neural_compressor.onnx.static.clips import folds
+from neural_compressor.onnx.static.integer_race import IntegerRace
 from neural_compressor.onnx.static.options import StaticOptions
 from neural_compressor.onnx.static.slow_convolutions import is_depthwise, is_slow, is_small
 from neural_compressor.schemes import OpKey, OpScheme, TensorScheme
@@ -69,22 +70,30 @@ class Layout:
 
 
 def lay_out(
-    model: ir.Model, planned: Mapping[ir.Node, tuple[NodeInfo, OpScheme]], kept: set[ir.Node], options: StaticOptions
+    model: ir.Model,
+    planned: Mapping[ir.Node, tuple[NodeInfo, OpScheme]],
+    kept: set[ir.Node],
+    options: StaticOptions,
+    race: IntegerRace | None = None,
 ) -> Layout:
     """Lay the ops of ``planned`` out; the nodes of ``kept`` pass no integers on, as the plan has them in float.
 
     Ops that integers make no faster where they are, and that nobody named, are dropped from the plan, in rounds: each may
-    have been what another one's integers came from or went to.
+    have been what another one's integers came from or went to. Which these are a ``race`` on this machine says, or else
+    fixed rules.
     """
     active = dict(planned)
     left: dict[OpKey, str] = {}
+    if race is not None:  # the largest first, as there may not be time for all
+        active = dict(sorted(planned.items(), key=lambda item: -race.weight(item[1][0])))
     while True:
         wanted = _wanted(model.graph, active, kept)
         homes = _homes(model.graph, active, kept, wanted, options)
-        dropped = {} if options.everywhere else _unpaid(active, homes, wanted, options)
+        dropped = {} if options.everywhere else _unpaid(active, homes, wanted, options, race)
         if not dropped:
             break
         left |= {active.pop(node)[0].key: reason for node, reason in dropped.items()}
+    active = {node: active[node] for node in planned if node in active}
     ops = {
         node: QuantizedOp(info, scheme, {i: input_of(node, i) for i in info.activations})
         for node, (info, scheme) in active.items()
@@ -139,15 +148,24 @@ _UNFED = "no op before it gives integers, so it would need them made for it"
 
 
 def _unpaid(
-    active: _Active, homes: Mapping[ir.Value, Home], wanted: set[ir.Value], options: StaticOptions
+    active: _Active,
+    homes: Mapping[ir.Value, Home],
+    wanted: set[ir.Value],
+    options: StaticOptions,
+    race: IntegerRace | None,
 ) -> dict[ir.Node, str]:
     """The ops that would not profit from integers, with the reason."""
     reasons: dict[ir.Node, str] = {}
-    for node, (info, _) in active.items():
+    for node, (info, scheme) in active.items():
         if node.name in options.named:
             continue
         fed = any(home is not None and home.firm for home in (homes.get(input_of(node, i)) for i in info.activations))
         conv = node.op_type == "Conv" and options.on_cpu
+        told = None if race is None else _raced(race, info, scheme, fed, node.outputs[0] in wanted)
+        if told is not None:
+            if told:
+                reasons[node] = told
+            continue
         if info.tables and info.op.light:
             reasons[node] = "one side is constant: in float it costs as little and loses nothing"
         elif conv and is_slow(node):
@@ -160,6 +178,13 @@ def _unpaid(
         elif conv and not fed and is_small(node):
             reasons[node] = _UNFED
     return reasons
+
+
+def _raced(race: IntegerRace, info: NodeInfo, scheme: OpScheme, fed: bool, emits: bool) -> str | None:
+    """What a race says against integers; None where there is none."""
+    tensors = (scheme.weight, scheme.activation)
+    place = race.place(info, fed, emits) if all(t is not None and t.dtype.bits == 8 for t in tensors) else None
+    return None if place is None else race.reason_for_float(info, place)
 
 
 def passes_on(node: ir.Node, kept: set[ir.Node]) -> bool:

@@ -74,8 +74,21 @@ def _check(info: NodeInfo, scheme: OpScheme, options: StaticOptions) -> None:
         _check_tensor(scheme.weight, "a weight", EIGHT_BITS if eight_only else tuple(STORED))
         if isinstance(scheme.weight.granularity, PerGroup):
             raise ConfigError("scales a group belong to weight-only quantization; use per_tensor or per_channel")
+        if options.on_cpu and info.node.op_type == "Conv" and _has_zero_points(scheme):
+            raise ConfigError(
+                "a Conv with a zero point for each channel is dequantized at every run, which takes ten times as long as "
+                "float; use the scheme sym (all zero points are 128), int8, or granularity per_tensor"
+            )
         if scheme.weight.granularity != PER_TENSOR and info.axis is None:
             logger.info("%s (%s) gets one scale for its weight: the runtime takes none a channel there", *info.key)
+
+
+def _has_zero_points(scheme: OpScheme) -> bool:
+    """Whether the channels of an 8-bit weight have unsigned zero points of their own."""
+    weight, activation = scheme.weight, scheme.activation
+    if weight is None or activation is None or activation.dtype.name not in EIGHT_BITS:
+        return False
+    return weight.dtype.name == "uint8" and not weight.symmetric and weight.granularity != PER_TENSOR
 
 
 def _check_tensor(scheme: TensorScheme, what: str, types: tuple[str, ...]) -> None:

@@ -7,11 +7,17 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 
-from neural_compressor.dtypes import dtype
 from neural_compressor.onnx.graph import array_of, constant, input_of
 from neural_compressor.onnx.graph_editor import discard
 from neural_compressor.onnx.op_table import Output
-from neural_compressor.onnx.static.integer_params import IntegerParams, bias_codes, least_weight_scale, weight_params
+from neural_compressor.onnx.saturation import sum_order
+from neural_compressor.onnx.static.integer_params import (
+    IntegerParams,
+    bias_codes,
+    least_weight_scale,
+    unsigned,
+    weight_params,
+)
 from neural_compressor.onnx.static.layout import Layout, QuantizedOp
 from neural_compressor.onnx.static.qdq import ParamsOf, QDQWriter
 from neural_compressor.schemes import PER_TENSOR, TensorScheme
@@ -63,19 +69,17 @@ class ConstantWriter:
 
     def _weight_params(self, op: QuantizedOp, least_scale: np.ndarray | None = None) -> IntegerParams:
         assert op.scheme.weight is not None
-        params = weight_params(array_of(op.info.weight), op.scheme.weight, op.info.axis, least_scale)
+        order = sum_order(op.info) if self.writer.options.on_cpu else None
+        params = weight_params(array_of(op.info.weight), op.scheme.weight, op.info.axis, least_scale, order)
         left = op.info.weight_index == 0 and op.info.activations == (1,) and self.writer.options.on_cpu
         if left and params.zero_point.dtype == np.int8 and op.activation.dtype.bits == 8:
-            # The kernels take a signed right factor only: the same numbers, counted from -128.
-            unsigned = replace(params.scheme, dtype=dtype("uint8"), reduce_range=False)
-            zero_point = (params.zero_point.astype(np.int32) + 128).astype(np.uint8)
-            return replace(params, scheme=unsigned, zero_point=zero_point)
+            return unsigned(params)  # the kernels take a signed right factor only
         return params
 
     def _replace(self, node: ir.Node, place: int, params: IntegerParams) -> None:
         """Let ``node`` read the constant at ``place`` from integers."""
         value = input_of(node, place)
-        key = value, params.scheme, params.axis, params.scale.tobytes(), params.zero_point.tobytes()
+        key = value, params.scheme, params.axis, params.order, params.scale.tobytes(), params.zero_point.tobytes()
         if key not in self._stored:
             self._stored[key] = self._dequantized(value, params, node)
         node.replace_input_with(place, self._stored[key])
@@ -83,6 +87,9 @@ class ConstantWriter:
 
     def _dequantized(self, value: ir.Value, params: IntegerParams, before: ir.Node) -> ir.Value:
         if self.writer.options.add_qdq_pair_to_weight:
+            if params.order is not None:  # the quantizer behind it knows nothing of pairs, and finds the same integers
+                floats = params.values(params.codes(array_of(value)))
+                value = self.editor.weight(f"{value.name}_rounded", floats, self.graph)
             return self.writer.pair(value, params, before)
         dequantizer = self.writer.dequantizer(self._codes(value, params), params, str(value.name))
         before.prepend(dequantizer)

@@ -10,7 +10,7 @@ from dataclasses import replace
 import onnx_ir as ir
 
 from neural_compressor.errors import CalibrationError
-from neural_compressor.onnx.data_reader import Samples
+from neural_compressor.onnx.data_reader import Samples, example_of
 from neural_compressor.onnx.error_context import at_node
 from neural_compressor.onnx.graph import array_of, normalise, opset
 from neural_compressor.onnx.graph_editor import GraphEditor
@@ -18,6 +18,7 @@ from neural_compressor.onnx.ops import quantizable_nodes
 from neural_compressor.onnx.simplify import simplify
 from neural_compressor.onnx.static.bias_correction import BiasCorrection, watch
 from neural_compressor.onnx.static.hard_swish import OPSET_OF_HARD_SWISH, has_hard_swish, name_hard_swish
+from neural_compressor.onnx.static.integer_race import IntegerRace, current_race, known_shapes
 from neural_compressor.onnx.static.layout import Layout, lay_out
 from neural_compressor.onnx.static.options import StaticOptions
 from neural_compressor.onnx.static.params import KnownRanges, tensor_params
@@ -51,7 +52,7 @@ def quantize_static(
     that stay in float all the same, with the reason.
     """
     options = options or StaticOptions()
-    new, layout = _laid_out(model, plan, options)
+    new, layout = _laid_out(model, plan, options, samples)
     for (name, op_type), reason in layout.left.items():
         logger.info("%s (%s) stays in float: %s", name, op_type, reason)
     if left is not None:
@@ -81,6 +82,16 @@ def quantize_static(
     return new
 
 
+def _race(model: ir.Model, samples: Samples | None, options: StaticOptions) -> IntegerRace | None:
+    """The race that decides what stays in float, where the model is for the CPU of this machine."""
+    race = current_race() if options.on_cpu and not options.everywhere else None
+    if race is None:
+        return None
+    # Samples that were begun, or can be had once only, are not looked into.
+    sample = None if samples is None or samples.passes else example_of(samples.reader)
+    return IntegerRace(race, known_shapes(model, sample))
+
+
 @contextmanager
 def _if_possible(options: StaticOptions) -> Iterator[None]:
     """Within it biases are corrected; what stands against that is an error where the options insist on it."""
@@ -101,7 +112,7 @@ def _check_weights(layout: Layout) -> None:
                     require_finite(*value_range(array_of(value), PER_TENSOR), f"its {what}")
 
 
-def _laid_out(model: ir.Model, plan: Plan, options: StaticOptions) -> tuple[ir.Model, Layout]:
+def _laid_out(model: ir.Model, plan: Plan, options: StaticOptions, samples: Samples | None) -> tuple[ir.Model, Layout]:
     schemes = checked_schemes(model, plan, options)
     new = model.clone()
     simplify(new)
@@ -116,6 +127,6 @@ def _laid_out(model: ir.Model, plan: Plan, options: StaticOptions) -> tuple[ir.M
     settle_summands(editor, by_name.keys())
     nodes = {name: info for (name, _), info in quantizable_nodes(new).items()}
     planned = {info.node: (info, by_name[name]) for name, info in nodes.items() if name in by_name}
-    layout = lay_out(new, planned, kept_in_float(new, plan), options)
+    layout = lay_out(new, planned, kept_in_float(new, plan), options, _race(new, samples, options))
     gone = dict.fromkeys((key for key in schemes if key[0] not in nodes), _GONE)
     return new, replace(layout, left={**layout.left, **gone})

@@ -11,6 +11,7 @@ from neural_compressor.onnx.quantization.config.rtn import RTNConfig
 from neural_compressor.onnx.quantization.config.smooth import SmoothQuantConfig
 from neural_compressor.onnx.quantization.config.static import StaticQuantConfig
 from neural_compressor.onnx.quantization.quant_types import CalibrationMethod
+from neural_compressor.onnx.saturation import ANY
 
 
 def get_default_static_config() -> StaticQuantConfig:
@@ -64,16 +65,16 @@ def get_woq_tuning_config() -> list[OnnxConfig]:
     ]
 
 
-def get_integer_tuning_config() -> list[OnnxConfig]:
-    """Static configurations to tune over, the fastest first, then smoothed and dynamic ones.
+def get_integer_tuning_config(target_cpu: str = ANY) -> list[OnnxConfig]:
+    """Static configurations to tune over, the fastest first, then smoothed and dynamic ones, all for ``target_cpu``.
 
     >>> [config.name for config in get_integer_tuning_config()]
     ['static_quant', 'static_quant', 'static_quant', 'smooth_quant', 'dynamic_quant']
     """
     return [
-        StaticQuantConfig(per_channel=True),
-        StaticQuantConfig(per_channel=True, calibrate_method=CalibrationMethod.Entropy),
-        StaticQuantConfig(per_channel=True, calibrate_method=CalibrationMethod.MSE),
-        SmoothQuantConfig(per_channel=True, alpha="auto"),
-        DynamicQuantConfig(per_channel=True),
+        StaticQuantConfig(per_channel=True, target_cpu=target_cpu),
+        StaticQuantConfig(per_channel=True, calibrate_method=CalibrationMethod.Entropy, target_cpu=target_cpu),
+        StaticQuantConfig(per_channel=True, calibrate_method=CalibrationMethod.MSE, target_cpu=target_cpu),
+        SmoothQuantConfig(per_channel=True, alpha="auto", target_cpu=target_cpu),
+        DynamicQuantConfig(per_channel=True, target_cpu=target_cpu),
     ]

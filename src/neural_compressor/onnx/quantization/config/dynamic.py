@@ -8,14 +8,17 @@ from pydantic import Field, PlainValidator
 
 from neural_compressor.config.composition import register_config
 from neural_compressor.onnx.quantization.config.extra_options import DYNAMIC_OPTIONS, options_among
-from neural_compressor.onnx.quantization.config.fields import Flag, Names, OptionalNames, Provider, Type
+from neural_compressor.onnx.quantization.config.fields import Flag, Names, OptionalNames, Provider, TargetCpu, Type
 from neural_compressor.onnx.quantization.config.integer import IntegerConfig
 from neural_compressor.onnx.quantization.quant_types import QuantType
+from neural_compressor.onnx.saturation import ANY
 
 
 @register_config("onnxrt", "dynamic_quant")
 class DynamicQuantConfig(IntegerConfig):
     """Weights quantized beforehand, the range of activations taken from each batch. Needs no data.
+
+    ``target_cpu`` "any" gives the same on every x86 CPU, "vnni" uses all of int8 for those that have VNNI.
 
     >>> DynamicQuantConfig().op_scheme().mode
     'dynamic'
@@ -35,3 +38,4 @@ class DynamicQuantConfig(IntegerConfig):
     )
     quant_last_matmul: Flag = True
     execution_provider: Provider = None
+    target_cpu: TargetCpu = ANY

@@ -9,10 +9,11 @@ from pydantic import PlainValidator
 
 from neural_compressor.config.numbers import group_size, is_whole, number_between
 from neural_compressor.config.parameter_space import one_or_more
-from neural_compressor.config.words import at_least, flag
+from neural_compressor.config.words import at_least, flag, word
 from neural_compressor.errors import ConfigError
 from neural_compressor.onnx.providers import AUTOMATIC, find_provider
 from neural_compressor.onnx.quantization.quant_types import CalibrationMethod, QuantFormat, QuantType, choice
+from neural_compressor.onnx.saturation import TARGET_CPUS
 from neural_compressor.registry import close_matches
 
 FLOAT = "fp32"
@@ -109,4 +110,5 @@ ActDtype = Annotated[str, one_or_more(_act_dtype)]
 AccuracyLevel = Annotated[int, one_or_more(_accuracy_level)]
 Type = Annotated[QuantType, one_or_more(choice(QuantType))]
 Format = Annotated[QuantFormat, one_or_more(choice(QuantFormat))]
+TargetCpu = Annotated[str, one_or_more(word(TARGET_CPUS))]
 Method = Annotated[CalibrationMethod, one_or_more(choice(CalibrationMethod))]

@@ -20,6 +20,7 @@ class IntegerConfig(OnnxConfig):
         reduce_range: bool
         extra_options: dict[str, Any]
         execution_provider: str | None
+        target_cpu: str
 
     _activation: ClassVar[QuantType] = QuantType.QUInt8
 

@@ -19,11 +19,13 @@ from neural_compressor.onnx.quantization.config.fields import (
     OptionalNames,
     Provider,
     Reader,
+    TargetCpu,
     Type,
 )
 from neural_compressor.onnx.quantization.config.integer import IntegerConfig
 from neural_compressor.onnx.quantization.config.smoothing import Smoothing
 from neural_compressor.onnx.quantization.quant_types import CalibrationMethod, QuantFormat, QuantType
+from neural_compressor.onnx.saturation import ANY
 from neural_compressor.schemes import TensorScheme
 
 
@@ -31,8 +33,9 @@ from neural_compressor.schemes import TensorScheme
 class StaticQuantConfig(IntegerConfig):
     """Weights and activations quantized with ranges from calibration data.
 
-    The default pair, unsigned activations with signed weights, is what x86 machines are fast at. Weights of over a
-    gibibyte go to a file beside the model, whatever ``use_external_data_format`` says.
+    The default pair, unsigned activations with signed weights, is what x86 machines are fast at. ``target_cpu`` "any" gives
+    the same on each of them, "vnni" uses all of int8 for CPUs that have VNNI. Weights of over a gibibyte go to a file beside
+    the model, whatever ``use_external_data_format`` says.
 
     >>> StaticQuantConfig(calibrate_method="kl", per_channel=True).op_scheme().activation.algorithm
     'kl'
@@ -55,6 +58,7 @@ class StaticQuantConfig(IntegerConfig):
     calibration_sampling_size: Count = 100
     quant_last_matmul: Flag = True
     execution_provider: Provider = None
+    target_cpu: TargetCpu = ANY
 
     @property
     def needs_calibration(self) -> bool:

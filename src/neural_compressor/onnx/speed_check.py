@@ -1,0 +1,112 @@
+"""Whether a quantized model is slower on this machine than the float one it was made of."""
+
+from __future__ import annotations
+
+import json
+import logging
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime as ort
+
+from neural_compressor.errors import NeuralCompressorError
+from neural_compressor.onnx.feeds import feeds
+from neural_compressor.onnx.model_forms import stored_bytes
+from neural_compressor.onnx.session import make_session
+from neural_compressor.onnx.static.integer_race import current_race
+
+logger = logging.getLogger("neural_compressor")
+
+_SLOWER = 1.05
+"""From here on a difference in time is not noise."""
+_SECONDS = 1.0
+_ROUNDS = (3, 30)
+_NAMED = 3
+_MOST_BYTES = 1 << 28
+"""Both models are in memory meanwhile."""
+
+
+def warn_if_slower(original: ir.Model, quantized: ir.Model, sample: Mapping[str, Any] | None) -> float | None:
+    """Run both in turns on ``sample`` for about a second; the ratio of their times, None where they were not run.
+
+    A warning names the ops that take longest where the quantized model is the slower one.
+    """
+    if current_race() is None:
+        return None
+    given = _blank(original) if sample is None else sample
+    if given is None:
+        logger.info("the speed of the model is not compared with float: there is no sample to run it on")
+        return None
+    if stored_bytes(original) > _MOST_BYTES:
+        logger.info(
+            "the speed of the model is not compared with float: it has over %d MiB of weights", _MOST_BYTES >> 20
+        )
+        return None
+    try:
+        feed = feeds(original, given, 0)
+        ratio = _ratio([make_session(model, threads=1, few_shapes=True) for model in (original, quantized)], feed)
+    except NeuralCompressorError as error:
+        logger.info("the speed of the model is not compared with float: %s", error)
+        return None
+    if ratio >= _SLOWER:
+        logger.warning(
+            "the quantized model takes %.2f times as long as float here; the ops that take longest are %s",
+            ratio,
+            ", ".join(_slowest(quantized, feed)),
+        )
+    return ratio
+
+
+def _ratio(sessions: list[ort.InferenceSession], feed: dict[str, np.ndarray]) -> float:
+    for session in sessions:
+        session.run(None, feed)
+    best, end, rounds = [np.inf, np.inf], time.perf_counter() + _SECONDS, 0
+    while rounds < _ROUNDS[0] or (rounds < _ROUNDS[1] and time.perf_counter() < end):
+        rounds += 1
+        for place, session in enumerate(sessions):
+            start = time.perf_counter()
+            session.run(None, feed)
+            # The least is what a model takes: everything else the machine does only adds to it.
+            best[place] = min(best[place], time.perf_counter() - start)
+    return float(best[1] / best[0])
+
+
+def _slowest(model: ir.Model, feed: dict[str, np.ndarray]) -> list[str]:
+    """The nodes that most of the time goes to, as the runtime's profile has it."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level, options.enable_profiling = 1, 3, True
+    with tempfile.TemporaryDirectory() as folder:
+        options.profile_file_prefix = str(Path(folder, "profile"))
+        session = ort.InferenceSession(
+            ir.to_proto(model).SerializeToString(), options, providers=["CPUExecutionProvider"]
+        )
+        for _ in range(_ROUNDS[0]):
+            session.run(None, feed)
+        events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
+    spent: Counter[str] = Counter()
+    for event in events:
+        if event.get("cat") == "Node" and str(event.get("name", "")).endswith("_kernel_time"):
+            kind = event.get("args", {}).get("op_name", "")
+            spent[f"{event['name'].removesuffix('_kernel_time')} ({kind})"] += event.get("dur", 0)
+    whole = sum(spent.values()) or 1
+    return [f"{name} {time / whole:.0%}" for name, time in spent.most_common(_NAMED)]
+
+
+def _blank(model: ir.Model) -> dict[str, np.ndarray] | None:
+    """Zeros for a model whose inputs have known sizes, but for the first, which may be any."""
+    found = {}
+    for value in model.graph.inputs:
+        sizes = None if value.shape is None else [*value.shape]
+        if sizes is None or value.dtype is None or value.dtype == ir.DataType.STRING:
+            return None
+        fixed = [1 if not place and not isinstance(size, int) else size for place, size in enumerate(sizes)]
+        if not all(isinstance(size, int) and size > 0 for size in fixed):
+            return None
+        found[str(value.name)] = np.zeros(fixed, value.dtype.numpy())
+    return found

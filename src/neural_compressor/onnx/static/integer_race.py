@@ -1,0 +1,191 @@
+"""Convolutions and products raced on this machine, in float against integers, with the shapes they have in a model.
+
+An op is raced where it stands: where the op before it gives integers, float pays for turning them back, and where it does
+not, integers pay for quantizing; the same behind it. Results are kept for the next run.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+from onnx import TensorProto, helper, numpy_helper
+
+from neural_compressor.kernel_race import Race, Referee, Work
+from neural_compressor.kernel_timings import KernelTimings
+from neural_compressor.onnx.graph import infer_shapes
+from neural_compressor.onnx.op_table import Output
+from neural_compressor.onnx.ops import NodeInfo
+from neural_compressor.onnx.saturation import saturates_here
+
+Shapes = Mapping[str, tuple[int, ...]]
+"""The shapes of a model's tensors by name, as far as they are known."""
+
+RACED = ("Conv", "MatMul", "Gemm")
+_MUST_GAIN = 1.15
+"""Integers stay unless float is so many times as fast: noise decides nothing, and they are smaller."""
+_SECONDS = 2.0
+"""What the races of one model may take; the ops that come last are left to the fixed rules."""
+_MOST_VALUES = 1 << 22
+"""An op on a larger input is left to the fixed rules, as racing it takes long."""
+_OPSET, _SCALE = 17, np.float32(0.02)
+
+
+@functools.cache
+def machine_race() -> Race:
+    """The race whose results are kept for this CPU and this runtime; how integers are summed tells of its instructions."""
+    instructions = "pairs" if saturates_here() else "exact"
+    return Race(KernelTimings.of_machine(instructions, {"onnxruntime": ort.__version__}))
+
+
+_referee = Referee(machine_race)
+current_race = _referee.current
+racing = _referee.racing
+
+
+def known_shapes(model: ir.Model, sample: Mapping[str, Any] | None) -> dict[str, tuple[int, ...]]:
+    """The shapes of what ``model`` computes from ``sample``, as far as they can be inferred."""
+    fixed = model
+    if sample is not None:
+        fixed = model.clone()
+        for value in fixed.graph.inputs:
+            if str(value.name) in sample:
+                value.shape = ir.Shape(np.shape(sample[str(value.name)]))
+        infer_shapes(fixed)
+    values = [*fixed.graph.inputs, *(value for node in fixed.graph for value in node.outputs)]
+    shapes = {str(v.name): v.shape for v in values if v.shape is not None}
+    return {name: tuple(shape.numpy()) for name, shape in shapes.items() if all(isinstance(d, int) for d in shape)}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an op stands: the shape of its input, whether integers come in, whether they are wanted behind it."""
+
+    shape: tuple[int, ...]
+    fed: bool
+    emits: bool
+
+
+class IntegerRace:
+    """The races of one model, within a bound of time: the largest ops come first."""
+
+    def __init__(self, race: Race, shapes: Shapes, seconds: float = _SECONDS) -> None:
+        self.race, self.shapes = race, shapes
+        self._end = time.monotonic() + seconds
+        self._found: dict[tuple[str, Place], str | None] = {}
+
+    def place(self, info: NodeInfo, fed: bool, emits: bool) -> Place | None:
+        """Where an op stands, if it can be raced there: it has a weight on the right and an input of known shape."""
+        node, given = info.node, info.node.inputs[0]
+        shape = None if given is None else self.shapes.get(str(given.name))
+        if node.op_type not in RACED or info.weight_index != 1 or info.activations != (0,) or not shape:
+            return None
+        return Place(shape, fed, emits) if 0 < math.prod(shape) <= _MOST_VALUES else None
+
+    def reason_for_float(self, info: NodeInfo, place: Place) -> str | None:
+        """Why the op is better left in float, empty where it is not; None where there was no time to find out."""
+        key = f"{_described(info)} on {list(place.shape)}, fed {place.fed}, emits {place.emits}"
+        if (key, place) not in self._found:
+            works = {
+                f"{name}: {key}": functools.partial(_work, info, place, name == "int8") for name in ("float", "int8")
+            }
+            if len(self.race.known(works)) < len(works) and time.monotonic() > self._end:
+                return None
+            in_float, in_integers = self.race.microseconds(works).values()
+            self._found[key, place] = (
+                f"float is faster here: {in_float:.0f} us against {in_integers:.0f} us in integers for an input of "
+                f"{list(place.shape)}"
+                if in_integers > in_float * _MUST_GAIN
+                else ""
+            )
+        return self._found[key, place]
+
+    def weight(self, info: NodeInfo) -> float:
+        """About how much an op computes, to race the largest first."""
+        given, weight = info.node.inputs[0], info.weight
+        shape = () if given is None else self.shapes.get(str(given.name), ())
+        if not shape or weight is None or weight.shape is None:
+            return 0.0
+        summed = shape[1 if info.node.op_type == "Conv" else -1]
+        return math.prod(shape) / max(summed, 1) * math.prod(weight.shape.numpy())
+
+
+def _described(info: NodeInfo) -> str:
+    node, weight = info.node, info.weight
+    shape = [] if weight is None or weight.shape is None else list(weight.shape.numpy())
+    attributes = {name: each.value for name, each in sorted(node.attributes.items())}
+    return f"{node.op_type} {shape} {'with' if info.bias is not None else 'without'} bias {attributes}"
+
+
+def _work(info: NodeInfo, place: Place, integers: bool) -> Work:
+    """One run of an op that stands where ``place`` says."""
+    session = ort.InferenceSession(
+        _model(info, place, integers).SerializeToString(), _options(), providers=["CPUExecutionProvider"]
+    )
+    feed = {"x": np.full(place.shape, 130, np.uint8) if place.fed else np.full(place.shape, 0.5, np.float32)}
+    return lambda: session.run(None, feed)
+
+
+def _options() -> ort.SessionOptions:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 4
+    return options
+
+
+def _model(info: NodeInfo, place: Place, integers: bool) -> onnx.ModelProto:
+    """The op in float, or between quantizers as the runtime fuses them, with the conversions it needs in its place."""
+    weight, bias = info.weight, info.bias
+    assert weight is not None
+    assert weight.shape is not None
+    constants: dict[str, Any] = {"s": _SCALE, "z": np.uint8(128), "wz": np.int8(0), "ss": _SCALE * _SCALE}
+    constants["w"] = np.full(weight.shape.numpy(), 3, np.int8) if integers else np.full(weight.shape.numpy(), 0.1, "f4")
+    if bias is not None and bias.shape is not None:
+        constants["b"] = np.ones(bias.shape.numpy(), np.int32 if integers else np.float32)
+    nodes, given = [], "x"
+    if integers and not place.fed:
+        nodes.append(helper.make_node("QuantizeLinear", ["x", "s", "z"], ["xq"]))
+        given = "xq"
+    if integers or place.fed:
+        nodes.append(helper.make_node("DequantizeLinear", [given, "s", "z"], ["xf"]))
+        given = "xf"
+    inputs = [given, "w", *(["b"] if "b" in constants else [])]
+    if integers:
+        nodes.append(helper.make_node("DequantizeLinear", ["w", "s", "wz"], ["wf"]))
+        inputs[1] = "wf"
+        if "b" in constants:
+            nodes.append(helper.make_node("DequantizeLinear", ["b", "ss"], ["bf"]))
+            inputs[2] = "bf"
+    op = ir.serde.serialize_node(info.node)
+    del op.input[:], op.output[:]
+    op.input.extend(inputs)
+    op.output.append("y")
+    nodes.append(op)
+    result = "y"
+    if not integers and place.emits:
+        # The runtime would make integers of a float op right between quantizers.
+        nodes.append(helper.make_node("Sum", ["y"], ["same"]))
+        result = "same"
+    if place.emits or (integers and info.op.output is Output.INTEGER):
+        nodes.append(helper.make_node("QuantizeLinear", [result, "s", "z"], ["yq"]))
+        result = "yq"
+        if not place.emits:
+            nodes.append(helper.make_node("DequantizeLinear", ["yq", "s", "z"], ["out"]))
+            result = "out"
+    kinds = (
+        TensorProto.UINT8 if place.fed else TensorProto.FLOAT,
+        TensorProto.UINT8 if place.emits else TensorProto.FLOAT,
+    )
+    x, y = (helper.make_tensor_value_info(name, kind, None) for name, kind in zip(("x", result), kinds, strict=True))
+    x.type.tensor_type.shape.CopyFrom(helper.make_tensor_type_proto(kinds[0], place.shape).tensor_type.shape)
+    initializers = [numpy_helper.from_array(np.asarray(array), name) for name, array in constants.items()]
+    graph = helper.make_graph(nodes, "one op", [x], [y], initializers)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=8)

@@ -271,11 +271,16 @@ class WeightOnlyLinear(WeightedModule):
         shape = input.shape
         if shape[-1] != self.in_features:
             raise QuantizationError(f"a layer of {self.in_features} inputs cannot take a tensor of {tuple(shape)}")
-        y = self._product(input, input.reshape(-1, self.in_features))
-        bias = self._buffers["bias"]
-        y = y if bias is None else y + bias
-        y = y.to(input.dtype).reshape(*shape[:-1], self.out_features)
-        return y.relu() if self.relu else y
+        flat = len(shape) == 2
+        y = self._product(input, input if flat else input.reshape(-1, self.in_features))
+        # A decoding step has hundreds of such calls: what changes nothing is not asked for.
+        if (bias := self._buffers["bias"]) is not None:
+            y = y + bias
+        if y.dtype != input.dtype:
+            y = y.to(input.dtype)
+        if self.relu:
+            y = y.relu()
+        return y if flat else y.reshape(*shape[:-1], self.out_features)
 
     def turned(self, x: Tensor) -> Tensor:
         """The input as the weight expects it."""

@@ -48,7 +48,15 @@ class MobileNetV2(nn.Module):
         super().__init__()
         layers: list[nn.Module] = [nn.Sequential(*conv_bn(3, 32, 3, 2), nn.ReLU6(inplace=True))]
         inputs = 32
-        stages = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
+        stages = (
+            (1, 16, 1, 1),
+            (6, 24, 2, 2),
+            (6, 32, 3, 2),
+            (6, 64, 4, 2),
+            (6, 96, 3, 1),
+            (6, 160, 3, 2),
+            (6, 320, 1, 1),
+        )
         for expand, outputs, repeats, stride in stages:
             for index in range(repeats):
                 layers.append(InvertedResidual(inputs, outputs, stride if index == 0 else 1, expand))

@@ -95,7 +95,7 @@ class SharedProduct:
         """The product of ``x`` with the weight of the layer at ``place``; None where layers do not come for theirs."""
         waiting, content = self._waiting, _content(x)
         if not waiting.outputs:
-            parts: Sequence[Tensor] = self._run(self._packed, layer.turned(x)).split(self._sizes, 1)
+            parts = self._run(self._packed, layer.turned(x)).split_with_sizes(self._sizes, 1)
             waiting.content = content
             waiting.outputs = dict(enumerate(parts if len(x) == 1 else [part.contiguous() for part in parts]))
         elif waiting.content != content:

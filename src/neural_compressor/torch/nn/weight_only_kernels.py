@@ -133,6 +133,8 @@ _DEQUANTIZE_BYTES = {"avx512": Cost(60, 450, 10.5), "avx2": Cost(60, 450, 23), "
 
 _MUST_GAIN = 1.2
 """A kernel is taken before one that is preferred to it where it is so many times as fast: noise decides nothing."""
+_MUST_GAIN_ON_UNPACKING = 1.1
+"""So many times as fast as unpacking a kernel must be for many rows: the product of unpacked weights has more digits."""
 _ROWS = (8, 32, 128, 512)
 """Where kernel and unpacking are compared; beyond the last one weights are unpacked."""
 _SMALL = 1 << 16
@@ -180,7 +182,7 @@ def _most_rows(kernel: WeightOnlyKernel, times: Times) -> int:
     fewer, ahead = 1, 0.0
     for rows in _ROWS:
         packed, unpacked = times([kernel, None], rows)
-        gain = unpacked - packed
+        gain = unpacked - packed * _MUST_GAIN_ON_UNPACKING
         if gain < 0:
             return fewer if fewer == 1 else int(fewer + (rows - fewer) * ahead / (ahead - gain))
         fewer, ahead = rows, gain

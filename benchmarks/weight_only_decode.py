@@ -4,9 +4,9 @@
     python benchmarks/weight_only_decode.py --model DIR --threads 1 --tokens 64 --rounds 7
 
 Decoding is greedy, one sequence, with a cache of keys and values. All variants take turns in every round, and a figure is
-the median over rounds, so that whatever else the machine does falls on all alike; with one thread its CPU time is measured.
-"int4 + bfloat16" has everything but the quantized layers in bfloat16; "+ head" quantizes the output head too, which in a small
-model is a large part of the reading.
+the median over rounds, so that whatever else the machine does falls on all alike; of one thread it is the CPU time. "int4 +
+bfloat16" has everything but the quantized layers in bfloat16; "+ head" quantizes the output head too, which in a small model
+is a large part of the reading.
 """
 
 from __future__ import annotations

@@ -237,8 +237,9 @@ def test_nothing_fits():
     assert choose(layer_of(rtn(torch.randn(8, 64), ONLY_DEQUANTIZED["nf4 g32"])).stored_weight()) == Choice(None, 0)
 
 
-@pytest.mark.parametrize(("row", "expected"), [(1, 512), (26, 99), (1000, 1)])
-def test_a_kernel_is_used_up_to_where_the_times_cross(monkeypatch, row, expected):
+@pytest.mark.parametrize(("row", "expected"), [(1, 512), (26, 78), (1000, 1)])
+def test_a_kernel_is_used_up_to_where_unpacking_is_about_as_fast(monkeypatch, row, expected):
+    """990 + 16 rows against 1.1 * 26 rows: 78.6."""
     weight = stored(1024, 512)
     monkeypatch.setattr(weight_only_kernels, "KERNELS", (named("only", Cost(0, 0, row)),))
     monkeypatch.setattr(weight_only_kernels, "dequantize_cost", lambda weight: Cost(0, 990, 16))
@@ -289,7 +290,7 @@ def test_the_fastest_on_this_machine_is_taken_and_remembered(monkeypatch, tmp_pa
     with racing(race):
         choice = choose(weight)
         assert choice.kernel.name == "fast"
-        assert choice.most_rows in (49, 50)  # sums of floats
+        assert choice.most_rows == 45  # a millisecond against 1.1 * 20 microseconds a row
         assert calls.count("pack slow") == calls.count("pack fast") == 1
         calls.clear()
         assert choose(weight) == choice

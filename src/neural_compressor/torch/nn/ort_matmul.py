@@ -127,19 +127,27 @@ def _is_installed() -> bool:
 
 @functools.cache
 def _multiplies(bits: int) -> bool:
-    """Whether the installed version computes a small product with codes of ``bits`` bits rightly."""
+    """Whether the installed version computes small products with codes of ``bits`` bits rightly.
+
+    Among them are the largest that a sum of two can have: without VNNI, kernels may keep it in 16 bits.
+    """
     try:
         errors = import_module("onnxruntime.capi.onnxruntime_pybind11_state")
     except ImportError:
         return False
     scheme = TensorScheme(IntType(bits, signed=False), symmetric=False, granularity=PER_CHANNEL)
     with torch.device("cpu"):
-        codes = torch.arange(8 * 64).reshape(8, 64) % (1 << bits)
-        packed, zero = pack_bits(codes.to(torch.uint8), bits), torch.ones(8, dtype=torch.uint8)
-        found = kernel_codes(StoredWeight(packed, torch.ones(8), zero, None, None, scheme, (8, 64)), bits, _BLOCKS)
+        largest = (1 << bits) - 1
+        codes = torch.cat([torch.arange(8 * 64).reshape(8, 64) % (1 << bits), torch.full((8, 64), largest)])
+        packed, zero = pack_bits(codes.to(torch.uint8), bits), torch.ones(16, dtype=torch.uint8)
+        found = kernel_codes(StoredWeight(packed, torch.ones(16), zero, None, None, scheme, (16, 64)), bits, _BLOCKS)
         assert found is not None
+        x = torch.cat([torch.eye(64), torch.ones(1, 64), -torch.ones(1, 64)])
         try:
-            y = run_ort(OrtMatMul(_session(found), 8), torch.eye(64))
+            matmul = OrtMatMul(_session(found), 16)
+            # One row and many are different kernels.
+            y = torch.cat([run_ort(matmul, x), run_ort(matmul, x[64:65]), run_ort(matmul, x[65:])])
         except (errors.NotImplemented, errors.InvalidArgument, errors.Fail, errors.RuntimeException):
             return False
-    return bool(torch.allclose(y.T, codes - 1.0, atol=0.01 * (1 << bits)))
+        expected = torch.cat([x, x[64:]]) @ (codes - 1.0).T
+    return bool(torch.allclose(y, expected, rtol=0.01, atol=0.01 * (1 << bits)))

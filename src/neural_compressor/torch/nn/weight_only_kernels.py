@@ -131,8 +131,13 @@ DEQUANTIZE = "dequantize"
 _DEQUANTIZE = {"avx512": Cost(60, 750, 10.5), "avx2": Cost(60, 750, 23), "cuda": Cost(80, 6, 0.0025)}
 _DEQUANTIZE_BYTES = {"avx512": Cost(60, 450, 10.5), "avx2": Cost(60, 450, 23), "cuda": Cost(80, 5, 0.0025)}
 
-_MUST_GAIN = 1.2
-"""A kernel is taken before one that is preferred to it where it is so many times as fast: noise decides nothing."""
+_MUST_GAIN = 1.5
+"""A kernel is taken before one that is preferred to it where it is so many times as fast.
+
+Noise decides nothing then, and layers that share an input, but not their size, have the same kernel and so one product.
+"""
+_MUST_GAIN_ON_UNPACKING = 1.1
+"""So many times as fast as unpacking a kernel must be for many rows: the product of unpacked weights has more digits."""
 _ROWS = (8, 32, 128, 512)
 """Where kernel and unpacking are compared; beyond the last one weights are unpacked."""
 _SMALL = 1 << 16
@@ -180,7 +185,7 @@ def _most_rows(kernel: WeightOnlyKernel, times: Times) -> int:
     fewer, ahead = 1, 0.0
     for rows in _ROWS:
         packed, unpacked = times([kernel, None], rows)
-        gain = unpacked - packed
+        gain = unpacked - packed * _MUST_GAIN_ON_UNPACKING
         if gain < 0:
             return fewer if fewer == 1 else int(fewer + (rows - fewer) * ahead / (ahead - gain))
         fewer, ahead = rows, gain

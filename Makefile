@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: quickstart test test-slow lint bench clean
+.PHONY: quickstart test test-slow test-avx2 lint bench clean
 
 quickstart: $(STAMP)  ## train a small CNN on real data, tune it to int8, save the model and a report
 	$(BIN)/python examples/quickstart.py
@@ -11,8 +11,19 @@ quickstart: $(STAMP)  ## train a small CNN on real data, tune it to int8, save t
 test: $(STAMP) lint  ## everything that must hold
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
 
-test-slow: $(STAMP)  ## long checks and the browser
+test-slow: $(STAMP) test-avx2  ## long checks, the browser and another CPU
 	$(BIN)/python -m pytest -q -m slow
+
+# What depends on the instructions of the CPU, on an emulated one with AVX2 and without VNNI, bfloat16 and AVX-512.
+CPU_TESTS := tests/torch/nn/test_kernels.py tests/torch/nn/test_quant_linear.py tests/torch/nn/test_quant_conv.py \
+	tests/torch/nn/test_quant_recurrent.py tests/torch/test_adaptor.py tests/torch/test_relay.py \
+	tests/onnx/static tests/onnx/dynamic
+EMULATOR := qemu-x86_64 -cpu Haswell
+
+test-avx2: $(STAMP)  ## the same as on a CPU without VNNI; minutes, as every instruction is emulated
+	@command -v qemu-x86_64 >/dev/null || { echo "needs the emulator of user programs: apt-get install qemu-user" >&2; exit 1; }
+	OMP_NUM_THREADS=1 $(EMULATOR) $(BIN)/python -m pytest -q -p no:xdist -p no:cacheprovider $(CPU_TESTS)
+	OMP_NUM_THREADS=1 $(EMULATOR) $(BIN)/python examples/quickstart.py --epochs 1 --images 300 --out out/quickstart_avx2
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

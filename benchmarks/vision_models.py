@@ -1,8 +1,8 @@
 """Trained image networks and their images, from a folder that a benchmark is given with ``--data``.
 
-``DIR/imagenet`` holds ``mobilenet_v2.safetensors`` (torchvision's parameter names), ``val1000/CCCC_ID.jpg`` (CCCC: the class)
-and ``calibration250/*.jpg``, all 224x224; ``DIR/cifar10`` holds ``resnet20.safetensors``, ``resnet32.safetensors`` and the arrays
-``cifar10_test2k.npz``, ``cifar10_train512_calib.npz`` (x: uint8 NHWC, y).
+``DIR/imagenet`` holds ``mobilenet_v2.safetensors`` (torchvision's parameter names), ``val1000/CCCC_ID.jpg`` (CCCC: the
+class) and ``calibration250/*.jpg``, all 224x224; ``DIR/cifar10`` holds ``resnet20.safetensors``, ``resnet32.safetensors``
+and the arrays ``cifar10_test2k.npz``, ``cifar10_train512_calib.npz`` (x: uint8 NHWC, y).
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from neural_compressor.strategy.space import TuningSpace
 from neural_compressor.tuning.evaluator import Evaluator, require_repeatable
 from neural_compressor.tuning.loop import tune
 from neural_compressor.tuning.result import TuningResult
+from neural_compressor.tuning.verdict import slower_note
 from neural_compressor.tuning.workspace import writable_folder
 
 
@@ -124,6 +125,8 @@ def fit(
             resume=resume,
         )
     result.ops = [_explained(record, space) for record in result.ops]
+    if note := slower_note(result):
+        result.metadata["notes"] = [*result.metadata.get("notes", ()), note]
     result.report = write_report(result, Path(workspace) / "report.html")
     if not quiet:
         print_result(result)

@@ -59,7 +59,7 @@ def test_the_tables_hold_every_trial_and_every_op():
     assert "eval_func returned nan" in trials[-1][1]
     assert [row[0] for row in ops[1:]] == [op.name for op in result.ops]
     assert ops[1][1:] == ["Conv2d", "int8", "uint8", "static", "9.41 kB", "42.3 dB", "38.1 dB", "realonednn.qconv"]
-    assert ops[2][-1] == "simulatedfloat on codes"
+    assert ops[2][-1] == "simulatedno 4-bit kernel"
     assert ops[5][-1] == "floatthe framework YAML has no quantized LayerNorm"
     assert ops[7][6] == "exact"
 

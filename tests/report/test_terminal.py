@@ -37,6 +37,13 @@ def test_table_shows_the_baseline_every_trial_and_the_verdict():
     assert "(journal)" in row_of(text, "1")
 
 
+def test_a_line_says_what_runs_in_integers_what_is_simulated_and_what_stays_in_float():
+    lines = [line.strip() for line in printed(sample_result(), 160).splitlines()]
+    assert "integers: 1 Conv2d (onednn.qconv)" in lines
+    assert "simulated: 1 Conv2d (no 4-bit kernel)" in lines
+    assert "float: 1 LayerNorm (the framework YAML has no quantized LayerNorm)" in lines
+
+
 @pytest.mark.parametrize("width", [80, 100, 160])
 def test_it_fits_the_terminal_and_keeps_all_numbers(width):
     result = sample_result()

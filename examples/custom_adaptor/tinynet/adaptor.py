@@ -109,8 +109,8 @@ class TinyNetAdaptor(Adaptor):
             reason = f"the tuning configuration keeps it in {scheme.precision}"
             return OpRecord(*key, scheme.precision, activation, reason=reason, size_bytes=size)
         error = sqnr_db(original.weight, np.asarray(layer.weight)) if scheme.weight else None
-        kernel = "float on quantized values"
-        return OpRecord(*key, scheme.precision, activation, scheme.mode, kernel, True, "", error, size_bytes=size)
+        kernel, why = "float on quantized values", "TinyNet has no integer kernels"
+        return OpRecord(*key, scheme.precision, activation, scheme.mode, kernel, True, why, error, size_bytes=size)
 
     def fingerprint(self, model: Network) -> str:
         digest = hashlib.sha256(repr([(layer.name, layer.op_type) for layer in model]).encode())

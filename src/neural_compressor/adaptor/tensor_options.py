@@ -19,7 +19,8 @@ OpConfig = dict[str, Any]
 SCHEMES = ("sym", "asym")
 GRANULARITIES = ("per_tensor", "per_channel", "per_group")
 _DEFAULTS = {"scheme": ["sym"], "granularity": ["per_tensor"], "algorithm": ["minmax"]}
-_FIELDS = ("dtype", "bits", "scheme", "granularity", "algorithm", "group_size", "axis", "reduce_range", "quant_mode")
+_FLAGS = ("reduce_range", "pair_safe")
+_FIELDS = ("dtype", "bits", "scheme", "granularity", "algorithm", "group_size", "axis", *_FLAGS, "quant_mode")
 
 
 def read_op_config(data: Any, mode: str, where: str) -> OpConfig:
@@ -75,8 +76,8 @@ def _read_tensor(data: Any, mode: str, where: str) -> dict[str, Any]:
         _fail(f"{where}.group_size", "is missing; the granularity per_group needs it, such as [32, 128]")
     if "axis" in data:
         tensor["axis"] = _options(data["axis"], f"{where}.axis", int)
-    if "reduce_range" in data:
-        tensor["reduce_range"] = _options(data["reduce_range"], f"{where}.reduce_range", bool)
+    for flag in (name for name in _FLAGS if name in data):
+        tensor[flag] = _options(data[flag], f"{where}.{flag}", bool)
     return tensor
 
 

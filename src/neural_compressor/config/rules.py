@@ -156,8 +156,8 @@ def _excluded(option: OpScheme, names: Sequence[str]) -> bool:
 
 
 def _reduce(option: OpScheme) -> OpScheme:
-    weight, activation = (reduced(t) if t and _is_8bit(t) else t for t in (option.weight, option.activation))
-    return replace(option, weight=weight, activation=activation)
+    """One bit less on 8-bit weights; on activations too it would cost far more, and the kernels need it on one side only."""
+    return replace(option, weight=reduced(option.weight)) if option.weight and _is_8bit(option.weight) else option
 
 
 def _why_float(offered: Sequence[OpScheme], options: Sequence[OpScheme], approach: str, excluded: Sequence[str]) -> str:

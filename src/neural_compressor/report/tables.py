@@ -100,7 +100,7 @@ def op_section(result: TuningResult) -> str:
 
 def _op_row(op: OpRecord) -> str:
     runs_as = "float" if op.mode == "float" else "simulated" if op.simulated else "real"
-    detail = escape(printable(op.reason if op.mode == "float" else op.kernel))
+    detail = escape(printable(op.reason if op.mode == "float" or op.simulated else op.kernel))
     cells = [
         f'<td class="opname">{escape(printable(op.name))}</td>',
         *(f"<td>{escape(printable(word))}</td>" for word in (op.op_type, op.precision, op.activation, op.mode)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from rich import box
@@ -31,6 +32,7 @@ __all__ = ["TuningProgress", "make_console", "print_result", "trial_table", "ver
 
 _SHOWN_TRIALS = 24
 _STAGE_LENGTH = 60
+_SHOWN_REASONS = 4
 _WIDE = 100
 _STYLES = {"pass": "green", "miss": "yellow", "failed": "red"}
 
@@ -39,7 +41,7 @@ def print_result(result: TuningResult, console: Console | None = None) -> None:
     """Print the trial table and the verdict."""
     console = console or make_console()
     table = trial_table(result, wide=console.width >= _WIDE)
-    console.print(Group(table, *_failures(result), verdict_panel(result)))
+    console.print(Group(table, *_failures(result), *op_lines(result), verdict_panel(result)))
 
 
 def trial_table(result: TuningResult, wide: bool = True) -> Table:
@@ -60,6 +62,24 @@ def trial_table(result: TuningResult, wide: bool = True) -> Table:
         else:
             table.add_row(*_row(item, result, wide))
     return table
+
+
+def op_lines(result: TuningResult) -> list[Text]:
+    """What computes in integers, what is simulated and what stays in float: a line for each op type and reason."""
+    counts: Counter[tuple[str, str, str]] = Counter()
+    for op in result.ops:
+        how = "float" if op.mode == "float" else "simulated" if op.simulated else "integers"
+        counts[how, op.op_type, op.kernel if how == "integers" else op.reason] += 1
+    lines = []
+    for how, style in (("integers", "green"), ("simulated", "yellow"), ("float", "default")):
+        found = [(count, kind, why) for (which, kind, why), count in counts.most_common() if which == how]
+        for count, kind, why in found[:_SHOWN_REASONS]:
+            line = Text(f"{how:>9}: ", style=style).append(f"{count} {printable(kind)}", style="default")
+            lines.append(line.append(f" ({printable(why)})" if why else "", style="dim"))
+        if len(found) > _SHOWN_REASONS:
+            more = sum(count for count, _, _ in found[_SHOWN_REASONS:])
+            lines.append(Text(f"{how:>9}: {more} more, see the report", style=style))
+    return lines
 
 
 def verdict_panel(result: TuningResult) -> Panel:

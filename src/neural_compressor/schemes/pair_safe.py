@@ -24,6 +24,8 @@ LIMIT = 128
 """What the magnitudes of two neighbours of the same sign may sum to: 255 * 128 is the last multiple below 2**15."""
 _LARGEST = 127
 _RATIOS = np.linspace(1.0, 2.0, 33)
+_SMALL = 1 << 17
+"""Up to so many weights it takes no time to try all ratios."""
 _AT_ONCE = 1 << 20
 """Numbers worked on at a time, which bounds the temporaries."""
 
@@ -46,7 +48,7 @@ def quantize_pairs(matrix: Array, scheme: TensorScheme, partners: np.ndarray) ->
     >>> row = np.float32([[1.0, 1.0, -1.0, 0.25]])
     >>> scheme = TensorScheme(IntType(8), pair_safe=True)
     >>> quantize_pairs(row, scheme, in_pairs(4)).codes.tolist()
-    [[64, 64, -64, 16]]
+    [[64, 64, -65, 16]]
     """
     _check(scheme)
     matrix = as_float32(matrix)
@@ -56,31 +58,55 @@ def quantize_pairs(matrix: Array, scheme: TensorScheme, partners: np.ndarray) ->
 
 
 def pair_safe_scales(matrix: Array, least: Array, partners: np.ndarray) -> Array:
-    """The scale of each row, at least ``least`` and at most twice that, with the smallest expected error.
+    """The scale of each row, at least ``least`` and at most twice that, with the smallest squared error.
 
-    Where ``least`` has no axis there is one scale for all rows. The error is that of rounding, ``n * scale**2 / 12``, and
-    half the square of what each pair has too much.
+    Where ``least`` has no axis there is one scale for all rows. A row without too large a pair keeps ``least``. Of a small
+    matrix every candidate is tried; of a large one the error is estimated, which comes to the same within some percent.
     """
     xp = array_namespace(matrix)
     ratios = xp.asarray(_RATIOS, dtype=xp.float32, device=device(matrix))
-    rows, columns = matrix.shape
+    if matrix.shape[0] * matrix.shape[1] > _SMALL:
+        return least * ratios[_expected_best(matrix, least, partners, ratios)]
+    scales = xp.stack([least * ratio for ratio in ratios])
+    errors = xp.stack([_squared_error(matrix, scale, partners) for scale in scales])
+    best = xp.argmin(errors, axis=0)
+    if least.ndim == 0:
+        return scales[best]
+    _, owner = _too_much(matrix, least, partners)
+    is_over = _sum_by_row(xp.ones(owner.shape, dtype=xp.float32, device=device(matrix)), owner, matrix.shape[0]) > 0
+    return xp.where(is_over, xp.take_along_axis(scales, best[None, :], axis=0)[0], least)
+
+
+def _expected_best(matrix: Array, least: Array, partners: np.ndarray, ratios: Array) -> Array:
+    """The place in ``ratios`` with the least error: of rounding, ``n * scale**2 / 12``, and half the square a pair loses."""
+    xp = array_namespace(matrix)
     errors = []
     for part in _blocks(matrix):
         start = least if least.ndim == 0 else least[part]
         excess, owner = _too_much(matrix[part], start, partners)
         count = matrix[part].shape[0]
-        own = xp.broadcast_to(start, (count,))
         clipped = [_sum_by_row(xp.clip(excess - (r - 1) * LIMIT, 0, None) ** 2, owner, count) for r in ratios]
-        rounding = columns * ratios[:, None] ** 2 / 12
-        errors.append((rounding + xp.stack(clipped) / 2) * own[None, :] ** 2)
-    total = xp.concat(errors, axis=1) if errors else xp.zeros((len(_RATIOS), rows))
-    if least.ndim == 0:
-        total = xp.sum(total, axis=1)
-    return xp.astype(least * ratios[xp.argmin(total, axis=0)], xp.float32)
+        rounding = matrix.shape[1] * ratios[:, None] ** 2 / 12
+        errors.append((rounding + xp.stack(clipped) / 2) * xp.broadcast_to(start, (count,))[None, :] ** 2)
+    total = xp.concat(errors, axis=1)
+    return xp.argmin(xp.sum(total, axis=1) if least.ndim == 0 else total, axis=0)
+
+
+def _squared_error(matrix: Array, scale: Array, partners: np.ndarray) -> Array:
+    """Of each row, or of all where there is one scale."""
+    xp = array_namespace(matrix)
+    errors = []
+    for part in _blocks(matrix):
+        step = scale if scale.ndim == 0 else scale[part]
+        values = xp.astype(pair_safe_codes(matrix[part], step, partners), xp.float32)
+        off = values * (step if step.ndim == 0 else step[:, None]) - matrix[part]
+        errors.append(xp.sum(off * off, axis=1))
+    total = xp.concat(errors, axis=0)
+    return xp.sum(total) if scale.ndim == 0 else total
 
 
 def pair_safe_codes(matrix: Array, scale: Array, partners: np.ndarray) -> Array:
-    """Integers for ``matrix`` in steps of ``scale``; a pair that is too large loses as many steps on one side as on the other."""
+    """Integers for ``matrix`` in steps of ``scale``; a pair that is too large loses as many steps on either side."""
     xp = array_namespace(matrix)
     partner = xp.asarray(partners, device=device(matrix))
     is_second = partner < xp.arange(matrix.shape[1], device=device(matrix))

@@ -35,21 +35,21 @@ def build_space(capability: Mapping[str, Any], conf: Conf) -> TuningSpace:
     Beside what every capability has, ``capability['recipes']`` may name the recipes the framework applies (perhaps with
     the modes they are about),
     ``capability['quantizable_types']`` every op type its YAML can quantize, and ``capability['in_float_unless_named']``
-    by mode the op types that compute in float where no rule speaks of them, with the reason: what they may have is a
-    quantized weight.
+    by mode the op types, or single ops, that compute in float where no rule speaks of them, with the reason: what they may
+    have is a quantized weight.
     """
     opwise: Mapping[OpKey, Sequence[Mapping[str, Any]]] = capability["opwise"]
     type_rules = read_rules("op_type_dict", conf.op_type_dict)
     name_rules = read_rules("op_name_dict", conf.op_name_dict)
     _check_every_rule_matches(capability, type_rules, name_rules)
 
-    reluctant: Mapping[str, Mapping[str, str]] = capability.get("in_float_unless_named", {})
+    reluctant: Mapping[str, Mapping[Any, str]] = capability.get("in_float_unless_named", {})
     shared: dict[tuple[str, str, tuple[OpRule, ...]], OpSpace] = {}
     ops: dict[OpKey, OpSpace] = {}
     for key, configs in opwise.items():
         # ops of a type mostly have equal configs: one space object for all of them
         rules = matching_rules(key, type_rules, name_rules)
-        against = {} if rules else {mode: types[key[1]] for mode, types in reluctant.items() if key[1] in types}
+        against = {} if rules else _reasons_against(key, reluctant)
         alike = (repr(configs), repr(against), rules)
         if alike not in shared:
             admitted = admitted_options(
@@ -77,6 +77,12 @@ def build_space(capability: Mapping[str, Any], conf: Conf) -> TuningSpace:
     return replace(space, calibration_sizes=tuple(conf.calibration_sampling_size), recipes=recipes)
 
 
+def _reasons_against(key: OpKey, reluctant: Mapping[str, Mapping[Any, str]]) -> dict[str, str]:
+    """By mode why an op computes in float, said of it or of its type."""
+    found = {mode: told.get(key, told.get(key[1], "")) for mode, told in reluctant.items()}
+    return {mode: why for mode, why in found.items() if why}
+
+
 def _computing_in_float(op: OpSpace, against: Mapping[str, str]) -> OpSpace:
     """``op`` less its schemes of integer arithmetic in the modes that there is a reason ``against``."""
     dropped = [scheme for scheme in op.quantized if scheme.mode in against and scheme.activation is not None]
@@ -87,7 +93,7 @@ def _computing_in_float(op: OpSpace, against: Mapping[str, str]) -> OpSpace:
     return replace(op, quantized=kept, reason=why)
 
 
-def _tell_stored(ops: Mapping[OpKey, OpSpace], reluctant: Mapping[str, Mapping[str, str]]) -> None:
+def _tell_stored(ops: Mapping[OpKey, OpSpace], reluctant: Mapping[str, Mapping[Any, str]]) -> None:
     """Say how many ops have nothing but their weights quantized, and why."""
     stored = {key[1]: op.default for key, op in ops.items() if op.quantized and op.default.activation is None}
     for kind, scheme in stored.items():

@@ -290,7 +290,7 @@ class AdaptorContract:
             scheme = OpScheme.from_dict(ops[key]) if key in ops else OpScheme()
             assert record.precision == scheme.precision
             assert record.mode == scheme.mode
-            assert bool(record.reason) == scheme.is_float, f"{key}: {record}"
+            assert bool(record.reason) == (scheme.is_float or record.simulated), f"{key}: {record}"
 
     # -- optional abilities -----------------------------------------------------------------------------------------
 

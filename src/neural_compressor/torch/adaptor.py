@@ -21,12 +21,13 @@ from neural_compressor.registry import close_matches
 from neural_compressor.schemes import OpKey, OpScheme, Plan, float_op
 from neural_compressor.torch.batches import batch_size, describe, feed, split_batch
 from neural_compressor.torch.calibration import Calibrator
-from neural_compressor.torch.capability import PyTorchQuery
+from neural_compressor.torch.capability import PyTorchQuery, on_this_cpu
 from neural_compressor.torch.checkpoint import load_model, save_model, unique_state
 from neural_compressor.torch.checks import check_finite
 from neural_compressor.torch.conversion import build
 from neural_compressor.torch.fold import Structure, find_structure, fold
 from neural_compressor.torch.inspection import inspect_tensors, op_records
+from neural_compressor.torch.int8_race import slower_in_integers
 from neural_compressor.torch.nn import QuantModule
 from neural_compressor.torch.ops import find_blocks, find_ops
 from neural_compressor.torch.qat import QatSession
@@ -58,12 +59,17 @@ class PyTorchAdaptor(Adaptor):
     def query_fw_capability(self, model: nn.Module) -> dict[str, Any]:
         self._optimise(model)
         ops, self._skipped = find_ops(self._float_model(model), self.query_handler.quantizable_types(), self._trace)
-        details = {key: op_configs(self.query_handler, key[1]) for key in ops}
+        by_type = {
+            kind: [safe for config in op_configs(self.query_handler, kind) for safe in on_this_cpu(kind, config)]
+            for kind in dict.fromkeys(kind for _, kind in ops)
+        }
+        details = {key: copy.deepcopy(by_type[key[1]]) for key in ops}
         return {
             "opwise": details,
             "optypewise": get_optype_wise_ability(details),
             "blocks": find_blocks(model, list(ops)),
             "skipped": dict(self._skipped),
+            "in_float_unless_named": slower_in_integers(self._float_model(model), ops, self.example, self._trace),
         }
 
     def quantize(

@@ -8,8 +8,31 @@ import torch
 
 import neural_compressor.adaptor
 from neural_compressor.adaptor.query import QueryBackendCapability
+from neural_compressor.adaptor.tensor_options import OpConfig
+from neural_compressor.config.op_options import op_options
+from neural_compressor.torch.nn.kernels import safe_weight
 
 YAML = Path(neural_compressor.adaptor.__file__).with_name("pytorch_cpu.yaml")
+
+
+def on_this_cpu(op_type: str, config: OpConfig) -> list[OpConfig]:
+    """``config`` with weights on which the kernels of this machine are exact.
+
+    Where these add products in 16 bits (no VNNI), 8-bit weights are safe in pairs if they are symmetric, and of 7 bits
+    otherwise; each of its weight types then has a config of its own.
+    """
+    options = [option for option in op_options([config]) if option.weight is not None]
+    safe = {option.weight: safe_weight(op_type, option) for option in options}
+    if all(before == after for before, after in safe.items()):
+        return [config]
+    found: dict[tuple[str, str], OpConfig] = {}
+    for after in safe.values():
+        assert after is not None
+        fields = after.to_dict()
+        flags = {flag: [True] for flag in ("pair_safe", "reduce_range") if flag in fields}
+        kind = {"dtype": [fields["dtype"]], "scheme": [fields["scheme"]]}
+        found[fields["dtype"], fields["scheme"]] = {**config, "weight": {**config["weight"], **kind, **flags}}
+    return list(found.values())
 
 
 class PyTorchQuery(QueryBackendCapability):

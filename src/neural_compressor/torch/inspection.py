@@ -117,7 +117,9 @@ def _record(
         mode=scheme.mode,
         kernel=module.kernel,
         simulated=module.simulated,
-        reason=reasons.get(key, f"the plan keeps it in {scheme.precision}") if scheme.is_float else "",
+        reason=reasons.get(key, f"the plan keeps it in {scheme.precision}")
+        if scheme.is_float
+        else module.why_simulated(),
         weight_sqnr=error,
         output_sqnr=errors.get(key[0]),
         size_bytes=size,

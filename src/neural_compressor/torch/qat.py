@@ -11,12 +11,13 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from neural_compressor.observers import make_observer
-from neural_compressor.schemes import OpKey, Plan, TensorScheme
+from neural_compressor.schemes import OpKey, Plan, TensorScheme, quantize_pairs
 from neural_compressor.schemes.affine import choose_qparams
 from neural_compressor.schemes.quantize import fake_quantize
 from neural_compressor.schemes.ranges import value_range
 from neural_compressor.torch.conversion import build
 from neural_compressor.torch.fold import Structure
+from neural_compressor.torch.nn.kernels import kernel_pairs
 from neural_compressor.torch.ops import FUNCTIONAL
 
 
@@ -27,12 +28,17 @@ def _straight_through(x: torch.Tensor, rounded: torch.Tensor) -> torch.Tensor:
 class WeightRounding(nn.Module):
     """A parametrization that rounds a weight to its scheme, with the range it has right now."""
 
-    def __init__(self, scheme: TensorScheme) -> None:
+    def __init__(self, scheme: TensorScheme, op_type: str) -> None:
         super().__init__()
-        self.scheme = scheme
+        self.scheme, self.op_type = scheme, op_type
 
     def forward(self, weight: torch.Tensor) -> torch.Tensor:
         fixed = weight.detach()
+        if self.scheme.pair_safe:
+            rounded = quantize_pairs(
+                fixed.flatten(1), self.scheme, kernel_pairs(self.op_type, fixed.shape)
+            ).dequantize()
+            return _straight_through(weight, rounded.reshape(fixed.shape))
         qparams = choose_qparams(*value_range(fixed, self.scheme.granularity), self.scheme)
         return _straight_through(weight, fake_quantize(fixed, self.scheme, qparams))
 
@@ -95,7 +101,7 @@ class QatSession:
             if scheme.is_float:
                 continue
             if scheme.weight is not None and isinstance(getattr(module, "weight", None), nn.Parameter):
-                parametrize.register_parametrization(module, "weight", WeightRounding(scheme.weight))
+                parametrize.register_parametrization(module, "weight", WeightRounding(scheme.weight, key[1]))
             if scheme.activation is not None and scheme.mode == "static":
                 self._attach(key, module, scheme.activation)
 

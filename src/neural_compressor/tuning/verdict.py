@@ -6,10 +6,12 @@ from collections.abc import Sequence
 
 from neural_compressor.errors import EvaluationError, NeuralCompressorError, QuantizationError
 from neural_compressor.tuning.criterion import Criterion
-from neural_compressor.tuning.result import Measurement, Trial
+from neural_compressor.tuning.result import Measurement, Trial, TuningResult
 
 UNCHECKED = "not checked: no evaluation was given, so the model was quantized once and no accuracy promise was checked"
 _SHOWN_REASONS = 5
+_SLOWER = 1.05
+"""From here on a difference in time is not noise."""
 
 
 def verdict(best: Trial, baseline: Measurement, criterion: Criterion) -> str:
@@ -28,6 +30,20 @@ def verdict(best: Trial, baseline: Measurement, criterion: Criterion) -> str:
         return f"promise not met: best {lost} where {allowed} is allowed (trial {best.number}{note})"
     gains = _gains(best.measurement, baseline)
     return f"promise met: trial {best.number} {lost} where {allowed} is allowed{note}{gains}"
+
+
+def slower_note(result: TuningResult) -> str:
+    """A sentence on a model that takes longer than the float one, with what is known of the cause; empty for others."""
+    measured = result.best.measurement if result.best is not None else None
+    before = result.baseline.latency_ms if result.baseline is not None else None
+    after = measured.latency_ms if measured is not None else None
+    if not before or not after or after < before * _SLOWER:
+        return ""
+    simulated = sum(op.simulated for op in result.ops)
+    cause = "its ops are too small for integers to pay"
+    if simulated:
+        cause = f"{simulated} of its {len(result.ops)} ops are simulated"
+    return f"on this machine the quantized model takes {after / before:.2f} times as long as the float one: {cause}"
 
 
 def all_failed(trials: Sequence[Trial]) -> NeuralCompressorError:

@@ -35,6 +35,8 @@ def make_scheme(
                 out["scheme"] = option
             elif option == "reduced":
                 out["reduce_range"] = True
+            elif option == "safe":
+                out["pair_safe"] = True
             elif option.isdigit():
                 out["group_size"] = int(option)
             else:

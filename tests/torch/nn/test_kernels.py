@@ -1,10 +1,13 @@
 import subprocess
 import sys
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from neural_compressor.errors import FormatError
 from neural_compressor.torch.nn import fbgemm, kernels, quantized_module
 from neural_compressor.torch.nn.kernels import KERNELS, kernel_for
 from neural_compressor.torch.nn.quint8 import codes_of, to_quint8, with_qparams
@@ -106,3 +109,83 @@ def test_codes_share_memory_with_the_quint8_tensor(layout):
     assert to_quint8(back, 1.0, 0) is back
     part = codes_of(quint8[1:])
     assert torch.equal(part, quint8.int_repr()[1:])
+
+
+# -- CPUs without VNNI ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("op_type", ["Linear", "Conv1d", "Conv2d", "Conv3d"])
+def test_safe_pairs_and_reduced_weights_are_exact_on_every_x86_cpu(scheme, op_type):
+    for mode in ("static", "dynamic"):
+        assert kernel_for(op_type, scheme("int8 channel safe", "uint8 asym", mode)) is not None
+        assert kernel_for(op_type, scheme("int8 channel reduced", "uint8 asym", mode)) is not None
+
+
+@pytest.mark.parametrize(
+    "shape", [(4, 6), (4, 5), (4, 4, 3), (4, 3, 2, 2), (4, 1, 3, 3), (4, 1, 2, 2, 2), (4, 2, 1, 3, 1)]
+)
+def test_partners_are_mutual_and_of_neighbouring_channels(shape):
+    op_type = "Linear" if len(shape) == 2 else f"Conv{len(shape) - 2}d"
+    partners = kernels.kernel_pairs(op_type, shape)
+    columns = np.arange(partners.size)
+    assert (partners[partners] == columns).all()
+    for first, second in zip(columns, partners, strict=True):
+        a, b = (np.unravel_index(c, shape[1:]) for c in (first, second))
+        if len(shape) > 2 and shape[1] > 1:
+            assert a[1:] == b[1:]  # the same place of the window
+            assert a[0] // 2 == b[0] // 2
+        elif op_type in ("Conv1d", "Conv2d"):
+            assert first == second
+
+
+@pytest.fixture
+def without_vnni(monkeypatch):
+    """The kernels as a CPU has them that adds pairs of products in 16 bits."""
+    saturating = [replace(k, exact=lambda kind, act, codes: act == 127 or codes != "all") for k in KERNELS[:-1]]
+    monkeypatch.setattr(kernels, "KERNELS", (*saturating, KERNELS[-1]))
+
+
+@pytest.mark.usefixtures("without_vnni")
+def test_weights_that_would_saturate_are_simulated_and_say_why(scheme):
+    q = quantized_module(nn.Linear(8, 4), scheme("int8 channel", "uint8 asym", "static"), [(-1.0, 1.0)])
+    assert q.simulated
+    assert "16 bits" in q.why_simulated()
+    assert "reduce_range=True" in q.why_simulated()
+    lstm = quantized_module(nn.LSTM(8, 4), scheme("int8 channel", "uint8 asym", "dynamic"))
+    assert lstm.simulated
+    assert "float" in lstm.why_simulated()
+    assert torch.isfinite(lstm(torch.randn(3, 2, 8))[0]).all()
+
+
+@pytest.mark.usefixtures("without_vnni")
+@pytest.mark.parametrize(
+    ("weight", "safe"),
+    [
+        ("int8 channel", "int8 channel safe"),
+        ("int8 asym channel", "int8 asym channel reduced"),
+        ("int4 channel", "int4 channel"),
+    ],
+)
+def test_the_weight_a_saturating_cpu_runs_exactly(scheme, weight, safe):
+    assert kernels.safe_weight("Linear", scheme(weight, "uint8 asym", "static")) == scheme(safe).weight
+
+
+@pytest.mark.parametrize(
+    ("op_type", "how", "words"),
+    [
+        ("ConvTranspose2d", ("int8 channel", "uint8 asym", "static"), "no integer kernel for ConvTranspose2d"),
+        ("LSTM", ("int8 channel", "uint8 asym", "static"), "only dynamic"),
+        ("Linear", ("int4 channel", "uint8 asym", "static"), "8-bit weights"),
+    ],
+)
+def test_why_there_is_no_kernel(scheme, op_type, how, words):
+    assert words in kernels.why_simulated(op_type, scheme(*how))
+
+
+def test_a_stored_weight_that_is_not_what_it_says_is_refused(scheme):
+    how = scheme("int8 channel safe", "uint8 asym", "static")
+    q = quantized_module(nn.Linear(8, 4), how, [(-1.0, 1.0)])
+    state = q.state_dict()
+    state["weight_packed"] = torch.full_like(state["weight_packed"], 127)
+    with pytest.raises(FormatError, match="pair_safe"):
+        quantized_module(nn.Linear(8, 4), how, state=state)

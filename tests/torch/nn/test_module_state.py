@@ -11,10 +11,10 @@ from neural_compressor.schemes import float_op
 from neural_compressor.torch.functional import Add, MatMul
 from neural_compressor.torch.nn import quantized_module
 
-STATIC = ("int8 channel", "uint8 asym", "static")
+STATIC = ("int8 channel safe", "uint8 asym", "static")
 CASES = {
     "linear_static": (lambda **k: nn.Linear(16, 8, **k), STATIC, (5, 16)),
-    "linear_dynamic": (lambda **k: nn.Linear(16, 8, **k), ("int8 tensor", "uint8 asym", "dynamic"), (5, 16)),
+    "linear_dynamic": (lambda **k: nn.Linear(16, 8, **k), ("int8 tensor safe", "uint8 asym", "dynamic"), (5, 16)),
     "linear_asym": (lambda **k: nn.Linear(16, 8, **k), ("uint8 asym channel", "int8 sym", "static"), (5, 16)),
     "linear_int4": (lambda **k: nn.Linear(16, 8, **k), ("int4 8", "uint4 asym", "static"), (5, 16)),
     "linear_nvfp4": (lambda **k: nn.Linear(16, 8, **k), ("nvfp4",), (5, 16)),
@@ -22,12 +22,12 @@ CASES = {
     "no_bias": (lambda **k: nn.Linear(16, 8, bias=False, **k), STATIC, (5, 16)),
     "conv1d": (lambda **k: nn.Conv1d(4, 8, 3, **k), STATIC, (2, 4, 9)),
     "conv2d": (lambda **k: nn.Conv2d(4, 8, 3, groups=2, **k), STATIC, (2, 4, 9, 9)),
-    "conv2d_dynamic": (lambda **k: nn.Conv2d(4, 8, 3, **k), ("int8 channel", "int8 sym", "dynamic"), (2, 4, 9, 9)),
+    "conv2d_dynamic": (lambda **k: nn.Conv2d(4, 8, 3, **k), ("int8 channel safe", "int8 sym", "dynamic"), (2, 4, 9, 9)),
     "conv2d_uint3": (lambda **k: nn.Conv2d(4, 8, 3, **k), ("uint3 asym channel", "uint3 asym", "static"), (2, 4, 9, 9)),
     "conv3d": (lambda **k: nn.Conv3d(4, 8, 3, **k), STATIC, (2, 4, 5, 5, 5)),
     "transposed": (lambda **k: nn.ConvTranspose2d(4, 8, 3, groups=2, **k), STATIC, (2, 4, 5, 5)),
     "lstm_int4": (lambda **k: nn.LSTM(6, 5, 2, bidirectional=True, **k), ("int4 channel",), (3, 2, 6)),
-    "gru": (lambda **k: nn.GRU(6, 5, bias=False, **k), ("int8 channel", "uint8 asym", "dynamic"), (3, 2, 6)),
+    "gru": (lambda **k: nn.GRU(6, 5, bias=False, **k), ("int8 channel safe", "uint8 asym", "dynamic"), (3, 2, 6)),
     "bf16": (lambda **k: nn.Linear(16, 8, **k), "bf16", (5, 16)),
     "fp16": (lambda **k: nn.LSTM(6, 5, **k), "fp16", (3, 2, 6)),
 }
@@ -43,12 +43,6 @@ def make(scheme, name):
 def outputs(module, x):
     y = module(x)
     return y[0] if isinstance(y, tuple) else y
-
-
-@pytest.fixture(autouse=True)
-def _needs_vnni(vnni, request):
-    if not vnni and "gru" in request.node.name:
-        pytest.skip("an int8 recurrence needs the integer kernel")
 
 
 @pytest.mark.parametrize("relu", [False, True])
@@ -76,14 +70,16 @@ def test_copies_and_pickles_leave_the_kernels_weight_behind(scheme, name):
     for twin in (copy.deepcopy(q), pickle.loads(pickle.dumps(q))):
         assert twin._prepacked is None
         assert torch.equal(outputs(twin, x), y)
-    assert (q._prepacked is not None) == (q.kernel.startswith(("fbgemm", "onednn", "torch int4pack")))
+    assert (q._prepacked is not None) == (q.kernel.startswith(("fbgemm", "onednn", "onnxruntime", "torch int4pack")))
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_and_inference_mode_do_not_matter(scheme, name):
     q, _, _, x = make(scheme, name)
     y = outputs(q, x.clone().requires_grad_()).detach()
-    tolerance = 2e-3 if name in ("bf16", "fp16") else 0.0  # torch has other half-precision kernels for inference
+    # torch has other kernels for inference in half precision and for recurrences; of low bits there are no gradients,
+    # and what is multiplied with gradients is the dequantized weight.
+    tolerance = {"bf16": 2e-3, "fp16": 2e-3, "lstm_int4": 1e-6, "linear_nvfp4": 0.02}.get(name, 0.0)
     with torch.inference_mode():
         torch.testing.assert_close(outputs(q, x), y, rtol=0, atol=tolerance)
     torch.testing.assert_close(outputs(q, x), y, rtol=0, atol=tolerance)
@@ -108,11 +104,13 @@ def test_casting_a_model_does_not_round_its_scales(scheme, name):
 
 
 @pytest.mark.parametrize("name", ["linear_static", "conv2d", "conv2d_dynamic"])
-def test_off_the_cpu_an_integer_op_says_simulated(scheme, vnni, name):
+def test_off_the_cpu_an_integer_op_says_simulated(scheme, name):
     q, _, _, _ = make(scheme, name)
-    assert q.simulated is not vnni
+    assert not q.simulated
+    assert q.why_simulated() == ""
     q.to("meta")
-    assert (q.kernel, q.can_emit, q.input_qparams) == ("simulated", False, None)
+    assert "on meta" in q.why_simulated()
+    assert (q.kernel, q.input_qparams) == ("simulated", None)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -58,6 +58,23 @@ def test_static_int8_is_the_exact_integer_convolution(scheme, ref, vnni, dims, g
     assert q.kernel == ("onednn int8" if vnni else "simulated")
 
 
+@pytest.mark.parametrize("channels", [8, 3, 1])
+@pytest.mark.parametrize("geometry", ["plain", "strided", "pointwise", "groups", "depthwise"])
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_weights_that_are_safe_in_pairs_are_exact_on_every_cpu(scheme, dims, geometry, channels):
+    options = {"kernel_size": 3, **GEOMETRIES[geometry]}
+    inputs = channels * options.get("groups", 1) if geometry != "depthwise" else 8
+    module = CONV[dims](inputs, 16, **options)
+    # Activations at both ends of their codes and weights of one sign in each channel: what overflows if anything does.
+    with torch.no_grad():
+        module.weight.copy_(module.weight.abs() * torch.tensor([1.0, -1.0]).repeat(8).reshape(-1, *[1] * (dims + 1)))
+    x = (torch.rand(2, inputs, *SPATIAL[dims]) > 0.3).float()
+    q = quantized_module(module, scheme("int8 channel safe", "uint8 asym", "static"), [(0.0, 1.0)])
+    assert q.kernel == "onednn int8"
+    expected = exact(module, x.double(), q.dequantized_weight())
+    torch.testing.assert_close(q(x).double(), expected, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("geometry", GEOMETRIES)
 @pytest.mark.parametrize("dims", [1, 2, 3])
 def test_four_bits_are_simulated(scheme, ref, dims, geometry):

@@ -43,6 +43,21 @@ def test_int8_is_the_exact_integer_product(scheme, ref, vnni, *, weight, activat
     assert q.simulated is not vnni
 
 
+@pytest.mark.parametrize("inputs", [64, 33, 7, 1])
+@pytest.mark.parametrize("mode", ["static", "dynamic"])
+@pytest.mark.parametrize("granularity", ["channel", "tensor"])
+def test_weights_that_are_safe_in_pairs_are_exact_on_every_cpu(scheme, mode, granularity, inputs):
+    module = nn.Linear(inputs, 20)
+    with torch.no_grad():  # weights of one sign in each row, and activations at both ends of their codes
+        module.weight.copy_(module.weight.abs() * torch.tensor([1.0, -1.0]).repeat(10)[:, None])
+    x = (torch.rand(7, inputs) > 0.3).float()
+    x[:, 0] = torch.tensor([0.0, 1.0]).repeat(4)[:7]
+    q = quantized_module(module, scheme(f"int8 {granularity} safe", "uint8 asym", mode), [(0.0, 1.0)])
+    assert q.kernel.startswith("fbgemm int8")
+    expected = F.linear(x.double(), q.dequantized_weight().double(), module.bias.detach().double())
+    torch.testing.assert_close(q(x).double(), expected, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 7, 12])
 def test_other_bits_are_simulated(scheme, ref, bits):
     module, x = nn.Linear(48, 20), torch.randn(7, 48)
@@ -135,11 +150,9 @@ def test_reduced_signed_activations(scheme, ref, activation):
     torch.testing.assert_close(q(x).double(), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_quint8_in_gives_the_same_as_float_in(scheme, vnni):
-    if not vnni:
-        pytest.skip("emission needs an integer kernel")
+def test_quint8_in_gives_the_same_as_float_in(scheme):
     module, x = nn.Linear(64, 32), torch.randn(9, 64)
-    q = quantized_module(module, scheme("int8 channel", "int8 sym", "static"), bounds(x))
+    q = quantized_module(module, scheme("int8 channel safe", "int8 sym", "static"), bounds(x))
     quint8 = torch.quantize_per_tensor(x, *q.input_qparams, torch.quint8)
     torch.testing.assert_close(q(quint8), q(x), rtol=1e-6, atol=1e-6)
 

@@ -9,11 +9,13 @@ from torch import nn
 
 from neural_compressor.algorithms import FloatZeroArray, LayerResult, rtn
 from neural_compressor.dtypes import dtype
+from neural_compressor.kernel_timings import KernelTimings
 from neural_compressor.schemes import PER_CHANNEL, PER_TENSOR, PerGroup, TensorScheme
 from neural_compressor.torch.nn import WeightOnlyLinear, weight_only_kernels
 from neural_compressor.torch.nn.dequantized_product import dequantized_product, product_dtype
 from neural_compressor.torch.nn.int4pack import pack_int4
-from neural_compressor.torch.nn.weight_only_kernels import KERNELS, Cost, WeightOnlyKernel, kernel_of, most_rows
+from neural_compressor.torch.nn.kernel_race import Race, racing
+from neural_compressor.torch.nn.weight_only_kernels import KERNELS, Choice, Cost, WeightOnlyKernel, choose
 
 THREE_DIGITS = 0.01
 CPU = [kernel for kernel in KERNELS if "cuda" not in kernel.name]
@@ -209,31 +211,129 @@ def test_one_scale_a_row_is_repeated_as_seldom_as_can_be(inputs, group):
 # -- the choice -------------------------------------------------------------------------------------------------------
 
 
+def stored(rows, columns, scheme="int4 g32"):
+    return layer_of(rtn(torch.randn(rows, columns), SCHEMES[scheme])).stored_weight()
+
+
+def named(name, cost, runs=True):
+    costs = dict.fromkeys(("avx2", "avx512"), cost)
+    return WeightOnlyKernel(name, lambda weight: runs, lambda weight: weight, lambda packed, x: x, costs)
+
+
 def test_the_choice_is_the_cheapest_for_one_row(monkeypatch):
-    def kernel(name, cost, runs=True):
-        return WeightOnlyKernel(name, lambda weight: runs, lambda weight: None, lambda packed, x: x, cost)
-
-    table = (kernel("heavy", Cost(1, 50, 1)), kernel("light", Cost(10, 5, 1)), kernel("absent", Cost(0, 0, 0), False))
+    table = (named("heavy", Cost(1, 50, 1)), named("light", Cost(10, 5, 1)), named("absent", Cost(0, 0, 0), False))
     monkeypatch.setattr(weight_only_kernels, "KERNELS", table)
-    small = layer_of(rtn(torch.randn(16, 32), SCHEMES["int4 g32"])).stored_weight()
-    large = layer_of(rtn(torch.randn(1024, 512), SCHEMES["int4 g32"])).stored_weight()
-    assert kernel_of(small).name == "heavy"
-    assert kernel_of(large).name == "light"
+    assert choose(stored(16, 32)).kernel.name == "heavy"
+    assert choose(stored(1024, 512)).kernel.name == "light"
 
 
-def test_a_kernel_is_used_up_to_where_its_cost_crosses():
-    stored = layer_of(rtn(torch.randn(1024, 512), SCHEMES["int4 g32"])).stored_weight()
-    for kernel in CPU:
-        rows, weights = most_rows(kernel, stored), 1024 * 512
-        unpack = weight_only_kernels.dequantize_cost(stored)
-        assert 1 < rows < 512
-        assert kernel.cost.microseconds(weights, rows) <= unpack.microseconds(weights, rows)
-        assert kernel.cost.microseconds(weights, rows + 1) >= unpack.microseconds(weights, rows + 1)
+def test_a_small_gain_does_not_displace_the_preferred_kernel(monkeypatch):
+    table = (named("first", Cost(110, 0, 0)), named("second", Cost(100, 0, 0)))
+    monkeypatch.setattr(weight_only_kernels, "KERNELS", table)
+    assert choose(stored(16, 32)).kernel.name == "first"
 
 
-def test_beyond_what_was_measured_weights_are_unpacked():
-    stored = layer_of(rtn(torch.randn(8, 32), SCHEMES["int4 g32"])).stored_weight()
-    assert most_rows(CPU[0], stored) == 512
+def test_nothing_fits():
+    assert choose(layer_of(rtn(torch.randn(8, 64), ONLY_DEQUANTIZED["nf4 g32"])).stored_weight()) == Choice(None, 0)
+
+
+@pytest.mark.parametrize(("row", "expected"), [(1, 512), (26, 99), (1000, 1)])
+def test_a_kernel_is_used_up_to_where_the_times_cross(monkeypatch, row, expected):
+    weight = stored(1024, 512)
+    monkeypatch.setattr(weight_only_kernels, "KERNELS", (named("only", Cost(0, 0, row)),))
+    monkeypatch.setattr(weight_only_kernels, "dequantize_cost", lambda weight: Cost(0, 990, 16))
+    assert choose(weight).most_rows == expected
+
+
+# -- the race ---------------------------------------------------------------------------------------------------------
+
+
+class Clock:
+    """Time that passes only while a kernel says so."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def raced(monkeypatch, timings, **seconds):
+    """Kernels that take so many seconds a call and row, and how often each was called and packed."""
+    clock, calls = Clock(), []
+
+    def kernel(name, taken):
+        def pack(weight):
+            calls.append(f"pack {name}")
+            return weight.shape
+
+        def run(packed, x):
+            calls.append(name)
+            clock.now += taken * len(x)
+            return torch.zeros(len(x), packed[0])
+
+        return WeightOnlyKernel(name, lambda weight: True, pack, run, {})
+
+    def dequantized(x, weight, dtype):
+        clock.now += 1e-3
+        return torch.zeros(len(x), weight.shape[0])
+
+    monkeypatch.setattr(weight_only_kernels, "KERNELS", tuple(kernel(*item) for item in seconds.items()))
+    monkeypatch.setattr(weight_only_kernels, "dequantized_product", dequantized)
+    return Race(timings, clock), calls
+
+
+def test_the_fastest_on_this_machine_is_taken_and_remembered(monkeypatch, tmp_path):
+    path, weight = tmp_path / "timings.json", stored(512, 256)
+    race, calls = raced(monkeypatch, KernelTimings(path), slow=1e-4, fast=2e-5)
+    with racing(race):
+        choice = choose(weight)
+        assert choice.kernel.name == "fast"
+        assert choice.most_rows in (49, 50)  # sums of floats
+        assert calls.count("pack slow") == calls.count("pack fast") == 1
+        calls.clear()
+        assert choose(weight) == choice
+    assert not calls
+    race, calls = raced(monkeypatch, KernelTimings(path), slow=2e-5, fast=1e-4)  # another process, on a busy machine
+    with racing(race):
+        assert choose(weight).kernel.name == "fast"
+    assert not calls
+
+
+def test_other_shapes_types_and_threads_are_other_races(monkeypatch):
+    weights = [stored(512, 256), stored(256, 512), stored(512, 256, "uint4 sym g32"), stored(512, 256, "int8 channel")]
+    race, calls = raced(monkeypatch, KernelTimings(None), one=1e-5)
+    with racing(race):
+        for weight in weights:
+            calls.clear()
+            choose(weight)
+            assert calls
+        torch.set_num_threads(2)
+        calls.clear()
+        choose(weights[0])
+        assert calls
+
+
+def test_small_weights_do_not_race(monkeypatch):
+    weight = stored(64, 64)
+    race, calls = raced(monkeypatch, KernelTimings(None), one=1e-5)
+    monkeypatch.setattr(weight_only_kernels, "_by_table", lambda weight, kernels, rows: [1.0 for _ in kernels])
+    with racing(race):
+        assert choose(weight).kernel.name == "one"
+    assert not calls
+
+
+def test_a_part_of_a_large_weight_races():
+    sizes = []
+
+    def pack(weight):
+        sizes.append(weight.shape)
+        return weight.shape
+
+    kernel = WeightOnlyKernel("one", lambda w: True, pack, lambda packed, x: torch.zeros(len(x), packed[0]), {})
+    racer = weight_only_kernels._Racer(Race(KernelTimings(None)), stored(4096, 1024))
+    assert racer.microseconds([kernel], 1)[0] > 0
+    assert sizes == [(1024, 1024)]
 
 
 def test_a_layer_changes_its_kernel_with_the_rows():
@@ -242,7 +342,7 @@ def test_a_layer_changes_its_kernel_with_the_rows():
     limit, ran = layer._most_rows, []
     real = layer._low_bit
     layer._low_bit = WeightOnlyKernel(
-        real.name, real.can_run, real.pack, lambda packed, x: ran.append(len(x)) or real.run(packed, x), real.cost
+        real.name, real.can_run, real.pack, lambda packed, x: ran.append(len(x)) or real.run(packed, x), real.costs
     )
     with torch.no_grad():
         for rows in (1, limit, limit + 1):

@@ -13,7 +13,7 @@ from neural_compressor.errors import FormatError, QuantizationError
 from neural_compressor.registry import Registry
 from neural_compressor.schemes import PER_TENSOR, OpScheme, QParams, QuantizedArray
 from neural_compressor.torch.nn.activation import U8, Range, as_u8, calibrated_qparams, has_fixed_range, simulate
-from neural_compressor.torch.nn.kernels import SIMULATED, kernel_for
+from neural_compressor.torch.nn.kernels import SIMULATED, kernel_for, why_simulated
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -136,6 +136,18 @@ class QuantModule(nn.Module):
     def simulated(self) -> bool:
         """Whether the op is float arithmetic on rounded values."""
         return self.kernel == SIMULATED
+
+    def why_simulated(self) -> str:
+        """What stands against an integer kernel and what would help; empty where one runs the op."""
+        if not self.simulated:
+            return ""
+        elsewhere = {buffer.device.type for buffer in self.buffers()} - {"cpu"}
+        if elsewhere:
+            return f"integer kernels run on the CPU, and its tensors are on {', '.join(sorted(elsewhere))}"
+        return self._why_no_kernel()
+
+    def _why_no_kernel(self) -> str:
+        return why_simulated(self.op_type, self.scheme)
 
     def prepacked(self) -> Any:
         """The weight in the kernel's layout, built at the first call."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from neural_compressor.schemes import OpScheme
 from neural_compressor.torch.nn import onednn
 from neural_compressor.torch.nn.activation import U8, has_fixed_range, input_u8, within_codes
 from neural_compressor.torch.nn.base import QUANT_MODULES
+from neural_compressor.torch.nn.kernels import kernel_pairs
 from neural_compressor.torch.nn.quint8 import codes_of, to_quint8
 from neural_compressor.torch.nn.weighted import WeightedModule
 
@@ -48,6 +50,9 @@ class QuantConv(WeightedModule):
             return super()._rounded(x, name)
         # Groups and blocks lie along the channels, which the convolution sums over.
         return super()._rounded(x.movedim(1, -1), name).movedim(-1, 1)
+
+    def _pairs(self) -> np.ndarray:
+        return kernel_pairs(self.op_type, self.weight_shape)
 
     def _padded(self, x: Tensor) -> Tensor:
         """``x`` with the padding that a convolution cannot do itself: other modes, or more on one side, or too much."""

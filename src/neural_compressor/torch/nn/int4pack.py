@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -33,6 +34,8 @@ class Int4Pack:
     columns: int
     outputs: int
     halves: int
+    op: Any
+    """torch's operator for the device."""
 
 
 def pack_int4(weight: StoredWeight) -> Int4Pack:
@@ -50,6 +53,7 @@ def pack_int4(weight: StoredWeight) -> Int4Pack:
         codes.columns,
         weight.shape[0],
         halves,
+        torch.ops.aten._weight_int4pack_mm_for_cpu.default if on_cpu else torch.ops.aten._weight_int4pack_mm.default,
     )
 
 
@@ -60,8 +64,7 @@ def run_int4(pack: Int4Pack, x: Tensor) -> Tensor:
         x = F.pad(x, (0, pack.columns - pack.inputs))
     if pack.halves == 2:
         x = torch.cat([x, x], dim=1)
-    op = torch.ops.aten._weight_int4pack_mm_for_cpu if x.device.type == "cpu" else torch.ops.aten._weight_int4pack_mm
-    y: Tensor = op(x.contiguous(), pack.packed, pack.group, pack.scale_and_offset)
+    y: Tensor = pack.op(x.contiguous(), pack.packed, pack.group, pack.scale_and_offset)
     return y if y.shape[1] == pack.outputs else y[:, : pack.outputs]
 
 

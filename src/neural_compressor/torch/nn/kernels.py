@@ -1,53 +1,125 @@
 """Which integer kernel runs an op under a scheme on this machine; where none does, the op is simulated in float.
 
 A kernel counts only after it has computed the worst case exactly: without VNNI instructions pairs of u8 x s8 products
-are summed in 16 bits, which silently saturates unless one side is limited to 7 bits.
+are summed in 16 bits, which silently saturates unless weights are safe in pairs, or one side is limited to 7 bits.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from neural_compressor.dtypes import IntType
-from neural_compressor.schemes import OpScheme, PerChannel, PerTensor, TensorScheme
+from neural_compressor.schemes import OpScheme, PerChannel, PerTensor, TensorScheme, any_cpu_weight, in_pairs
 from neural_compressor.torch.nn import fbgemm, onednn
 from neural_compressor.torch.nn.quint8 import codes_of, to_quint8
 
 SIMULATED = "simulated"
+
+WORST_PAIRS: dict[str, tuple[tuple[int, int], ...]] = {
+    "all": ((-128, -128), (127, 127)),
+    "pair_safe": ((64, 64), (-64, -64), (127, 1), (1, 127), (-127, -1), (100, 28), (127, -127)),
+    "reduced": ((-64, -64), (63, 63)),
+}
+"""The neighbouring weights that come nearest to an overflow, by what is done about it."""
 
 
 @dataclass(frozen=True)
 class Kernel:
     """An integer kernel: the ops and modes it runs, the weights it takes, and a probe of the machine.
 
-    ``exact`` is asked with the largest activation code and the largest weight magnitude that the scheme can produce.
+    ``exact`` is asked with the largest activation code and a key of :data:`WORST_PAIRS`.
     """
 
     name: str
     op_types: frozenset[str]
     mode: str
     takes_weight: Callable[[TensorScheme | None], bool]
-    exact: Callable[[str, int, int], bool]
+    exact: Callable[[str, int, str], bool]
+
+    def fits(self, op_type: str, scheme: OpScheme) -> bool:
+        """Whether this kernel is one for ``op_type`` under ``scheme``."""
+        if op_type not in self.op_types or scheme.mode != self.mode or not self.takes_weight(scheme.weight):
+            return False
+        return scheme.activation is not None and _is_tensor_int8(scheme.activation)
 
     def runs(self, op_type: str, scheme: OpScheme) -> bool:
         """Whether this kernel computes ``op_type`` under ``scheme`` here, exactly."""
-        if op_type not in self.op_types or scheme.mode != self.mode or not self.takes_weight(scheme.weight):
+        if not self.fits(op_type, scheme) or scheme.activation is None:
             return False
-        if scheme.activation is None or not _is_tensor_int8(scheme.activation):
-            return False
-        act_max = 127 if scheme.activation.reduce_range else 255
-        weight_max = 64 if scheme.weight is not None and scheme.weight.reduce_range else 128
-        return self.exact(op_type, act_max, weight_max)
+        weight = scheme.weight
+        codes = (
+            "all"
+            if weight is None
+            else "reduced"
+            if weight.reduce_range
+            else "pair_safe"
+            if weight.pair_safe
+            else "all"
+        )
+        return self.exact(op_type, 127 if scheme.activation.reduce_range else 255, codes)
 
 
 def kernel_for(op_type: str, scheme: OpScheme) -> Kernel | None:
     """The kernel of this machine for an op, or None."""
     return next((kernel for kernel in KERNELS if kernel.runs(op_type, scheme)), None)
+
+
+def fits_kernel(op_type: str, scheme: OpScheme) -> bool:
+    """Whether there is a kernel for an op, exact on this machine or not."""
+    return any(kernel.fits(op_type, scheme) for kernel in KERNELS)
+
+
+def why_simulated(op_type: str, scheme: OpScheme) -> str:
+    """What stands against a kernel for an op, and what would help."""
+    kernel = next((kernel for kernel in KERNELS if kernel.fits(op_type, scheme)), None)
+    if kernel is None:
+        known = {k.mode for k in KERNELS if op_type in k.op_types}
+        if not known:
+            return f"torch has no integer kernel for {op_type}"
+        if scheme.mode not in known:
+            return f"torch has no {scheme.mode} integer kernel for {op_type}, only {' and '.join(sorted(known))}"
+        return (
+            "torch has integer kernels for 8-bit weights (sym for convolutions) and per-tensor 8-bit activations only"
+        )
+    if kernel.exact(op_type, 255, "pair_safe"):
+        return (
+            "without VNNI this CPU adds pairs of products in 16 bits, which these weights can overflow; "
+            "quantize on this machine, where weights are chosen to be safe, or with reduce_range=True"
+        )
+    return "this build of torch has no x86 kernel that computes it exactly here"
+
+
+def safe_weight(op_type: str, scheme: OpScheme) -> TensorScheme | None:
+    """The scheme of the weight on which the kernel of this machine is exact: as it is, unless that alone saturates."""
+    if scheme.weight is None or kernel_for(op_type, scheme) is not None:
+        return scheme.weight
+    safe = any_cpu_weight(scheme.weight)
+    runs = kernel_for(op_type, OpScheme(safe, scheme.activation, scheme.mode)) is not None
+    return safe if runs else scheme.weight
+
+
+def kernel_pairs(op_type: str, shape: Sequence[int]) -> np.ndarray:
+    """For each column of a weight as a matrix the one whose product a kernel without VNNI adds to its own in 16 bits.
+
+    Convolutions take neighbouring channels at one place of the window; depthwise ones have a kernel that adds in 32 bits,
+    but for some in three dimensions, which take neighbouring places.
+
+    >>> kernel_pairs("Conv2d", (8, 3, 1, 2)).tolist()
+    [2, 3, 0, 1, 4, 5]
+    """
+    inputs, places = shape[1], math.prod(shape[2:])
+    if op_type not in _CONV:
+        return in_pairs(math.prod(shape[1:]))
+    if inputs == 1:
+        return in_pairs(places) if len(shape) == 5 else np.arange(places)
+    return (in_pairs(inputs)[:, None] * places + np.arange(places)).reshape(-1)
 
 
 def _is_tensor_int8(scheme: TensorScheme) -> bool:
@@ -69,40 +141,47 @@ def _has_engine(name: str) -> bool:
 
 
 @functools.cache
-def _linear_is_exact(op_type: str, act_max: int, weight_max: int) -> bool:
+def _linear_is_exact(op_type: str, act_max: int, codes: str) -> bool:
     if not _has_engine("x86") or not hasattr(torch.ops.quantized, "linear_with_input_q_dq_qweight_dq_output_fp32"):
         return False
     with warnings.catch_warnings():
         # torch announces the end of its quantized tensors once a process, at their first use: here.
         warnings.simplefilter("ignore")
-        x = torch.full((2, 64), float(act_max))
-        codes = torch.full((32, 64), -weight_max, dtype=torch.int8)
-        packed = fbgemm.pack_linear(codes, torch.ones(32), None, None)
-        y = fbgemm.linear_static(x, 1.0, 0, packed, relu=False)
-    return bool((y == -float(act_max) * weight_max * 64).all())
+        weight = _worst(codes, 32, 64)
+        packed = fbgemm.pack_linear(weight, torch.ones(32), None, None)
+        y = fbgemm.linear_static(torch.full((2, 64), float(act_max)), 1.0, 0, packed, relu=False)
+    return bool((y == act_max * weight.float().sum(1)).all())
 
 
 @functools.cache
-def _conv_is_exact(op_type: str, act_max: int, weight_max: int) -> bool:
+def _conv_is_exact(op_type: str, act_max: int, codes: str) -> bool:
     dims = int(op_type[4])
     if not _has_engine("onednn") or not _has_engine("x86") or not hasattr(torch.ops.onednn, f"qconv{dims}d_pointwise"):
         return False
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return all(_conv_case(dims, groups, act_max, weight_max) for groups in (1, 16))
+        return all(_conv_case(dims, *channels, act_max, codes) for channels in ((16, 1), (3, 1), (16, 16), (16, 8)))
 
 
-def _conv_case(dims: int, groups: int, act_max: int, weight_max: int) -> bool:
-    inside = (3,) * dims
-    x = codes_of(to_quint8(torch.full((1, 16, *inside), float(act_max)), 1.0, 0))
-    codes = torch.full((16, 16 // groups, *inside), -weight_max, dtype=torch.int8)
+def _conv_case(dims: int, channels: int, groups: int, act_max: int, codes: str) -> bool:
+    inside, outputs = (3,) * dims, 16
+    x = codes_of(to_quint8(torch.full((1, channels, *inside), float(act_max)), 1.0, 0))
+    by_channel = _worst(codes, outputs, channels // groups)
+    weight = by_channel.reshape(outputs, -1, *(1,) * dims).expand(-1, -1, *inside).contiguous()
+    if channels == groups and dims == 3:
+        weight = _worst(codes, outputs, 3**dims).reshape(outputs, 1, *inside)
     geometry = onednn.ConvGeometry((1,) * dims, (0,) * dims, (1,) * dims, groups)
-    y = onednn.conv(x, (1.0, 0), onednn.pack_conv(codes, torch.ones(16), None, geometry, (1.0, 0)), relu=False)
-    return bool((y == -float(act_max) * weight_max * codes[0].numel()).all())
+    y = onednn.conv(x, (1.0, 0), onednn.pack_conv(weight, torch.ones(outputs), None, geometry, (1.0, 0)), relu=False)
+    return bool((y.flatten() == act_max * weight.float().flatten(1).sum(1)).all())
+
+
+def _worst(codes: str, rows: int, columns: int) -> torch.Tensor:
+    pairs = torch.tensor(WORST_PAIRS[codes], dtype=torch.int8)
+    return pairs[torch.arange(rows) % len(pairs)].repeat(1, -(-columns // 2))[:, :columns].contiguous()
 
 
 @functools.cache
-def _pointwise_runs(op_type: str, act_max: int, weight_max: int) -> bool:
+def _pointwise_runs(op_type: str, act_max: int, codes: str) -> bool:
     if not _has_engine("x86"):
         return False
     with warnings.catch_warnings():

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from neural_compressor.errors import FormatError
 from neural_compressor.schemes import OpScheme
-from neural_compressor.torch.nn.kernels import SIMULATED
+from neural_compressor.torch.nn.stored_weight import StoredWeight
 from neural_compressor.torch.nn.weight_only import WeightOnlyLinear
+from neural_compressor.torch.nn.weight_only_kernels import Choice
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -111,9 +112,8 @@ class QuantMatrixStack(TensorLike, WeightOnlyLinear):
         """Refused: checkpoint formats hold layers."""
         raise FormatError("a stack of matrices fits no checkpoint format but the toolkit's own")
 
-    def _settle(self) -> None:
-        super()._settle()
-        self._low_bit, self.kernel = None, SIMULATED
+    def _choice(self, stored: StoredWeight) -> Choice:
+        return Choice()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         # The codes and scales are never cast; what they are read as is.

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from neural_compressor.errors import FormatError
-from neural_compressor.schemes import PackedArray, TensorScheme, quantize
+from neural_compressor.schemes import PackedArray, QuantizedArray, TensorScheme, is_pair_safe, quantize, quantize_pairs
 
 _PARTS = {"packed": "data", "scale": "scale", "zero_point": "zero_point", "tensor_scale": "tensor_scale"}
 
@@ -23,9 +24,14 @@ def buffer_names(name: str, scales: TensorScheme | None = None) -> tuple[str, ..
     return f"{name}_packed", *scale, f"{name}_zero_point?", f"{name}_tensor_scale?"
 
 
-def keep_packed(module: nn.Module, name: str, matrix: Tensor, scheme: TensorScheme) -> None:
+def quantized_matrix(matrix: Tensor, scheme: TensorScheme, pairs: np.ndarray) -> QuantizedArray:
+    """``matrix`` in the codes of its scheme; ``pairs`` are the columns that kernels add in 16 bits."""
+    return quantize_pairs(matrix, scheme, pairs) if scheme.pair_safe else quantize(matrix, scheme)
+
+
+def keep_packed(module: nn.Module, name: str, matrix: Tensor, scheme: TensorScheme, pairs: np.ndarray) -> None:
     """Quantize ``matrix`` and register what is stored of it."""
-    keep_array(module, name, quantize(matrix, scheme).pack())
+    keep_array(module, name, quantized_matrix(matrix, scheme, pairs).pack())
 
 
 def keep_array(module: nn.Module, name: str, array: PackedArray) -> None:
@@ -42,6 +48,14 @@ def packed_array(module: nn.Module, name: str, scheme: TensorScheme, shape: tupl
         return PackedArray.from_arrays(arrays, scheme, shape)
     except FormatError as error:
         raise FormatError(f"{name!r}: {error}") from error
+
+
+def check_pairs(array: PackedArray, pairs: np.ndarray) -> None:
+    """Refuse a weight whose scheme says that it is safe in pairs and whose codes are not: a kernel would overflow."""
+    if array.scheme.pair_safe and not is_pair_safe(array.unpack().codes, pairs):
+        raise FormatError(
+            "the stored weight is said to be safe in pairs (pair_safe), and its codes are not: it was changed"
+        )
 
 
 # -- scales and zero points: floats, or where a scheme says how packed themselves -----------------------------------

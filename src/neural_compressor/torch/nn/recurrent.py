@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from neural_compressor.errors import QuantizationError
-from neural_compressor.schemes import OpScheme, TensorScheme
+from neural_compressor.schemes import OpScheme, TensorScheme, in_pairs
 from neural_compressor.torch.nn import fbgemm
 from neural_compressor.torch.nn.base import QUANT_MODULES, QuantModule, finite
-from neural_compressor.torch.nn.kernels import SIMULATED
-from neural_compressor.torch.nn.packed_weight import buffer_names, keep_packed, packed_array
+from neural_compressor.torch.nn.kernels import fits_kernel
+from neural_compressor.torch.nn.packed_weight import buffer_names, check_pairs, keep_packed, packed_array
 from neural_compressor.torch.nn.weighted import signed_codes
 
 Hidden = Any
@@ -72,14 +72,15 @@ class QuantRecurrent(QuantModule):
 
     def _quantize(self, module: nn.Module) -> None:
         for name in self.weight_shapes():
-            keep_packed(self, name, finite(getattr(module, name), name), self.weight_scheme)
+            matrix = finite(getattr(module, name), name)
+            keep_packed(self, name, matrix, self.weight_scheme, in_pairs(matrix.shape[1]))
         for name in self._bias_names():
             self.register_buffer(name, finite(getattr(module, name), name).clone())
 
     def _restore(self, module: nn.Module, state: Mapping[str, Tensor]) -> None:
         super()._restore(module, state)
         for name, shape in self.weight_shapes().items():
-            packed_array(self, name, self.weight_scheme, shape)
+            check_pairs(packed_array(self, name, self.weight_scheme, shape), in_pairs(shape[1]))
             self._check_shape(name.replace("weight", "bias"), shape[:1])
 
     def dequantized_weights(self) -> dict[str, Tensor]:
@@ -93,16 +94,17 @@ class QuantRecurrent(QuantModule):
 
     def _settle(self) -> None:
         super()._settle()
-        if self.simulated and self.scheme.mode != "weight_only":
+        activation = self.scheme.activation
+        if activation is not None and (activation.symmetric or not fits_kernel(self.op_type, self.scheme)):
             raise QuantizationError(
-                f"{self.op_type} runs on a CPU with int8 weights and dynamic asymmetric 8-bit activations, "
-                f"or weight_only; here it cannot run {self.scheme.to_dict()}"
+                f"{self.op_type} runs with int8 weights and dynamic asymmetric 8-bit activations, or weight_only; "
+                f"it cannot run {self.scheme.to_dict()}"
             )
 
-    def _choose_kernel(self) -> str:
-        if self.scheme.activation is not None and self.scheme.activation.symmetric:
-            return SIMULATED  # the kernel's own activation quantization is asymmetric
-        return super()._choose_kernel()
+    def _why_no_kernel(self) -> str:
+        if self.scheme.mode == "weight_only":
+            return "its weights are dequantized for a float recurrence; approach='dynamic' has an int8 kernel"
+        return f"{super()._why_no_kernel()}; until then the recurrence is in float, and inputs are not rounded"
 
     def _prepack(self) -> list[Any]:
         assert self.scheme.activation is not None

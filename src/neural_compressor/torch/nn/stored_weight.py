@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -141,6 +141,31 @@ class StoredWeight:
             return parameter.repeat_interleave(size, 1)[:, :columns]
 
         return numbers, spread(steps), None if zeros is None else spread(zeros)
+
+
+def stacked(weights: Sequence[StoredWeight]) -> StoredWeight | None:
+    """Matrices of one scheme below each other; None where they differ in more than their outputs."""
+    if not weights:
+        return None
+    first = weights[0]
+    if isinstance(scale_granularity(first.scheme), PerTensor) or first.tensor_scale is not None:
+        return None
+
+    def kind(weight: StoredWeight) -> Any:
+        tensors = (weight.data, weight.scale, weight.zero_point, weight.float_zero, weight.tensor_scale)
+        return weight.scheme, weight.shape[1], [None if t is None else (t.dtype, t.device) for t in tensors]
+
+    if any(kind(weight) != kind(first) for weight in weights):
+        return None
+
+    def joined(name: str) -> Tensor | None:
+        return None if getattr(first, name) is None else torch.cat([getattr(weight, name) for weight in weights])
+
+    data, scale = joined("data"), joined("scale")
+    assert data is not None
+    assert scale is not None
+    shape = (sum(weight.shape[0] for weight in weights), first.shape[1])
+    return StoredWeight(data, scale, joined("zero_point"), None, joined("float_zero"), first.scheme, shape)
 
 
 def _check(

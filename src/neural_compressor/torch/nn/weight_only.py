@@ -26,13 +26,9 @@ from neural_compressor.torch.nn.packed_weight import (
     parameter_names,
     stored_parameter,
 )
+from neural_compressor.torch.nn.shared_input import SharedInput
 from neural_compressor.torch.nn.stored_weight import StoredWeight
-from neural_compressor.torch.nn.weight_only_kernels import (
-    DEQUANTIZE,
-    WeightOnlyKernel,
-    kernel_of,
-    most_rows,
-)
+from neural_compressor.torch.nn.weight_only_kernels import DEQUANTIZE, Choice, WeightOnlyKernel, choose
 from neural_compressor.torch.nn.weighted import WeightedModule
 
 if TYPE_CHECKING:
@@ -78,6 +74,7 @@ class WeightOnlyLinear(WeightedModule):
         self._low_bit: WeightOnlyKernel | None = None
         self._most_rows = 0
         self._rotation: Rotation | None = None
+        self.shared_input = SharedInput()
 
     # -- making one -------------------------------------------------------------------------------------------------
 
@@ -215,12 +212,38 @@ class WeightOnlyLinear(WeightedModule):
         self._settle()
 
     def _settle(self) -> None:
-        self._prepacked = None
+        self.forget_prepacked()
         stored = self.stored_weight()
         self._rotation = self._stored_rotation()
-        self._low_bit = None if self._exact else kernel_of(stored)
-        self._most_rows = 0 if self._low_bit is None else most_rows(self._low_bit, stored)
+        choice = Choice() if self._exact else self._choice(stored)
+        self._low_bit, self._most_rows = choice.kernel, choice.most_rows
         self.kernel = SIMULATED if self._low_bit is None else f"{self._low_bit.name} (to {self._most_rows} rows)"
+
+    def _choice(self, stored: StoredWeight) -> Choice:
+        return choose(stored)
+
+    def forget_prepacked(self) -> None:
+        self.forget_own_layout()
+        self.shared_input.part()
+        self.shared_input = SharedInput()
+
+    def forget_own_layout(self) -> None:
+        """Free what was made for this layer alone; the next call that needs it builds it again."""
+        self._prepacked = None
+
+    @property
+    def low_bit_kernel(self) -> WeightOnlyKernel | None:
+        """The kernel that multiplies few rows."""
+        return self._low_bit
+
+    @property
+    def most_rows(self) -> int:
+        """How many rows :attr:`low_bit_kernel` multiplies at most."""
+        return self._most_rows
+
+    def input_changes(self) -> tuple[Any, ...]:
+        """What :meth:`turned` does to an input."""
+        return self._buffers["input_scale"], self._rotation, self._buffers["input_order"]
 
     def _stored_rotation(self) -> Rotation | None:
         stored = self._buffers.get("input_rotation")
@@ -232,6 +255,14 @@ class WeightOnlyLinear(WeightedModule):
         except ConfigError as error:
             raise FormatError(f"the stored tensor 'input_rotation' is {[block, seed]}: {error}") from error
 
+    def _why_no_kernel(self) -> str:
+        if self._exact:
+            return "exact = True asks for float32 products with the dequantized weight"
+        return (
+            f"no low-bit kernel here multiplies with {self.weight_scheme.dtype.name} weights in this layout: they are "
+            "dequantized for each product; symmetric int4 and int8 in groups of 32, 64 or 128 have one"
+        )
+
     def kernel_for(self, rows: int) -> str:
         """What multiplies ``rows`` inputs: a low-bit kernel, or ``"dequantize"``."""
         return self._low_bit.name if self._low_bit is not None and rows <= self._most_rows else DEQUANTIZE
@@ -241,34 +272,40 @@ class WeightOnlyLinear(WeightedModule):
         return self._low_bit.pack(self.stored_weight())
 
     def forward(self, input: Tensor) -> Tensor:
-        if input.shape[-1] != self.in_features:
-            raise QuantizationError(
-                f"a layer of {self.in_features} inputs cannot take a tensor of {tuple(input.shape)}"
-            )
-        y = self._product(self._turned(input).reshape(-1, self.in_features), input.dtype)
-        y = y if self.bias is None else y + self.bias
-        y = y.to(input.dtype).reshape(*input.shape[:-1], self.out_features)
+        shape = input.shape
+        if shape[-1] != self.in_features:
+            raise QuantizationError(f"a layer of {self.in_features} inputs cannot take a tensor of {tuple(shape)}")
+        y = self._product(input, input.reshape(-1, self.in_features))
+        bias = self._buffers["bias"]
+        y = y if bias is None else y + bias
+        y = y.to(input.dtype).reshape(*shape[:-1], self.out_features)
         return y.relu() if self.relu else y
 
-    def _turned(self, x: Tensor) -> Tensor:
+    def turned(self, x: Tensor) -> Tensor:
         """The input as the weight expects it."""
-        x = x if self.input_scale is None else x * self.input_scale
-        x = x if self._rotation is None else rotated(x, self._rotation)
-        return x if self.input_order is None else x.index_select(-1, self.input_order)
+        scale, rotation, order = self.input_changes()
+        x = x if scale is None else x * scale
+        x = x if rotation is None else rotated(x, rotation)
+        return x if order is None else x.index_select(-1, order)
 
-    def _product(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
-        if not rows.shape[0]:
+    def _product(self, input: Tensor, rows: Tensor) -> Tensor:
+        count = rows.shape[0]
+        if not count:
             return rows.new_empty(0, self.out_features)
+        was_called = self.shared_input.note(self, input)
         # Low-bit kernels have no gradients.
-        if self._low_bit is None or rows.shape[0] > self._most_rows or (rows.requires_grad and torch.is_grad_enabled()):
-            return dequantized_product(
-                rows, self.stored_weight(), product_dtype(dtype, rows.device.type, exact=self._exact)
-            )
-        return self._low_bit.run(self.prepacked(), rows)
+        if self._low_bit is None or count > self._most_rows or (rows.requires_grad and torch.is_grad_enabled()):
+            dtype = product_dtype(input.dtype, rows.device.type, exact=self._exact)
+            return dequantized_product(self.turned(rows), self.stored_weight(), dtype)
+        y = self.shared_input.outputs(self, rows) if was_called else None
+        return self._low_bit.run(self.prepacked(), self.turned(rows)) if y is None else y
 
     @property
     def _device(self) -> torch.device:
         return self.weight_packed.device
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "shared_input": SharedInput()}
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, {super().extra_repr()}"

@@ -6,13 +6,22 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from neural_compressor.errors import QuantizationError
-from neural_compressor.schemes import PER_CHANNEL, OpScheme, PackedArray, PerChannel, QuantizedArray, TensorScheme
+from neural_compressor.schemes import (
+    PER_CHANNEL,
+    OpScheme,
+    PackedArray,
+    PerChannel,
+    QuantizedArray,
+    TensorScheme,
+    in_pairs,
+)
 from neural_compressor.torch.nn.base import QuantModule, finite
-from neural_compressor.torch.nn.packed_weight import buffer_names, keep_packed, packed_array
+from neural_compressor.torch.nn.packed_weight import buffer_names, check_pairs, keep_packed, packed_array
 
 
 class WeightedModule(QuantModule):
@@ -55,18 +64,23 @@ class WeightedModule(QuantModule):
     def _from_matrix(self, matrix: Tensor) -> Tensor:
         return matrix.reshape(self.weight_shape)
 
+    def _pairs(self) -> np.ndarray:
+        """The columns of the matrix whose products a kernel without VNNI adds in 16 bits."""
+        return in_pairs(self.matrix_shape[1])
+
     def _stored(self) -> tuple[str, ...]:
         return *buffer_names("weight"), "bias?"
 
     def _quantize(self, module: nn.Module) -> None:
         assert isinstance(module.weight, Tensor)
-        keep_packed(self, "weight", self._to_matrix(finite(module.weight, "the weight")), self.weight_scheme)
+        matrix = self._to_matrix(finite(module.weight, "the weight"))
+        keep_packed(self, "weight", matrix, self.weight_scheme, self._pairs())
         bias = getattr(module, "bias", None)
         self.register_buffer("bias", finite(bias, "the bias").clone() if isinstance(bias, Tensor) else None)
 
     def _restore(self, module: nn.Module, state: Mapping[str, Tensor]) -> None:
         super()._restore(module, state)
-        self._packed()
+        check_pairs(self._packed(), self._pairs())
         self._check_shape("bias", self.matrix_shape[:1])
 
     def _packed(self) -> PackedArray:

@@ -6,9 +6,9 @@ import torch.nn.functional as F
 
 from neural_compressor.torch.nn.onednn import ConvGeometry, pack_conv
 from neural_compressor.torch.nn.quint8 import to_quint8
-from neural_compressor.torch.nn.quint8_conv import conv2d, conv2d_add, conv_to_float
+from neural_compressor.torch.nn.quint8_conv import conv2d, conv_to_float
 
-IN, RESIDUAL, OUT = (0.02, 100), (0.03, 90), (0.05, 120)
+IN, OUT = (0.02, 100), (0.05, 120)
 
 
 def codes_of(values, scale, zero_point):
@@ -44,17 +44,3 @@ def test_codes_in_floats_out(case):
     x, weight, scale, bias, geometry, exact = case
     packed = pack_conv(weight, scale, bias, geometry, IN, x.shape)
     torch.testing.assert_close(conv_to_float(packed, IN, relu=False)(x).double(), exact, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("relu", [False, True])
-@pytest.mark.parametrize("like", [(2, 8), (1, 8), (2, 1)], ids=["same", "one_sample", "one_channel"])
-def test_a_residual_is_added_before_rounding(case, relu, like):
-    x, weight, scale, bias, geometry, exact = case
-    residual = to_quint8(torch.randn(*like, *exact.shape[2:]), *RESIDUAL)
-    total = exact + residual.dequantize().double()
-    packed = pack_conv(weight, scale, bias, geometry, IN, x.shape)
-    y = conv2d_add(packed, weight.shape[2:], IN, RESIDUAL, relu, OUT)(x, residual)
-    wanted = codes_of(total.relu() if relu else total, *OUT)
-    assert y.shape == total.shape
-    assert (y.int_repr() - wanted).abs().max() <= 1
-    assert (y.int_repr() != wanted).double().mean() < 0.01

@@ -7,7 +7,6 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from neural_compressor.torch.adaptor import PyTorchAdaptor
-from neural_compressor.torch.relay import RelayedForward
 
 # Weights of 7 bits run on integer kernels whether or not the CPU has VNNI.
 INT8 = {
@@ -33,13 +32,6 @@ def _without_relays(model):
     for module in plain.modules():
         vars(module).pop("forward", None)
     return plain
-
-
-def _with_int8_sums(model):
-    """A copy that adds residuals on codes."""
-    new = _without_relays(model)
-    new.forward = RelayedForward(new, int8_sums=True)
-    return new
 
 
 class _Counter(TorchFunctionMode):
@@ -78,11 +70,6 @@ def quantized():
 @pytest.fixture
 def without_relays():
     return _without_relays
-
-
-@pytest.fixture
-def with_int8_sums():
-    return _with_int8_sums
 
 
 @pytest.fixture

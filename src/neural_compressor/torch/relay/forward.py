@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from torch.nn.modules import dropout
 from neural_compressor.schemes.error import sqnr_db
 from neural_compressor.torch.batches import feed, tensors_in
 from neural_compressor.torch.nn import QuantModule
-from neural_compressor.torch.relay.emission import Shape, assign, is_addition
+from neural_compressor.torch.relay.emission import Shape, assign
 from neural_compressor.torch.relay.guards import Guards
 from neural_compressor.torch.relay.program import Builder
 from neural_compressor.torch.relay.tracing import Traced, TraceError, trace
@@ -28,8 +28,6 @@ from neural_compressor.torch.relay.tracing import Traced, TraceError, trace
 _LOG = logging.getLogger(__name__)
 _LEAST_DB = 10.0
 """Outputs further from those of the module's own forward than this are a fault, not rounding."""
-_WORTH_DB = 0.3
-"""What additions on codes may cost."""
 _RETRACES = 8
 """A module that must be traced more often than this runs its own forward."""
 
@@ -37,13 +35,11 @@ _RETRACES = 8
 class RelayedForward:
     """The attribute ``forward`` of a module; a copy or a pickle of it traces anew.
 
-    ``int8_sums`` says whether residual additions are done on codes, ``trusted`` that an earlier run has compared outputs,
-    so that a loaded model computes what the saved one did.
+    ``trusted`` says that an earlier run has compared outputs, so that a loaded model computes what the saved one did.
     """
 
-    def __init__(self, module: nn.Module, int8_sums: bool = False, trusted: bool = False) -> None:
+    def __init__(self, module: nn.Module, trusted: bool = False) -> None:
         self.module = module
-        self.int8_sums = int8_sums
         self.trusted = trusted
         #: Why the module runs its own forward; empty where it does not.
         self.reason = ""
@@ -55,8 +51,6 @@ class RelayedForward:
         self._guards: Guards | None = None
         self._given: tuple[str, ...] = ()
         self._ranks: tuple[int, ...] = ()
-        #: How many additions there are.
-        self.sums = 0
         #: Modules below that are called as they are.
         self.opaque: tuple[str, ...] = ()
 
@@ -76,7 +70,7 @@ class RelayedForward:
         return self._run is not None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: vars(self)[name] for name in ("module", "int8_sums", "trusted", "reason")}
+        return {name: vars(self)[name] for name in ("module", "trusted", "reason")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _traces=0)
@@ -157,8 +151,7 @@ class RelayedForward:
         if not _equal(found, expected):
             raise TraceError("its graph computes something else than its forward")
         _drop_identities(traced)
-        self.sums = sum(is_addition(node) for node in traced.graph.nodes)
-        emission = assign(traced, seen.shapes, self.int8_sums)
+        emission = assign(traced, seen.shapes)
         if not emission.handed_on:
             raise TraceError("no op reads the int8 output of another")
         try:
@@ -237,39 +230,14 @@ def _drop_identities(traced: Traced) -> None:
 
 @dataclass
 class Relays:
-    """The modules inside which int8 is handed from op to op, and why others do without.
-
-    ``int8_sums`` says whether residual additions are done on codes too.
-    """
+    """The modules inside which int8 is handed from op to op, and why others do without."""
 
     modules: list[str] = field(default_factory=list)
-    int8_sums: bool = False
     reasons: dict[str, str] = field(default_factory=dict)
 
 
-def relay(model: nn.Module, example: Any, reference: Any) -> Relays:
-    """Let ``model`` hand int8 on wherever its modules can be traced; runs it on ``example``.
-
-    Additions are done on codes where that keeps its outputs as near to ``reference``, those of the float model.
-    """
-    found = _relayed_on(model, example)
-    if any(vars(model.get_submodule(name))["forward"].sums for name in found.modules):
-        with torch.no_grad():
-            before = feed(model, example)
-            restore(model, replace(found, int8_sums=True))
-            after = feed(model, example)
-        found.int8_sums = _worst(reference, after) >= _worst(reference, before) - _WORTH_DB
-        if not found.int8_sums:
-            restore(model, found)
-    return found
-
-
-def _worst(reference: Any, outputs: Any) -> float:
-    pairs = list(zip(tensors_in(reference), tensors_in(outputs), strict=False))
-    return min((sqnr_db(a.float(), b.float()) for a, b in pairs if a.is_floating_point()), default=0.0)
-
-
-def _relayed_on(model: nn.Module, example: Any) -> Relays:
+def relay(model: nn.Module, example: Any) -> Relays:
+    """Let ``model`` hand int8 on wherever its modules can be traced; runs it on ``example``."""
     found = Relays()
     waiting = [("", model)]
     while waiting:
@@ -308,5 +276,5 @@ def restore(model: nn.Module, relays: Relays) -> None:
     """Let the modules that :func:`relay` once found hand int8 on again, from their next call."""
     for name in relays.modules:
         module = model.get_submodule(name)
-        forward = RelayedForward(module, relays.int8_sums, trusted=True)
+        forward = RelayedForward(module, trusted=True)
         module.forward = forward

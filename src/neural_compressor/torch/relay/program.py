@@ -41,18 +41,14 @@ class Builder:
         self.graph = fx.Graph()
         self._floats: dict[fx.Node, fx.Node] = {}
         self._codes: dict[tuple[fx.Node, U8], fx.Node] = {}
-        self._views: dict[fx.Node, fx.Node] = {}
-        self._sums: list[tuple[fx.Node, fx.Node, fx.Node]] = []
 
     def build(self) -> Callable[..., Any]:
         """The compiled function; its first argument is the module it stands for."""
-        fused = set(self.emission.fused.values())
         for node in self.traced.graph.nodes:
             if node.op == "output":
                 self._output(node)
-            elif node not in fused:
+            else:
                 self._translate(node)
-        self._keep_residuals()
         code = self.graph.python_code("self")
         scope = dict(code.globals)
         exec(compile(code.src, "<relayed forward>", "exec"), scope)
@@ -69,8 +65,6 @@ class Builder:
             self._int8(node, op, qparams)
         elif qparams is None or op.kind is Kind.FLOAT:
             self._float(node)
-        elif op.kind is Kind.ADD:
-            self._codes[node, qparams] = self._add(node, op, qparams)
         elif op.kind is Kind.CLAMP:
             self._codes[node, qparams] = self._clamp(node, op, qparams)
         else:
@@ -158,38 +152,11 @@ class Builder:
         clips = self.emission.ops[reader].kind is Kind.CLAMP and self.emission.ops[reader].bounds[0] == 0.0
         return qparams[1] != 0 and len(node.users) == 1 and clips
 
-    def _add(self, node: fx.Node, op: Op, qparams: U8) -> fx.Node:
-        conv, relu = self.emission.fused.get(node), self._relu_follows(node, qparams)
-        if conv is None:
-            left, right = (self._only_codes(source) for source, _ in op.inputs)
-            return self._call(_addition(relu, qparams), "add", left, right)
-        ((source, wanted),) = self.emission.ops[conv].inputs
-        (other,) = [operand for operand, _ in op.inputs if operand is not conv]
-        module, residual = self.emission.ops[conv].module, self.emission.qparams[other]
-        assert isinstance(module, QuantConv2d)
-        assert wanted is not None
-        assert residual is not None
-        packed = _packed(module, self.shapes[source])
-        run = quint8_conv.conv2d_add(packed, module.weight_shape[2:], wanted, residual, relu, qparams)
-        x, accumulated = self.as_codes(source, wanted), self._only_codes(other)
-        new = self._call(run, "conv_add", x, accumulated)
-        self._sums.append((new, x, accumulated))
-        return new
-
-    def _only_codes(self, node: fx.Node) -> fx.Node:
-        qparams = self.emission.qparams[node]
-        assert qparams is not None
-        return self.as_codes(node, qparams)
-
     def _clamp(self, node: fx.Node, op: Op, qparams: U8) -> fx.Node:
         ((source, _),) = op.inputs
         codes = self.as_codes(source, qparams)
         low, high = (None if bound is None else _code(bound, qparams) for bound in op.bounds)
-        if (
-            low == qparams[1]
-            and self.emission.ops[source].kind in (Kind.INT8, Kind.ADD)
-            and self._relu_follows(source, qparams)
-        ):
+        if low == qparams[1] and self.emission.ops[source].kind is Kind.INT8 and self._relu_follows(source, qparams):
             low = None
         if not low and (high is None or high == 255):
             return codes
@@ -205,28 +172,7 @@ class Builder:
             new = self.graph.call_method("reshape", args, kwargs)
         else:
             new = self.graph.create_node(node.op, node.target, args, kwargs)
-        if not op.fresh:
-            self._views[new] = source
         return new
-
-    # -- memory -------------------------------------------------------------------------------------------------------
-
-    def _keep_residuals(self) -> None:
-        """Copy a residual before a sum is written over it where something still reads it, or reads it at that moment."""
-        order = {node: index for index, node in enumerate(self.graph.nodes)}
-        for total, x, residual in self._sums:
-            memory = self._root(residual)
-            readers = [user for node in order if self._root(node) is memory for user in node.users]
-            read_later = any(order[user] > order[total] for user in readers if user not in self._views)
-            if read_later or self._root(x) is memory:
-                with self.graph.inserting_before(total):
-                    copy = self.graph.call_method("clone", (residual,))
-                total.args = (x, copy)
-
-    def _root(self, node: fx.Node) -> fx.Node:
-        while node in self._views:
-            node = self._views[node]
-        return node
 
 
 # -- what the nodes call ------------------------------------------------------------------------------------------------

@@ -1,8 +1,9 @@
 """Static int8 against float on a small CNN and an MLP, trained on real digits: size, latency, accuracy, calibration.
 
 With ``--data DIR`` on MobileNetV2 and ResNet-20 instead, with their images (``vision_models.py`` says what DIR holds).
-Everything a table compares is measured in one run, on one thread, interleaved, in CPU time of that thread. Calibration memory is the
-peak of a process of its own. The peer is PyTorch's own FX static quantization, what a user would reach for instead.
+Everything a table compares is measured in one run, on one thread, interleaved, in CPU time of that thread. Calibration
+memory is the peak of a process of its own. The peer is PyTorch's own FX static quantization, what a user would reach for
+instead.
 
     python benchmarks/trunk.py [--data DIR]
 """

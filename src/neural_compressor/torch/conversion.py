@@ -14,7 +14,7 @@ from neural_compressor.errors import NeuralCompressorError, QuantizationError
 from neural_compressor.schemes import OpKey, OpScheme, Plan
 from neural_compressor.torch.fold import Structure
 from neural_compressor.torch.nn import QuantModule, quantized_module
-from neural_compressor.torch.relay import Relays, relay, restore
+from neural_compressor.torch.relay import Relays, relay, relayed, restore
 
 
 @dataclass
@@ -53,7 +53,7 @@ def build(
         return quantized_module(module, scheme, ranges.get(key, ()), relu=key[0] in structure.relus)
 
     new = _replaced(model, ops, structure, make).eval()
-    done = Quantization(plan, structure, reasons)
+    done = Quantization(plan, structure, reasons, relayed(new))
     new.quantization = done  # type: ignore[assignment]
     # An int8 tensor does not say in which float type the model computes, so only float32 ones are handed on.
     single = all(p.dtype == torch.float32 for p in model.parameters() if p.is_floating_point())

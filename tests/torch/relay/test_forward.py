@@ -232,6 +232,31 @@ def test_training_runs_the_modules_own_forward(quantized):
     assert torch.equal(new(x), relayed)
 
 
+def test_dropout_that_is_switched_on_alone(quantized):
+    x = torch.randn(16, 8)
+    new = quantized(nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.9), nn.Linear(8, 8)), x)
+    relayed = new(x)
+    new[1].train()
+    assert not torch.equal(new(x), relayed)
+
+
+def test_a_branch_on_a_buffer_is_not_frozen(quantized):
+    class OnBuffer(Chain):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("deep", torch.tensor(True))
+
+        def forward(self, x):
+            h = self.b(self.a(x))
+            return self.c(h) if self.deep else h
+
+    x = torch.randn(16, 8)
+    new = quantized(OnBuffer(), x)
+    before = new(x)
+    new.deep.fill_(False)
+    assert not torch.equal(new(x), before)
+
+
 def test_new_state_is_noticed(quantized):
     x = torch.randn(16, 8)
     one, other = (quantized(Chain(), torch.randn(16, 8)) for _ in range(2))

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -53,7 +54,7 @@ def conv_to_float(packed: PackedConv, qparams: U8, relu: bool) -> Codes:
         return lambda x: conv(codes_of(x), qparams, packed, relu)
     op = torch.ops.onednn.qconv2d_pointwise.default
     weight = (*qparams, packed.weight, packed.scale, packed.zero_point, packed.bias)
-    output = (1.0, 0, torch.float32, "relu" if relu else "none", [], "")
+    output: tuple[Any, ...] = (1.0, 0, torch.float32, "relu" if relu else "none", [], "")
     arguments = (*weight, *packed.geometry.arguments, *output)
 
     def convolved(x: Tensor) -> Tensor:

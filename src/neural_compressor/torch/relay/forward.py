@@ -131,6 +131,7 @@ class RelayedForward:
             if len(names) != len(tensors):
                 raise TraceError("it takes any number of arguments")
             traced = trace(self.module, names)
+            guards = Guards(traced)
             with torch.no_grad():
                 expected = own(self.module, *args, **kwargs)
                 result = self._compile(traced, tensors, expected)
@@ -138,7 +139,7 @@ class RelayedForward:
             if not self.trusted:  # else it is this call that is unlike those before, and the next may not be
                 self._refuse(str(error))
             return own(self.module, *args, **kwargs)
-        self._guards, self._given, self._ranks = Guards(traced), names, tuple(t.dim() for t in tensors)
+        self._guards, self._given, self._ranks = guards, names, tuple(t.dim() for t in tensors)
         self.opaque = tuple(traced.opaque)
         return result
 
@@ -252,7 +253,7 @@ def relay(model: nn.Module, example: Any) -> Relays:
                 found.modules.append(name)
                 parts = [(part, module.get_submodule(part)) for part in forward.opaque]
             else:
-                found.reasons[name] = forward.reason or "the first batch did not reach it"
+                found.reasons[name] = forward.reason or "it is not called with float32 tensors alone"
                 del module.__dict__["forward"]
                 parts = list(_parts(module))
             waiting += [(prefix + part, m) for part, m in parts if _quantized_ops(m) > 1]
@@ -270,6 +271,11 @@ def _parts(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 def _quantized_ops(module: nn.Module) -> int:
     return sum(isinstance(m, QuantModule) for m in module.modules())
+
+
+def relayed(model: nn.Module) -> Relays:
+    """What a copy of a relayed model hands on."""
+    return Relays([name for name, m in model.named_modules() if isinstance(vars(m).get("forward"), RelayedForward)])
 
 
 def restore(model: nn.Module, relays: Relays) -> None:

@@ -65,6 +65,8 @@ class Traced:
 
 
 class _Tracer(fx.Tracer):
+    proxy_buffer_attributes = True  # else a branch on the value of a buffer would be taken once and for all
+
     def __init__(self, given: Collection[str]) -> None:
         super().__init__()
         self.given = given
@@ -173,7 +175,11 @@ def _restore(root: nn.Module, before: Mapping[nn.Module, dict[str, Any]]) -> str
             changed = name
         for name, value in known.items():
             if name not in vars(module) or not same(vars(module)[name], value):
-                module.__dict__[name] = value
+                now = vars(module).get(name)
+                if isinstance(now, list) and isinstance(value, list):
+                    now[:] = value
+                else:
+                    module.__dict__[name] = value
                 changed = name
     return changed
 

@@ -1,9 +1,11 @@
 """Static int8 against float on a small CNN and an MLP, trained on real digits: size, latency, accuracy, calibration.
 
-Everything a table compares is measured in one run, on one thread, interleaved. Calibration memory is the peak of a process
-of its own. The peer is PyTorch's own FX static quantization, what a user would reach for instead.
+With ``--data DIR`` on MobileNetV2 and ResNet-20 instead, with their images (``vision_models.py`` says what DIR holds).
+Everything a table compares is measured in one run, on one thread, interleaved, in CPU time of that thread. Calibration
+memory is the peak of a process of its own. The peer is PyTorch's own FX static quantization, what a user would reach for
+instead.
 
-    python benchmarks/trunk.py
+    python benchmarks/trunk.py [--data DIR]
 """
 
 from __future__ import annotations
@@ -17,8 +19,10 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
+import vision_models
 from peak_memory import peak_mib
 from rich.console import Console
 from rich.table import Table
@@ -95,9 +99,9 @@ def latencies(
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
         for name, model in models.items():
-            start = time.perf_counter()
+            start = time.thread_time()
             model(x)
-            times[name].append(time.perf_counter() - start)
+            times[name].append(time.thread_time() - start)
     return {name: 1e3 * statistics.median(values) for name, values in times.items()}
 
 
@@ -129,10 +133,50 @@ def peer(model: nn.Module, x: torch.Tensor) -> nn.Module:
         return convert_fx(prepared)  # type: ignore[no-any-return]
 
 
+def cpu() -> str:
+    """The instructions that decide which kernels run."""
+    vnni = "with" if torch.cpu._is_vnni_supported() else "without"
+    return f"{torch.backends.cpu.get_cpu_capability()} {vnni} VNNI"
+
+
+@torch.no_grad()
+def outputs(model: nn.Module, images: torch.Tensor, batch: int = 50) -> torch.Tensor:
+    """What a model says of all images."""
+    return torch.cat([model(part) for part in images.split(batch)])
+
+
+def decibels(reference: torch.Tensor, found: torch.Tensor) -> float:
+    """Signal to noise of outputs."""
+    return float(10 * torch.log10(reference.square().mean() / (reference - found).square().mean()))
+
+
+def compare_vision(console: Console, data: Path, seconds: float, count: int) -> None:
+    """Latency, top-1 and distance from float of trained image networks."""
+    table = Table(title=f"static int8 against float on trained networks, one thread, {cpu()}")
+    for column in ("model", "batch", "float ms", "int8 ms", "speed-up", "peer speed-up", "over peer"):
+        table.add_column(column, justify="right")
+    for column in ("top-1 float", "int8", "peer", "dB int8", "dB peer", "in float"):
+        table.add_column(column, justify="right")
+    for name in ("resnet20", "mobilenet_v2"):
+        vision = vision_models.vision(name, data, count)
+        quantized, other = ours(vision.model, vision.calibration, 100), peer(vision.model, vision.calibration)
+        said = [outputs(model, vision.images) for model in (vision.model, quantized, other)]
+        scores = [f"{float((y.argmax(1) == vision.labels).float().mean()):.4f}" for y in said]
+        distances = [f"{decibels(said[0], y):.1f}" for y in said[1:]]
+        kept = sum(isinstance(m, (nn.Conv2d, nn.Linear)) for m in quantized.modules())
+        for batch in (1, 32):
+            models = {"float": vision.model, "int8": quantized, "peer": other}
+            ms = latencies(models, vision.images[:batch], seconds)
+            ratios = [ms["float"] / ms["int8"], ms["float"] / ms["peer"], ms["peer"] / ms["int8"]]
+            numbers = [f"{ms['float']:.2f}", f"{ms['int8']:.2f}", *(f"{ratio:.2f}x" for ratio in ratios)]
+            table.add_row(name, str(batch), *numbers, *scores, *distances, str(kept))
+    console.print(table)
+
+
 def compare(console: Console, seconds: float) -> None:
     """Size, latency and accuracy, side by side."""
     x_train, x_test, y_train, y_test = digits()
-    table = Table(title="static int8 against float, one thread")
+    table = Table(title=f"static int8 against float, one thread, {cpu()}")
     for column in ("model", "size ratio", "batch", "float ms", "int8 ms", "speed-up", "peer speed-up"):
         table.add_column(column, justify="right")
     for column in ("accuracy float", "int8", "peer", "kernels"):
@@ -188,16 +232,21 @@ def calibration(console: Console) -> bool:
 
 
 def main() -> None:
-    """Print both tables."""
+    """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=3.0, help="time spent on each latency figure")
+    parser.add_argument("--data", type=Path, help="folder of trained image networks, for their table alone")
+    parser.add_argument("--images", type=int, default=1000, help="images that top-1 is measured on")
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.child:
         calibrate_once(options.child[0], int(options.child[1]), options.child[2])
         return
-    console = Console(width=160)
+    console = Console(width=170)
+    if options.data is not None:
+        compare_vision(console, options.data, options.seconds, options.images)
+        return
     compare(console, options.seconds)
     flat = calibration(console)
     console.print(f"calibration memory grows by at most 10% from 100 to 1000 samples: {'yes' if flat else 'NO'}")

@@ -90,7 +90,7 @@ class PyTorchAdaptor(Adaptor):
         ranges = self._calibrator.collect(
             plan, dataloader if dataloader is not None else self.info.get("dataloader"), q_func
         )
-        return build(optimized, plan, ranges, self._structure, self._skipped, hand_on=True)
+        return build(optimized, plan, ranges, self._structure, self._skipped, example=self.example)
 
     def predict(self, model: nn.Module, inputs: Any) -> Any:
         with torch.no_grad():

@@ -21,6 +21,7 @@ from neural_compressor.schemes import Plan
 from neural_compressor.torch.conversion import Quantization, rebuild
 from neural_compressor.torch.fold import Structure, replace_module
 from neural_compressor.torch.nn.matrix_stack import open_stacks
+from neural_compressor.torch.relay import Relays
 
 WEIGHTS, CONFIG, VERSION = "model.safetensors", "qconfig.json", 1
 
@@ -59,7 +60,7 @@ def save_model(model: nn.Module, path: str | Path) -> None:
             "plan": json.loads(done.plan.to_json()),
             "structure": asdict(done.structure),
             "reasons": [[*key, reason] for key, reason in done.reasons.items()],
-            "relays": done.relays,
+            "relays": asdict(done.relays),
             "aliases": aliases,
             "sha256": _sha256(folder / WEIGHTS),
         }
@@ -75,7 +76,8 @@ def load_model(path: str | Path, model: nn.Module) -> nn.Module:
         tensors[name] = tensors[target]
     structure = Structure(**config["structure"])
     reasons = {(name, kind): reason for name, kind, reason in config["reasons"]}
-    done = Quantization(Plan.from_json(json.dumps(config["plan"])), structure, reasons, config["relays"])
+    relays = _read_relays(config["relays"])
+    done = Quantization(Plan.from_json(json.dumps(config["plan"])), structure, reasons, relays)
     try:
         base = copy.deepcopy(model)
         open_stacks(base, (name for name, _ in done.plan))
@@ -119,6 +121,13 @@ def _read_config(path: Path) -> dict[str, Any]:
     if config.get("version") != VERSION:
         raise FormatError(f"{file} has version {config.get('version')!r}; this release reads version {VERSION}")
     return config
+
+
+def _read_relays(stored: Mapping[str, Any]) -> Relays:
+    if "modules" in stored and isinstance(stored["modules"], list):
+        return Relays(**stored)
+    # Earlier files hold {op: the op that reads it}, children of one Sequential.
+    return Relays(sorted({op.rpartition(".")[0] for op in stored}))
 
 
 def _read_tensors(path: Path, config: Mapping[str, Any]) -> dict[str, torch.Tensor]:

@@ -14,7 +14,7 @@ from neural_compressor.errors import NeuralCompressorError, QuantizationError
 from neural_compressor.schemes import OpKey, OpScheme, Plan
 from neural_compressor.torch.fold import Structure
 from neural_compressor.torch.nn import QuantModule, quantized_module
-from neural_compressor.torch.relay import connect, find_relays
+from neural_compressor.torch.relay import Relays, relay, relayed, restore
 
 
 @dataclass
@@ -24,7 +24,7 @@ class Quantization:
     plan: Plan
     structure: Structure
     reasons: dict[OpKey, str] = field(default_factory=dict)
-    relays: dict[str, str] = field(default_factory=dict)
+    relays: Relays = field(default_factory=Relays)
 
 
 def build(
@@ -33,11 +33,11 @@ def build(
     ranges: Mapping[OpKey, Sequence[tuple[Any, Any]]],
     structure: Structure,
     reasons: Mapping[OpKey, str],
-    hand_on: bool = False,
+    example: Any = None,
 ) -> nn.Module:
     """A quantized copy of ``model``, whose batch norms are folded already.
 
-    With ``hand_on`` int8 ops hand their outputs on in int8 where that changes nothing.
+    With ``example`` inputs, on which it is checked, int8 ops hand their outputs on in int8.
     """
     reasons = dict(reasons)
     ops = {}
@@ -52,13 +52,14 @@ def build(
     def make(key: OpKey, module: nn.Module, scheme: OpScheme) -> nn.Module:
         return quantized_module(module, scheme, ranges.get(key, ()), relu=key[0] in structure.relus)
 
-    new = _replaced(model, ops, structure, make)
+    new = _replaced(model, ops, structure, make).eval()
+    done = Quantization(plan, structure, reasons, relayed(new))
+    new.quantization = done  # type: ignore[assignment]
     # An int8 tensor does not say in which float type the model computes, so only float32 ones are handed on.
     single = all(p.dtype == torch.float32 for p in model.parameters() if p.is_floating_point())
-    relays = find_relays(new) if hand_on and single else {}
-    connect(new, relays)
-    new.quantization = Quantization(plan, structure, reasons, relays)  # type: ignore[assignment]
-    return new.eval()
+    if example is not None and single:
+        done.relays = relay(new, example)
+    return new
 
 
 def rebuild(model: nn.Module, done: Quantization, tensors: Mapping[str, torch.Tensor]) -> tuple[nn.Module, set[str]]:
@@ -73,8 +74,8 @@ def rebuild(model: nn.Module, done: Quantization, tensors: Mapping[str, torch.Te
 
     ops = {k: s for k, s in done.plan.items() if s.precision != "fp32" and k not in done.reasons}
     new = _replaced(model, ops, done.structure, make)
-    connect(new, done.relays)
     new.quantization = done  # type: ignore[assignment]
+    restore(new, done.relays)
     return new.eval(), used
 
 

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from neural_compressor.schemes import OpKey
 from neural_compressor.torch.batches import feed
-from neural_compressor.torch.nn import fbgemm, onednn
+from neural_compressor.torch.nn import fbgemm, onednn, quint8_conv
 from neural_compressor.torch.nn.kernel_race import Race, Work, current_race
-from neural_compressor.torch.nn.quint8 import codes_of, to_quint8, with_qparams
+from neural_compressor.torch.nn.quint8 import to_quint8
 from neural_compressor.torch.watch import Call, Trace
 
 logger = logging.getLogger("neural_compressor")
@@ -140,17 +140,18 @@ def _conv(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, place: _Place) -> Work:
     assert not isinstance(module.padding, str)
     geometry = onednn.ConvGeometry(module.stride, tuple(module.padding), module.dilation, module.groups)
     codes = torch.zeros(module.weight.shape, dtype=torch.int8)
-    packed = onednn.pack_conv(codes, torch.ones(len(codes)), torch.zeros(len(codes)), geometry, _QPARAMS)
+    scale, bias = torch.ones(len(codes)), torch.zeros(len(codes))
+    packed = onednn.pack_conv(codes, scale, bias, geometry, _QPARAMS, place.shape)
+    if not place.emits:
+        run = quint8_conv.conv_to_float(packed, _QPARAMS, relu=False)
+    elif isinstance(module, nn.Conv2d):
+        run = quint8_conv.conv2d(codes, scale, bias, geometry, False, _QPARAMS)
+    else:
+        run = quint8_conv.conv_nd(packed, _QPARAMS, False, _QPARAMS)
     layout = torch.channels_last if len(place.shape) == 4 else torch.contiguous_format
     x = _input(place)
-    given = codes_of(to_quint8(x, *_QPARAMS)).contiguous(memory_format=layout)
-
-    def work() -> Tensor:
-        u8 = given if place.fed else codes_of(to_quint8(x, *_QPARAMS))
-        y = onednn.conv(u8, _QPARAMS, packed, False, _QPARAMS if place.emits else None)
-        return with_qparams(y, *_QPARAMS) if place.emits else y.contiguous()
-
-    return work
+    given = to_quint8(x, *_QPARAMS).contiguous(memory_format=layout)
+    return lambda: run(given if place.fed else to_quint8(x, *_QPARAMS).contiguous(memory_format=layout))
 
 
 def _input_shapes(model: nn.Module, ops: Mapping[OpKey, nn.Module], example: Any) -> dict[OpKey, tuple[int, ...]]:

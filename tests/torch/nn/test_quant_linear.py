@@ -67,7 +67,7 @@ def test_other_bits_are_simulated(scheme, ref, bits):
         ref.rounded_weight(module.weight.detach(), bits=bits),
         module.bias.detach().double(),
     )
-    assert (q.kernel, q.simulated, q.can_emit, q.input_qparams) == ("simulated", True, False, None)
+    assert (q.kernel, q.simulated, q.input_qparams) == ("simulated", True, None)
     torch.testing.assert_close(q(x).double(), expected, rtol=1e-5, atol=1e-5)
 
 
@@ -150,38 +150,18 @@ def test_reduced_signed_activations(scheme, ref, activation):
     torch.testing.assert_close(q(x).double(), expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("relu", [False, True])
-def test_quint8_out_is_the_float_output_quantized(scheme, relu):
-    module, x = nn.Linear(64, 32), torch.randn(9, 64)
-    q = quantized_module(module, scheme("int8 channel safe", "uint8 asym", "static"), bounds(x), relu=relu)
-    plain = q(x)
-    q.set_output_qparams(0.02, 100)
-    emitted = q(x)
-    assert emitted.dtype == torch.quint8
-    assert (emitted.q_scale(), emitted.q_zero_point()) == (0.02, 100)
-    codes = torch.clamp(torch.round(plain.double() / 0.02) + 100, 0, 255)
-    assert (emitted.int_repr().double() - codes).abs().max() <= 1
-    assert (emitted.int_repr().double() != codes).float().mean() < 0.01  # ties only
-    q.set_output_qparams(None)
-    assert torch.equal(q(x), plain)
-
-
 def test_quint8_in_gives_the_same_as_float_in(scheme):
     module, x = nn.Linear(64, 32), torch.randn(9, 64)
     q = quantized_module(module, scheme("int8 channel safe", "int8 sym", "static"), bounds(x))
     quint8 = torch.quantize_per_tensor(x, *q.input_qparams, torch.quint8)
     torch.testing.assert_close(q(quint8), q(x), rtol=1e-6, atol=1e-6)
-    q.set_output_qparams(0.02, 100)
-    assert torch.equal(q(quint8).int_repr(), q(x).int_repr())
 
 
-def test_a_simulated_op_takes_quint8_and_cannot_emit(scheme):
+def test_a_simulated_op_takes_quint8(scheme):
     module, x = nn.Linear(64, 32), torch.randn(9, 64)
     q = quantized_module(module, scheme("int4 channel", "uint8 asym", "static"), bounds(x))
     quint8 = torch.quantize_per_tensor(x, float(q.input_scale), int(q.input_zero_point), torch.quint8)
     torch.testing.assert_close(q(quint8), q(x), rtol=1e-5, atol=1e-5)
-    with pytest.raises(QuantizationError, match="cannot emit"):
-        q.set_output_qparams(0.1, 0)
 
 
 @pytest.mark.parametrize(

@@ -63,8 +63,7 @@ class QuantArithmetic(QuantModule):
         if left.shape != right.shape:
             shape = torch.Size(torch.broadcast_shapes(left.shape, right.shape))  # type: ignore[no-untyped-call]
             left, right = left.expand(shape).contiguous(), right.expand(shape).contiguous()
-        y = self._integer_op(left, right, *(self._output or self._u8("output")))
-        return y if self._output is not None else y.dequantize().to(_result_type(a, b))
+        return self._integer_op(left, right, *self._u8("output")).dequantize().to(_result_type(a, b))
 
     def _quint8(self, x: Operand, name: str) -> Tensor:
         scheme, qparams = self.scheme.activation, self._u8(name)

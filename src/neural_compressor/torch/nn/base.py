@@ -40,7 +40,7 @@ class QuantModule(nn.Module):
         self.kernel = SIMULATED
         self.training = module.training
         self._prepacked: Any = None
-        self._output: U8 | None = None
+        self._settled = object()
         self._u8_inputs: dict[str, U8] = {}
 
     # -- making one -------------------------------------------------------------------------------------------------
@@ -127,6 +127,7 @@ class QuantModule(nn.Module):
     def _settle(self) -> None:
         """The state is new or lives elsewhere now: choose the kernel, forget what was made from the old state."""
         self._prepacked = None
+        self._settled = object()  # another one than before: what was built around the old state notices
         self._u8_inputs = {}
         on_cpu = all(buffer.device.type == "cpu" for buffer in self.buffers())
         self.kernel = self._choose_kernel() if on_cpu else SIMULATED
@@ -200,17 +201,6 @@ class QuantModule(nn.Module):
             return x.dequantize() if x.is_quantized else x
         return simulate(x, self.scheme.activation, self.qparams(name))
 
-    @property
-    def can_emit(self) -> bool:
-        """Whether :meth:`set_output_qparams` is possible: only integer kernels with static ranges emit quint8."""
-        return not self.simulated and self._is_calibrated
-
-    def set_output_qparams(self, scale: float | None, zero_point: int = 0) -> None:
-        """Return quint8 tensors in these qparams from now on; ``None`` goes back to float."""
-        if scale is not None and not self.can_emit:
-            raise QuantizationError(f"{self.op_type} run by {self.kernel!r} returns float: it cannot emit quint8")
-        self._output = None if scale is None else (float(scale), int(zero_point))
-
     # -- nn.Module --------------------------------------------------------------------------------------------------
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
@@ -222,8 +212,6 @@ class QuantModule(nn.Module):
 
         super()._apply(moved, recurse)  # type: ignore[no-untyped-call]
         self._settle()
-        if not self.can_emit:
-            self._output = None
         return self
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:

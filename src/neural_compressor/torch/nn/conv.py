@@ -15,7 +15,7 @@ from neural_compressor.torch.nn import onednn
 from neural_compressor.torch.nn.activation import U8, has_fixed_range, input_u8, within_codes
 from neural_compressor.torch.nn.base import QUANT_MODULES
 from neural_compressor.torch.nn.kernels import kernel_pairs
-from neural_compressor.torch.nn.quint8 import codes_of, to_quint8, with_qparams
+from neural_compressor.torch.nn.quint8 import codes_of, to_quint8
 from neural_compressor.torch.nn.weighted import WeightedModule
 
 _CONVOLVE: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
@@ -66,8 +66,7 @@ class QuantConv(WeightedModule):
         inside = self._padded(self._rounded(x))
         y = _CONVOLVE[self.dims](inside, *self._parameters_as(inside.dtype), *self.geometry.arguments)
         y = y if x.is_quantized else y.to(x.dtype)
-        y = y.relu() if self.relu else y
-        return y if self._output is None else to_quint8(y, *self._output)
+        return y.relu() if self.relu else y
 
     def _integer(self, x: Tensor) -> Tensor:
         scheme = self.scheme.activation
@@ -75,9 +74,7 @@ class QuantConv(WeightedModule):
         padded = self._padded(x)
         qparams = self._u8("input") if self.scheme.mode == "static" else input_u8(x, scheme)
         codes = codes_of(to_quint8(within_codes(padded, qparams, scheme), *qparams))
-        y = onednn.conv(codes, qparams, self.prepacked(), self.relu, self._output)
-        if self._output is not None:
-            return with_qparams(y, *self._output)
+        y = onednn.conv(codes, qparams, self.prepacked(), self.relu)
         return _laid_out_like(x, y).to(torch.float32 if x.is_quantized else x.dtype)
 
     def _prepack(self) -> Any:

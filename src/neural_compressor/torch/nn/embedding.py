@@ -39,10 +39,6 @@ class QuantEmbedding(WeightedModule):
         super()._settle()
         self.kernel = self._choose_kernel()  # looking rows up needs no kernel of a device
 
-    @property
-    def can_emit(self) -> bool:
-        return False
-
     def forward(self, input: Tensor) -> Tensor:
         flat = input.reshape(-1)
         if not flat.numel():

@@ -13,10 +13,10 @@ _OPS = torch.ops.quantized
 
 
 @contextmanager
-def x86_engine() -> Iterator[None]:
+def engine(name: str) -> Iterator[None]:
     """Weights are packed for the engine that is selected at that moment."""
     before = torch.backends.quantized.engine
-    torch.backends.quantized.engine = "x86"
+    torch.backends.quantized.engine = name
     try:
         yield
     finally:
@@ -31,7 +31,7 @@ def pack_linear(codes: Tensor, scale: Tensor, zero_point: Tensor | None, bias: T
     else:
         zeros = torch.zeros(len(codes), dtype=torch.int64) if zero_point is None else zero_point.reshape(-1).long()
         weight = torch._make_per_channel_quantized_tensor(codes, scale.reshape(-1).double(), zeros, 0)
-    with x86_engine():
+    with engine("x86"):
         return _OPS.linear_prepack(weight, bias)
 
 

@@ -53,10 +53,6 @@ class HalfModule(QuantModule):
     def _settle(self) -> None:
         self.kernel = self.scheme.precision
 
-    @property
-    def can_emit(self) -> bool:
-        return False
-
     def dequantized_weight(self) -> Tensor | None:
         weight = self.weight
         return weight.detach().float() if isinstance(weight, Tensor) else None

@@ -12,7 +12,6 @@ from neural_compressor.schemes import OpScheme
 from neural_compressor.torch.nn import fbgemm
 from neural_compressor.torch.nn.activation import input_u8, within_codes
 from neural_compressor.torch.nn.base import QUANT_MODULES
-from neural_compressor.torch.nn.quint8 import to_quint8
 from neural_compressor.torch.nn.weighted import WeightedModule
 
 
@@ -42,10 +41,6 @@ class QuantLinear(WeightedModule):
     def _integer(self, x: Tensor) -> Tensor:
         scheme, packed = self.scheme.activation, self.prepacked()
         assert scheme is not None
-        if self._output is not None:
-            qparams = self._u8("input")
-            quint8 = to_quint8(within_codes(x, qparams, scheme), *qparams)
-            return fbgemm.linear_quint8(quint8.contiguous(), packed, self.relu, *self._output)
         values = x.dequantize() if x.is_quantized else x.detach().float()
         if self.scheme.mode == "static":
             qparams = self._u8("input")

@@ -35,11 +35,19 @@ class PackedConv:
 
 
 def pack_conv(
-    codes: Tensor, scale: Tensor, bias: Tensor | None, geometry: ConvGeometry, qparams: tuple[float, int]
+    codes: Tensor,
+    scale: Tensor,
+    bias: Tensor | None,
+    geometry: ConvGeometry,
+    qparams: tuple[float, int],
+    shape: Sequence[int] | None = None,
 ) -> PackedConv:
-    """Weights ``(out, in / groups, *kernel)`` in int8, one scale or one an output channel; ``qparams`` of the input."""
+    """Weights ``(out, in / groups, *kernel)`` in int8, one scale or one an output channel; ``qparams`` of the input.
+
+    For an input of another size than ``shape`` the kernel may want another layout, and reorders the weight at each call.
+    """
     scale = scale.reshape(-1).float()
-    weight = torch.ops.onednn.qconv_prepack(codes, scale, *qparams, *geometry.arguments)
+    weight = torch.ops.onednn.qconv_prepack(codes, scale, *qparams, *geometry.arguments, shape)
     return PackedConv(weight, scale, torch.zeros(1, dtype=torch.int32), bias, geometry)
 
 

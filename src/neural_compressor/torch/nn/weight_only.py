@@ -269,10 +269,6 @@ class WeightOnlyLinear(WeightedModule):
         """What multiplies ``rows`` inputs: a low-bit kernel, or ``"dequantize"``."""
         return self._low_bit.name if self._low_bit is not None and rows <= self._most_rows else DEQUANTIZE
 
-    @property
-    def can_emit(self) -> bool:
-        return False
-
     def _prepack(self) -> Any:
         assert self._low_bit is not None
         return self._low_bit.pack(self.stored_weight())

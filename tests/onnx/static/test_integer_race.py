@@ -83,6 +83,13 @@ def test_without_time_the_rules_decide(kit: Kit, monkeypatch: pytest.MonkeyPatch
     assert set(left_of(kit, net(kit), Told(lambda key: True))) == {"depthwise"}
 
 
+def test_a_model_that_integers_make_no_faster_is_quantized_for_its_size(
+    kit: Kit, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert left_of(kit, net(kit), Told(lambda key: True)).keys() == {"depthwise"}
+    assert "none of the 4 ops with weights faster" in caplog.text
+
+
 def test_named_ops_are_not_raced(kit: Kit) -> None:
     race = Told(lambda key: True)
     with racing(race):

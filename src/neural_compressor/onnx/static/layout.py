@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,9 @@ from neural_compressor.onnx.static.integer_race import IntegerRace
 from neural_compressor.onnx.static.options import StaticOptions
 from neural_compressor.onnx.static.slow_convolutions import is_depthwise, is_slow, is_small
 from neural_compressor.schemes import OpKey, OpScheme, TensorScheme
+
+
+logger = logging.getLogger("neural_compressor")
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,6 +98,11 @@ def lay_out(
             break
         left |= {active.pop(node)[0].key: reason for node, reason in dropped.items()}
     active = {node: active[node] for node in planned if node in active}
+    weighted = [node for node, (info, _) in planned.items() if info.weight is not None]
+    if race is not None and weighted and not any(node in active for node in weighted):
+        # A model that was to be quantized and would stay as it is helps nobody: it is at least smaller.
+        logger.warning("integers make none of the %d ops with weights faster here; they serve its size", len(weighted))
+        return lay_out(model, planned, kept, options)
     ops = {
         node: QuantizedOp(info, scheme, {i: input_of(node, i) for i in info.activations})
         for node, (info, scheme) in active.items()

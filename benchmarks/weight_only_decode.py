@@ -4,8 +4,9 @@
     python benchmarks/weight_only_decode.py --model DIR --threads 1 --tokens 64 --rounds 7
 
 Decoding is greedy, one sequence, with a cache of keys and values. All variants take turns in every round, and a figure is
-the median over rounds, so that whatever else the machine does falls on all alike. "int4 + bfloat16" has everything but the
-quantized layers in bfloat16; "+ head" quantizes the output head too, which in a small model is a large part of the reading.
+the median over rounds, so that whatever else the machine does falls on all alike; with one thread its CPU time is measured.
+"int4 + bfloat16" has everything but the quantized layers in bfloat16; "+ head" quantizes the output head too, which in a small
+model is a large part of the reading.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ VARIANTS = {
     "bfloat16": Variant(torch.bfloat16),
     "int8": Variant(torch.float32, INT8),
     "int4": Variant(torch.float32, INT4),
+    "int4 + head": Variant(torch.float32, {**INT4, "quant_lm_head": True}),
+    "int8 + head": Variant(torch.float32, {**INT8, "quant_lm_head": True}),
     "int8 + bfloat16": Variant(torch.bfloat16, INT8),
     "int4 + bfloat16": Variant(torch.bfloat16, INT4),
     "int4 + bfloat16 + head": Variant(torch.bfloat16, {**INT4, "quant_lm_head": True}),
@@ -71,11 +74,12 @@ def kernels(model: Any, rows: int) -> str:
 
 def seconds(work: Callable[[], object], device: str) -> float:
     """How long one call takes."""
-    start = time.perf_counter()
+    clock = time.thread_time if device == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
+    start = clock()
     work()
     if device == "cuda":
         torch.cuda.synchronize()
-    return time.perf_counter() - start
+    return clock() - start
 
 
 def prefill(model: Any, ids: Tensor) -> tuple[Tensor, Any]:

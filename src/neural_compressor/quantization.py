@@ -125,9 +125,8 @@ def fit(
             resume=resume,
         )
     result.ops = [_explained(record, space) for record in result.ops]
-    if result.best is not None and result.baseline is not None:
-        if note := slower_note(result.best, result.baseline, result.ops):
-            result.metadata["notes"] = [*result.metadata.get("notes", ()), note]
+    if note := slower_note(result):
+        result.metadata["notes"] = [*result.metadata.get("notes", ()), note]
     result.report = write_report(result, Path(workspace) / "report.html")
     if not quiet:
         print_result(result)

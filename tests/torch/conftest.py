@@ -5,15 +5,6 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from neural_compressor.torch.nn.kernel_race import racing
-
-
-@pytest.fixture(autouse=True)
-def _kernels_by_table():
-    """Which kernel multiplies must not depend on how busy the machine is."""
-    with racing(None):
-        yield
-
 
 class ConvNet(nn.Module):
     """conv-bn-relu, a residual, a head: what folding and fusing have to get right."""

@@ -4,7 +4,7 @@ from toy_tuning import plan_of
 from neural_compressor.adaptor.records import OpRecord
 from neural_compressor.errors import EvaluationError, QuantizationError
 from neural_compressor.tuning.criterion import Criterion
-from neural_compressor.tuning.result import Measurement, Trial
+from neural_compressor.tuning.result import Measurement, Trial, TuningResult
 from neural_compressor.tuning.verdict import all_failed, slower_note, verdict
 
 BASELINE = Measurement(0.9, 10.0, 1000)
@@ -57,13 +57,17 @@ def test_the_kind_of_error_follows_the_reasons():
 
 
 def test_a_slower_model_has_a_note_that_says_why():
-    slow, fast = (trial(0.0, True, Measurement(0.9, ms, 250)) for ms in (13.0, 10.3))
     ops = [
         OpRecord("a", "Conv2d", "int4", mode="static", simulated=True),
         OpRecord("b", "Conv2d", "int8", mode="static"),
     ]
-    assert slower_note(slow, BASELINE, ops) == (
+
+    def note(milliseconds, ops):
+        best = trial(0.0, True, Measurement(0.9, milliseconds, 250))
+        return slower_note(TuningResult(BASELINE, [best], best, True, "", "", ops))
+
+    assert note(13.0, ops) == (
         "on this machine the quantized model takes 1.30 times as long as the float one: 1 of its 2 ops are simulated"
     )
-    assert slower_note(slow, BASELINE, ops[1:]).endswith("too small for integers to pay")
-    assert slower_note(fast, BASELINE, ops) == slower_note(trial(0.0, True), BASELINE, ops) == ""
+    assert note(13.0, ops[1:]).endswith("too small for integers to pay")
+    assert note(10.3, ops) == note(None, ops) == ""

@@ -6,6 +6,7 @@ int8 pays for quantizing; the same behind it. Results are kept for the next run 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from neural_compressor.torch.nn import fbgemm, onednn
 from neural_compressor.torch.nn.kernel_race import Race, Work, current_race
 from neural_compressor.torch.nn.quint8 import codes_of, to_quint8, with_qparams
 from neural_compressor.torch.watch import Call, Trace
+
+logger = logging.getLogger("neural_compressor")
 
 _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _QPARAMS = (1 / 255, 0)
@@ -62,6 +65,12 @@ def slower_in_integers(
             reason = _lost(race, module, place, mode, works)
             if reason:
                 found.setdefault(mode, {})[key] = reason
+    for mode in [mode for mode, slower in found.items() if len(slower) == len(ops)]:
+        # A model that was to be quantized and would stay as it is helps nobody: it is at least smaller.
+        logger.warning(
+            "%s int8 makes none of the %d ops faster here; they are quantized for their size", mode, len(ops)
+        )
+        del found[mode]
     return found
 
 

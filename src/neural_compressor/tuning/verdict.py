@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from neural_compressor.adaptor.records import OpRecord
 from neural_compressor.errors import EvaluationError, NeuralCompressorError, QuantizationError
 from neural_compressor.tuning.criterion import Criterion
-from neural_compressor.tuning.result import Measurement, Trial
+from neural_compressor.tuning.result import Measurement, Trial, TuningResult
 
 UNCHECKED = "not checked: no evaluation was given, so the model was quantized once and no accuracy promise was checked"
 _SHOWN_REASONS = 5
@@ -33,19 +32,18 @@ def verdict(best: Trial, baseline: Measurement, criterion: Criterion) -> str:
     return f"promise met: trial {best.number} {lost} where {allowed} is allowed{note}{gains}"
 
 
-def slower_note(best: Trial, baseline: Measurement, ops: Sequence[OpRecord]) -> str:
+def slower_note(result: TuningResult) -> str:
     """A sentence on a model that takes longer than the float one, with what is known of the cause; empty for others."""
-    measured = best.measurement
-    if measured is None or not measured.latency_ms or not baseline.latency_ms:
+    measured = result.best.measurement if result.best is not None else None
+    before = result.baseline.latency_ms if result.baseline is not None else None
+    after = measured.latency_ms if measured is not None else None
+    if not before or not after or after < before * _SLOWER:
         return ""
-    ratio = measured.latency_ms / baseline.latency_ms
-    if ratio < _SLOWER:
-        return ""
-    simulated = sum(op.simulated for op in ops)
-    cause = (
-        f"{simulated} of its {len(ops)} ops are simulated" if simulated else "its ops are too small for integers to pay"
-    )
-    return f"on this machine the quantized model takes {ratio:.2f} times as long as the float one: {cause}"
+    simulated = sum(op.simulated for op in result.ops)
+    cause = "its ops are too small for integers to pay"
+    if simulated:
+        cause = f"{simulated} of its {len(result.ops)} ops are simulated"
+    return f"on this machine the quantized model takes {after / before:.2f} times as long as the float one: {cause}"
 
 
 def all_failed(trials: Sequence[Trial]) -> NeuralCompressorError:

@@ -59,8 +59,10 @@ def pack_ort(weight: StoredWeight) -> OrtMatMul:
 
 def run_ort(matmul: OrtMatMul, x: Tensor) -> Tensor:
     """``x @ weight.T`` for rows ``x``, in float32."""
+    x = x.detach() if x.requires_grad else x
     # Naming the output spares a look at the model's, at every call.
-    return torch.from_numpy(matmul.session.run(_OUTPUTS, {"x": x.detach().float().numpy()})[0])
+    (y,) = matmul.session.run(_OUTPUTS, {"x": (x if x.dtype == torch.float32 else x.float()).numpy()})
+    return torch.from_numpy(y)
 
 
 def _bits_of(weight: StoredWeight) -> int:

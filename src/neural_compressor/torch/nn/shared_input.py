@@ -82,8 +82,7 @@ class SharedProduct:
     def __init__(self, layers: Sequence[WeightOnlyLinear], weight: StoredWeight, kernel: WeightOnlyKernel) -> None:
         self._layers = [weakref.ref(layer) for layer in layers]
         self._run, self._packed = kernel.run, kernel.pack(weight)
-        ends = [sum(layer.out_features for layer in layers[: place + 1]) for place in range(len(layers))]
-        self._slices = [slice(end - layer.out_features, end) for end, layer in zip(ends, layers, strict=True)]
+        self._sizes = [layer.out_features for layer in layers]
         self._waiting = _Waiting()
         #: Beyond this one of the layers takes another way.
         self.most_rows = min(layer.most_rows for layer in layers)
@@ -96,9 +95,9 @@ class SharedProduct:
         """The product of ``x`` with the weight of the layer at ``place``; None where layers do not come for theirs."""
         waiting, content = self._waiting, _content(x)
         if not waiting.outputs:
-            y = self._run(self._packed, layer.turned(x))
+            parts = self._run(self._packed, layer.turned(x)).split_with_sizes(self._sizes, 1)
             waiting.content = content
-            waiting.outputs = {number: y[:, part].contiguous() for number, part in enumerate(self._slices)}
+            waiting.outputs = dict(enumerate(parts if len(x) == 1 else [part.contiguous() for part in parts]))
         elif waiting.content != content:
             waiting.outputs = {}
         return waiting.outputs.pop(place, None)
@@ -114,7 +113,7 @@ class _Waiting(threading.local):
 
 def _content(x: Tensor) -> Any:
     """The values of ``x``. A tensor may change in place, and in inference mode it has no version that would tell."""
-    x = x.detach()
+    x = x.detach() if x.requires_grad else x
     numbers = x.view(torch.int16) if x.dtype == torch.bfloat16 else x
     return x.dtype, x.shape, numbers.numpy().tobytes()
 

@@ -19,6 +19,7 @@ from neural_compressor.torch.nn.base import finite
 from neural_compressor.torch.nn.dequantized_product import dequantized_product, product_dtype
 from neural_compressor.torch.nn.input_rotation import rotated
 from neural_compressor.torch.nn.kernels import SIMULATED
+from neural_compressor.torch.nn.layer_operator import call_layer, is_traced, numbered
 from neural_compressor.torch.nn.packed_weight import (
     buffer_names,
     keep_array,
@@ -75,6 +76,7 @@ class WeightOnlyLinear(WeightedModule):
         self._most_rows = 0
         self._rotation: Rotation | None = None
         self.shared_input = SharedInput()
+        self._number = numbered(self)
 
     # -- making one -------------------------------------------------------------------------------------------------
 
@@ -279,11 +281,19 @@ class WeightOnlyLinear(WeightedModule):
         shape = input.shape
         if shape[-1] != self.in_features:
             raise QuantizationError(f"a layer of {self.in_features} inputs cannot take a tensor of {tuple(shape)}")
-        y = self._product(input, input.reshape(-1, self.in_features))
-        bias = self._buffers["bias"]
-        y = y if bias is None else y + bias
-        y = y.to(input.dtype).reshape(*shape[:-1], self.out_features)
-        return y.relu() if self.relu else y
+        if is_traced(input):
+            outputs: Tensor = call_layer(input, self._number, self.out_features)
+            return outputs
+        flat = len(shape) == 2
+        y = self._product(input, input if flat else input.reshape(-1, self.in_features))
+        # A decoding step has hundreds of such calls: what changes nothing is not asked for.
+        if (bias := self._buffers["bias"]) is not None:
+            y = y + bias
+        if y.dtype != input.dtype:
+            y = y.to(input.dtype)
+        if self.relu:
+            y = y.relu()
+        return y if flat else y.reshape(*shape[:-1], self.out_features)
 
     def turned(self, x: Tensor) -> Tensor:
         """The input as the weight expects it."""
@@ -296,7 +306,7 @@ class WeightOnlyLinear(WeightedModule):
         count = rows.shape[0]
         if not count:
             return rows.new_empty(0, self.out_features)
-        was_called = self.shared_input.note(self, input)
+        was_called = not torch.compiler.is_compiling() and self.shared_input.note(self, input)
         # Low-bit kernels have no gradients.
         if self._low_bit is None or count > self._most_rows or (rows.requires_grad and torch.is_grad_enabled()):
             dtype = product_dtype(input.dtype, rows.device.type, exact=self._exact)
@@ -310,6 +320,10 @@ class WeightOnlyLinear(WeightedModule):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "shared_input": SharedInput()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._number = numbered(self)
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, {super().extra_repr()}"

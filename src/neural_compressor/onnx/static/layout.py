@@ -17,7 +17,6 @@ from neural_compressor.onnx.static.options import StaticOptions
 from neural_compressor.onnx.static.slow_convolutions import is_depthwise, is_slow, is_small
 from neural_compressor.schemes import OpKey, OpScheme, TensorScheme
 
-
 logger = logging.getLogger("neural_compressor")
 
 

@@ -90,6 +90,21 @@ def test_a_model_that_integers_make_no_faster_is_quantized_for_its_size(
     assert "none of the 4 ops with weights faster" in caplog.text
 
 
+def test_an_op_that_does_not_run_alone_is_left_to_the_rules(kit: Kit) -> None:
+    class Broken(Told):
+        def microseconds(self, makers: Mapping[str, Callable[[], Work]]) -> dict[str, float]:
+            raise RuntimeError("not implemented")
+
+    assert set(left_of(kit, net(kit), Broken(lambda key: True))) == {"depthwise"}
+
+
+def test_ops_that_would_take_long_are_not_raced(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(integer_race, "_MOST_PRODUCTS", 10_000)
+    race = Told(lambda key: False)
+    left_of(kit, net(kit), race)
+    assert {key.split("]")[0] for key in race.asked} == {"Conv [8, 1, 3, 3", "MatMul [144, 5"}
+
+
 def test_named_ops_are_not_raced(kit: Kit) -> None:
     race = Told(lambda key: True)
     with racing(race):

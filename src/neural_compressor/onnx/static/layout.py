@@ -88,7 +88,7 @@ def lay_out(
     active = dict(planned)
     left: dict[OpKey, str] = {}
     if race is not None:  # the largest first, as there may not be time for all
-        active = dict(sorted(planned.items(), key=lambda item: -race.weight(item[1][0])))
+        active = dict(sorted(planned.items(), key=lambda item: -race.products(item[1][0])))
     while True:
         wanted = _wanted(model.graph, active, kept)
         homes = _homes(model.graph, active, kept, wanted, options)

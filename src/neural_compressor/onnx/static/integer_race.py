@@ -22,7 +22,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from neural_compressor.kernel_race import Race, Referee, Work
 from neural_compressor.kernel_timings import KernelTimings
-from neural_compressor.onnx.graph import infer_shapes
+from neural_compressor.onnx.graph import infer_shapes, standard
 from neural_compressor.onnx.op_table import Output
 from neural_compressor.onnx.ops import NodeInfo
 from neural_compressor.onnx.saturation import saturates_here
@@ -39,6 +39,7 @@ _SECONDS = 2.0
 """What the races of one model may take; the ops that come last are left to the fixed rules."""
 _MOST_PRODUCTS = 1 << 30
 """A larger op is left to the fixed rules, as racing it takes long; integers pay for it in any case."""
+_ACTIVATIONS = ("Relu", "LeakyRelu", "Sigmoid", "Tanh", "HardSigmoid", "Softplus", "Softsign", "Elu")
 _OPSET, _SCALE = 17, np.float32(0.02)
 
 
@@ -54,14 +55,14 @@ current_race = _referee.current
 racing = _referee.racing
 
 
-def known_shapes(model: ir.Model, sample: Mapping[str, Any] | None) -> dict[str, tuple[int, ...]]:
-    """The shapes of what ``model`` computes from ``sample``, as far as they can be inferred."""
+def known_shapes(model: ir.Model, inputs: Shapes) -> dict[str, tuple[int, ...]]:
+    """The shapes of what ``model`` computes from ``inputs`` of known shapes, as far as they can be inferred."""
     fixed = model
-    if sample is not None:
+    if inputs:
         fixed = model.clone()
         for value in fixed.graph.inputs:
-            if str(value.name) in sample:
-                value.shape = ir.Shape(np.shape(sample[str(value.name)]))
+            if str(value.name) in inputs:
+                value.shape = ir.Shape(inputs[str(value.name)])
         infer_shapes(fixed)
     values = [*fixed.graph.inputs, *(value for node in fixed.graph for value in node.outputs)]
     shapes = {str(v.name): v.shape for v in values if v.shape is not None}
@@ -131,6 +132,13 @@ def _described(info: NodeInfo) -> str:
     shape = [] if weight is None or weight.shape is None else list(weight.shape.numpy())
     attributes = {name: each.value for name, each in sorted(node.attributes.items())}
     return f"{node.op_type} {shape} {'with' if info.bias is not None else 'without'} bias {attributes}"
+
+
+def activation_behind(node: ir.Node) -> ir.Node | None:
+    """The activation that the runtime computes in one kernel with a Gemm that gives floats: one for float only."""
+    users = node.outputs[0].consumers()
+    alone = standard(node, "Gemm") and len(users) == 1 and not node.outputs[0].is_graph_output()
+    return users[0] if alone and standard(users[0], *_ACTIVATIONS) else None
 
 
 def _work(info: NodeInfo, place: Place, integers: bool) -> Work:

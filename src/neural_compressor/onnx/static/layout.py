@@ -12,7 +12,7 @@ from neural_compressor.onnx.graph import input_of, is_float, standard
 from neural_compressor.onnx.op_table import PASS_ON, Output
 from neural_compressor.onnx.ops import NodeInfo
 from neural_compressor.onnx.static.clips import folds
-from neural_compressor.onnx.static.integer_race import IntegerRace
+from neural_compressor.onnx.static.integer_race import IntegerRace, activation_behind
 from neural_compressor.onnx.static.options import StaticOptions
 from neural_compressor.onnx.static.slow_convolutions import is_depthwise, is_slow, is_small
 from neural_compressor.schemes import OpKey, OpScheme, TensorScheme
@@ -169,7 +169,10 @@ def _unpaid(
             continue
         fed = any(home is not None and home.firm for home in (homes.get(input_of(node, i)) for i in info.activations))
         conv = node.op_type == "Conv" and options.on_cpu
-        told = None if race is None else _raced(race, info, scheme, fed, node.outputs[0] in wanted)
+        emits = node.outputs[0] in wanted
+        told = None if race is None else _raced(race, info, scheme, fed, emits)
+        if race is not None and not emits and options.quant_format == "QDQ" and (user := activation_behind(node)):
+            told = f"the runtime computes it with the {user.op_type} behind it, and that in float only"
         if told is not None:
             if told:
                 reasons[node] = told

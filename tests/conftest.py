@@ -1,8 +1,15 @@
 """What holds for every test."""
 
 import sys
+from contextlib import ExitStack
+from importlib import import_module
 
 import pytest
+
+_RACES = {
+    "torch": "neural_compressor.torch.nn.kernel_race",
+    "onnxruntime": "neural_compressor.onnx.static.integer_race",
+}
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -16,10 +23,8 @@ def _own_cache_folder(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def _kernels_by_table():
     """What a plan holds, and which kernel runs it, must not depend on how busy the machine is."""
-    if "torch" not in sys.modules:
-        yield
-        return
-    from neural_compressor.torch.nn.kernel_race import racing
-
-    with racing(None):
+    with ExitStack() as stack:
+        for framework, race in _RACES.items():
+            if framework in sys.modules:
+                stack.enter_context(import_module(race).racing(None))
         yield

@@ -9,8 +9,6 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from neural_compressor.onnx.static.integer_race import racing
-
 Build = Callable[..., onnx.ModelProto]
 
 
@@ -29,13 +27,6 @@ def _build(
         [numpy_helper.from_array(np.asarray(a, dtype=np.float32), name) for name, a in constants.items()],
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
-
-
-@pytest.fixture(autouse=True)
-def _ops_by_fixed_rules():
-    """What stays in float must not depend on how busy the machine is."""
-    with racing(None):
-        yield
 
 
 @pytest.fixture(scope="session")

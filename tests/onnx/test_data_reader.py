@@ -98,3 +98,24 @@ def test_a_calibration_function_may_be_asked_for_an_example_first() -> None:
     assert example_of(reader) == {"x": 1}
     assert [sample["x"] for sample in Samples(reader)] == [1, 2]
     assert len(ran) == 1
+
+
+def test_shapes_are_known_ahead_and_no_sample_is_lost() -> None:
+    class Arrays(Once):
+        """One pass only, of arrays."""
+
+        def get_next(self) -> Mapping[str, Any] | None:
+            sample = super().get_next()
+            return None if sample is None else {"x": [[sample["x"]] * 4]}
+
+    samples = Samples(Arrays(), limit=2)
+    assert samples.shapes() == samples.shapes() == {"x": (1, 4)}
+    assert [sample["x"][0][0] for sample in samples] == [1, 2]
+    assert samples.shapes() == {"x": (1, 4)}
+
+
+def test_shapes_of_data_that_was_gone_over() -> None:
+    samples = Samples(Again())
+    list(samples)
+    assert samples.shapes() == {"x": ()}
+    assert [sample["x"] for sample in samples] == [1, 2, 3]

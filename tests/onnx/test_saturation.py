@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from neural_compressor import quantization
-from neural_compressor.config import PostTrainingQuantConfig
+from neural_compressor.config import PostTrainingQuantConfig, TuningCriterion
 from neural_compressor.errors import ConfigError
 from neural_compressor.onnx import saturation
 from neural_compressor.onnx.adaptor import ONNXRTAdaptor
@@ -244,6 +244,36 @@ def test_the_choice_is_known_to_tuning():
     assert {config.target_cpu for config in get_integer_tuning_config("vnni")} == {"vnni"}
     both = StaticQuantConfig(target_cpu=["any", "vnni"]).expand()
     assert [config.target_cpu for config in both] == ["any", "vnni"]
+
+
+def test_strategies_try_both_where_both_are_asked_for(tmp_path):
+    """The first that is tried fails, so that the next one is."""
+    model, feeds, _ = product()
+    tried = []
+
+    def evaluate(candidate):
+        record = read_record(read(candidate))
+        if record is not None:
+            tried.append(record.target_cpu)
+        return 0.0 if record is not None and record.target_cpu == "any" else 1.0
+
+    conf = PostTrainingQuantConfig(
+        recipes={"target_cpu": ["any", "vnni"]},
+        op_type_dict={
+            "MatMul": {
+                "weight": {"scheme": ["sym"], "granularity": ["per_channel"]},
+                "activation": {"dtype": ["uint8"], "scheme": ["asym"], "algorithm": ["minmax"]},
+            }
+        },
+        quant_format="QDQ",
+        quant_level=1,
+        tuning_criterion=TuningCriterion(strategy="exhaustive", max_trials=40),
+    )
+    best = quantization.fit(
+        model, conf, calib_dataloader=[feeds], eval_func=evaluate, workspace=tmp_path, quiet=True
+    ).model
+    assert set(tried) == {"any", "vnni"}
+    assert read_record(read(best)).target_cpu == "vnni"
 
 
 def test_an_unknown_cpu_is_an_error():

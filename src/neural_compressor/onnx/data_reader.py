@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
+
+import numpy as np
 
 from neural_compressor.errors import CalibrationError
 
@@ -40,16 +42,32 @@ class Samples:
         self.reader = reader
         self.limit = limit
         self.passes = 0
+        self._ahead: list[Any] = []
+        self._shapes: dict[str, tuple[int, ...]] | None = None
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of the first sample's inputs; it is given out all the same when the data is gone over."""
+        if self._shapes is None and not self.passes and not self._ahead:
+            first = self.reader.get_next()
+            self._ahead = [] if first is None else [first]
+            self._note(first)
+        return self._shapes or {}
+
+    def _note(self, sample: Any) -> None:
+        if self._shapes is None and isinstance(sample, Mapping):
+            self._shapes = {str(name): np.shape(array) for name, array in sample.items()}
 
     def __iter__(self) -> Iterator[Mapping[str, Any]]:
         if self.passes:
             self._rewind()
         self.passes += 1
         count = 0
-        for sample in islice(iter(self.reader.get_next, None), self.limit):
+        ahead, self._ahead = self._ahead, []
+        for sample in islice(chain(ahead, iter(self.reader.get_next, None)), self.limit):
             if not isinstance(sample, Mapping):
                 raise CalibrationError(f"sample {count} is of type {type(sample).__name__}, expected inputs by name")
             count += 1
+            self._note(sample)
             yield sample
         if not count:
             again = " again" if self.passes > 1 else ""

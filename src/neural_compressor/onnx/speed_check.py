@@ -7,7 +7,7 @@ import logging
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from neural_compressor.onnx.static.integer_race import current_race
 
 logger = logging.getLogger("neural_compressor")
 
+Sample = Mapping[str, Any]
 _SLOWER = 1.05
 """From here on a difference in time is not noise."""
 _SECONDS = 1.0
@@ -32,14 +33,14 @@ _MOST_BYTES = 1 << 28
 """Both models are in memory meanwhile."""
 
 
-def warn_if_slower(original: ir.Model, quantized: ir.Model, sample: Mapping[str, Any] | None) -> float | None:
-    """Run both in turns on ``sample`` for about a second; the ratio of their times, None where they were not run.
+def warn_if_slower(original: ir.Model, quantized: ir.Model, sample: Callable[[], Sample | None]) -> float | None:
+    """Run both in turns on what ``sample`` gives for about a second; the ratio of their times, None where they do not run.
 
     A warning names the ops that take longest where the quantized model is the slower one.
     """
     if current_race() is None:
         return None
-    given = _blank(original) if sample is None else sample
+    given = sample() or _blank(original)
     if given is None:
         logger.info("the speed of the model is not compared with float: there is no sample to run it on")
         return None

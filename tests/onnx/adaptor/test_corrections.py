@@ -153,3 +153,23 @@ def test_recipes_make_a_coarse_model_better(form, digits_model, digits, tmp_path
         return np.abs((found - exact).mean(axis=0)).max()
 
     assert error(fast_bias_correction=True, weight_correction=True) < 0.7 * error()
+
+
+def test_layers_that_stay_in_float_are_not_corrected(build, tmp_path):
+    """Groups of few channels are slower in integers: their weight stays as it is, but for int8 by channel."""
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["h"], name="first"),
+        helper.make_node("Conv", ["h", "g"], ["y"], name="grouped", group=4),
+    ]
+    weights = {"w": normal(8, 4, 1, 1), "g": normal(8, 2, 3, 3, seed=1)}
+    model = build(nodes, {"x": [1, 4, 6, 6]}, {"y": [1, 8, 4, 4]}, weights)
+    data = [{"x": normal(1, 4, 6, 6, seed=10 + i)} for i in range(4)]
+    rule = {"Conv": {"weight": {"granularity": ["per_tensor"]}}}
+    recipes = {"weight_correction": True, "fast_bias_correction": True}
+    found = []
+    for each in (recipes, {}):
+        conf = PostTrainingQuantConfig(recipes=each, quant_format="QDQ", op_type_dict=rule)
+        new = quantization.fit(model, conf, calib_dataloader=data, workspace=tmp_path, quiet=True).model
+        (conv,) = (node for node in new.graph.node if node.name == "grouped")
+        found.append(len(conv.input))
+    assert found == [2, 2]  # no bias was added to it

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from types import SimpleNamespace as Kit
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 import pytest
 
@@ -83,6 +82,53 @@ def test_without_time_the_rules_decide(kit: Kit, monkeypatch: pytest.MonkeyPatch
     assert set(left_of(kit, net(kit), Told(lambda key: True))) == {"depthwise"}
 
 
+def test_a_model_that_integers_make_no_faster_is_quantized_for_its_size(
+    kit: Kit, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert left_of(kit, net(kit), Told(lambda key: True)).keys() == {"depthwise"}
+    assert "none of the 4 ops with weights faster" in caplog.text
+
+
+def test_an_op_that_does_not_run_alone_is_left_to_the_rules(kit: Kit) -> None:
+    class Broken(Told):
+        def microseconds(self, makers: Mapping[str, Callable[[], Work]]) -> dict[str, float]:
+            raise RuntimeError("not implemented")
+
+    assert set(left_of(kit, net(kit), Broken(lambda key: True))) == {"depthwise"}
+
+
+def test_ops_that_would_take_long_are_not_raced(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(integer_race, "_MOST_PRODUCTS", 10_000)
+    race = Told(lambda key: False)
+    left_of(kit, net(kit), race)
+    assert {key.split("]")[0] for key in race.asked} == {"Conv [8, 1, 3, 3", "MatMul [144, 5"}
+
+
+def test_a_product_with_its_summand_is_what_the_plan_calls_it(kit: Kit) -> None:
+    """The two become a Gemm on the way."""
+    net = kit.Net()
+    hidden = net.op("MatMul", "x", net.weight(12, 8), name="first")
+    hidden = net.op("Relu", net.op("Add", hidden, net.weight(8)))
+    model = net.model({"x": [4, 12]}, net.op("MatMul", hidden, net.weight(8, 5), name="second"))
+    race = Told(lambda key: key.startswith("float: Gemm"))
+    left: dict[Any, str] = {}
+    with racing(race):
+        samples = Samples(kit.Reader(kit.feeds_of(model)))
+        kit.check_close(model, quantize_static(model, kit.plan_for(model), samples, left=left))
+    assert ("first", "MatMul") in left
+
+
+def test_a_gemm_that_is_fused_in_float_stays_there(kit: Kit) -> None:
+    net = kit.Net()
+    hidden = net.op("Relu", net.op("Gemm", "x", net.weight(12, 8), net.weight(8), name="first"))
+    second = net.op("MatMul", hidden, net.weight(8, 5), name="second")
+    other = net.op("MatMul", net.op("Tanh", "x"), net.weight(12, 3), name="other")
+    model = net.model({"x": [4, 12]}, second, other)
+    left = left_of(kit, model, Told(lambda key: key.startswith("float: MatMul [8, 5]")))
+    assert set(left) == {"first", "second"}
+    assert "with the Relu behind it" in left["first"]
+
+
 def test_named_ops_are_not_raced(kit: Kit) -> None:
     race = Told(lambda key: True)
     with racing(race):
@@ -99,8 +145,8 @@ def test_other_providers_are_not_raced(kit: Kit) -> None:
 
 def test_shapes_are_those_of_a_sample(kit: Kit) -> None:
     model = net(kit)
-    assert known_shapes(model, None) == {}
-    shapes = known_shapes(model, {"x": np.zeros((5, 3, 6, 6), np.float32)})
+    assert known_shapes(model, {}) == {}
+    shapes = known_shapes(model, {"x": (5, 3, 6, 6)})
     assert shapes["x"] == (5, 3, 6, 6)
     assert shapes[str(model.graph[0].outputs[0].name)] == (5, 8, 6, 6)
     assert model.graph.inputs[0].shape == ir.Shape(["n", 3, 6, 6])

@@ -112,11 +112,14 @@ class FloatModel:
         if "static" in modes:
             base, options = self._base(recipes, prevailing_weights(plan), data), self._static_options(recipes)
             smoothing = base.smoothing
-            new = quantize_static(base.model, plan, data.samples, options, base.known, left)
+            # The shapes of one trial's data are those of all: nothing is read for them again.
+            shapes = None if base.data.samples is None else base.data.samples.shapes
+            new = quantize_static(base.model, plan, data.samples, options, base.known, left, shapes)
             if recipes.corrections and data.samples is not None:
                 # Ranges are those of the model that is to be imitated, which are known by now.
-                wanted = corrected(base.model, plan, data.samples, recipes.corrections, self.target.sessions)
-                new = quantize_static(wanted, plan, data.samples, options, base.known)
+                rounded = Plan({key: scheme for key, scheme in plan.items() if key not in left})
+                wanted = corrected(base.model, rounded, data.samples, recipes.corrections, self.target.sessions)
+                new = quantize_static(wanted, plan, data.samples, options, base.known, shapes=shapes)
         if "weight_only" in modes:
             layout = self._weight_options(recipes, quant_format)
             new = quantize_weight_only(new, _jobs(plan, recipes), data.samples, layout)

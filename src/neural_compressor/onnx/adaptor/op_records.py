@@ -91,6 +91,7 @@ class _Summary:
             mode=scheme.mode,
             kernel=kernel,
             simulated=simulated,
+            reason=self.record.reasons.get(key, kernel.removeprefix("float: ")) if simulated else "",
             weight_sqnr=self._weight_sqnr(name, parts),
             output_sqnr=output_sqnr,
             size_bytes=size,

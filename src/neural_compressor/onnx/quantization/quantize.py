@@ -78,7 +78,7 @@ def quantized(
         and "weight_only" not in resolution.aims
     ):
         original = prepared.model if isinstance(source, onnx.ModelProto | ir.Model) else read_model(source)
-        warn_if_slower(original, new, store.example(work.config for work in resolution.work.values()))
+        warn_if_slower(original, new, lambda: store.example(work.config for work in resolution.work.values()))
     return new
 
 

@@ -7,9 +7,10 @@ not, integers pay for quantizing; the same behind it. Results are kept for the n
 from __future__ import annotations
 
 import functools
+import logging
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,10 +22,12 @@ from onnx import TensorProto, helper, numpy_helper
 
 from neural_compressor.kernel_race import Race, Referee, Work
 from neural_compressor.kernel_timings import KernelTimings
-from neural_compressor.onnx.graph import infer_shapes
+from neural_compressor.onnx.graph import infer_shapes, standard
 from neural_compressor.onnx.op_table import Output
 from neural_compressor.onnx.ops import NodeInfo
 from neural_compressor.onnx.saturation import saturates_here
+
+logger = logging.getLogger("neural_compressor")
 
 Shapes = Mapping[str, tuple[int, ...]]
 """The shapes of a model's tensors by name, as far as they are known."""
@@ -34,8 +37,9 @@ _MUST_GAIN = 1.15
 """Integers stay unless float is so many times as fast: noise decides nothing, and they are smaller."""
 _SECONDS = 2.0
 """What the races of one model may take; the ops that come last are left to the fixed rules."""
-_MOST_VALUES = 1 << 22
-"""An op on a larger input is left to the fixed rules, as racing it takes long."""
+_MOST_PRODUCTS = 1 << 30
+"""A larger op is left to the fixed rules, as racing it takes long; integers pay for it in any case."""
+_ACTIVATIONS = ("Relu", "LeakyRelu", "Sigmoid", "Tanh", "HardSigmoid", "Softplus", "Softsign", "Elu")
 _OPSET, _SCALE = 17, np.float32(0.02)
 
 
@@ -51,14 +55,14 @@ current_race = _referee.current
 racing = _referee.racing
 
 
-def known_shapes(model: ir.Model, sample: Mapping[str, Any] | None) -> dict[str, tuple[int, ...]]:
-    """The shapes of what ``model`` computes from ``sample``, as far as they can be inferred."""
+def known_shapes(model: ir.Model, inputs: Shapes) -> dict[str, tuple[int, ...]]:
+    """The shapes of what ``model`` computes from ``inputs`` of known shapes, as far as they can be inferred."""
     fixed = model
-    if sample is not None:
+    if inputs:
         fixed = model.clone()
         for value in fixed.graph.inputs:
-            if str(value.name) in sample:
-                value.shape = ir.Shape(np.shape(sample[str(value.name)]))
+            if str(value.name) in inputs:
+                value.shape = ir.Shape(inputs[str(value.name)])
         infer_shapes(fixed)
     values = [*fixed.graph.inputs, *(value for node in fixed.graph for value in node.outputs)]
     shapes = {str(v.name): v.shape for v in values if v.shape is not None}
@@ -88,7 +92,7 @@ class IntegerRace:
         shape = None if given is None else self.shapes.get(str(given.name))
         if node.op_type not in RACED or info.weight_index != 1 or info.activations != (0,) or not shape:
             return None
-        return Place(shape, fed, emits) if 0 < math.prod(shape) <= _MOST_VALUES else None
+        return Place(shape, fed, emits) if 0 < self.products(info) <= _MOST_PRODUCTS else None
 
     def reason_for_float(self, info: NodeInfo, place: Place) -> str | None:
         """Why the op is better left in float, empty where it is not; None where there was no time to find out."""
@@ -99,17 +103,22 @@ class IntegerRace:
             }
             if len(self.race.known(works)) < len(works) and time.monotonic() > self._end:
                 return None
-            in_float, in_integers = self.race.microseconds(works).values()
-            self._found[key, place] = (
-                f"float is faster here: {in_float:.0f} us against {in_integers:.0f} us in integers for an input of "
-                f"{list(place.shape)}"
-                if in_integers > in_float * _MUST_GAIN
-                else ""
-            )
+            self._found[key, place] = self._raced(works, place)
         return self._found[key, place]
 
-    def weight(self, info: NodeInfo) -> float:
-        """About how much an op computes, to race the largest first."""
+    def _raced(self, works: Mapping[str, Callable[[], Work]], place: Place) -> str | None:
+        try:
+            in_float, in_integers = self.race.microseconds(works).values()
+        except Exception as error:  # noqa: BLE001 - the runtime's errors share no other base class
+            logger.info("%s is not raced: %s", next(iter(works)).removeprefix("float: "), error)
+            return None
+        if in_integers <= in_float * _MUST_GAIN:
+            return ""
+        times = f"{in_float:.0f} us against {in_integers:.0f} us in integers"
+        return f"float is faster here: {times} for an input of {list(place.shape)}"
+
+    def products(self, info: NodeInfo) -> float:
+        """About how many numbers an op multiplies; 0 where that is not known."""
         given, weight = info.node.inputs[0], info.weight
         shape = () if given is None else self.shapes.get(str(given.name), ())
         if not shape or weight is None or weight.shape is None:
@@ -123,6 +132,13 @@ def _described(info: NodeInfo) -> str:
     shape = [] if weight is None or weight.shape is None else list(weight.shape.numpy())
     attributes = {name: each.value for name, each in sorted(node.attributes.items())}
     return f"{node.op_type} {shape} {'with' if info.bias is not None else 'without'} bias {attributes}"
+
+
+def activation_behind(node: ir.Node) -> ir.Node | None:
+    """The activation that the runtime computes in one kernel with a Gemm that gives floats: one for float only."""
+    users = node.outputs[0].consumers()
+    alone = standard(node, "Gemm") and len(users) == 1 and not node.outputs[0].is_graph_output()
+    return users[0] if alone and standard(users[0], *_ACTIVATIONS) else None
 
 
 def _work(info: NodeInfo, place: Place, integers: bool) -> Work:

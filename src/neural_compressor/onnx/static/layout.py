@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,10 +12,12 @@ from neural_compressor.onnx.graph import input_of, is_float, standard
 from neural_compressor.onnx.op_table import PASS_ON, Output
 from neural_compressor.onnx.ops import NodeInfo
 from neural_compressor.onnx.static.clips import folds
-from neural_compressor.onnx.static.integer_race import IntegerRace
+from neural_compressor.onnx.static.integer_race import IntegerRace, activation_behind
 from neural_compressor.onnx.static.options import StaticOptions
 from neural_compressor.onnx.static.slow_convolutions import is_depthwise, is_slow, is_small
 from neural_compressor.schemes import OpKey, OpScheme, TensorScheme
+
+logger = logging.getLogger("neural_compressor")
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +88,7 @@ def lay_out(
     active = dict(planned)
     left: dict[OpKey, str] = {}
     if race is not None:  # the largest first, as there may not be time for all
-        active = dict(sorted(planned.items(), key=lambda item: -race.weight(item[1][0])))
+        active = dict(sorted(planned.items(), key=lambda item: -race.products(item[1][0])))
     while True:
         wanted = _wanted(model.graph, active, kept)
         homes = _homes(model.graph, active, kept, wanted, options)
@@ -94,6 +97,11 @@ def lay_out(
             break
         left |= {active.pop(node)[0].key: reason for node, reason in dropped.items()}
     active = {node: active[node] for node in planned if node in active}
+    weighted = [node for node, (info, _) in planned.items() if info.weight is not None]
+    if race is not None and weighted and not any(node in active for node in weighted):
+        # A model that was to be quantized and would stay as it is helps nobody: it is at least smaller.
+        logger.warning("integers make none of the %d ops with weights faster here; they serve its size", len(weighted))
+        return lay_out(model, planned, kept, options)
     ops = {
         node: QuantizedOp(info, scheme, {i: input_of(node, i) for i in info.activations})
         for node, (info, scheme) in active.items()
@@ -161,7 +169,10 @@ def _unpaid(
             continue
         fed = any(home is not None and home.firm for home in (homes.get(input_of(node, i)) for i in info.activations))
         conv = node.op_type == "Conv" and options.on_cpu
-        told = None if race is None else _raced(race, info, scheme, fed, node.outputs[0] in wanted)
+        emits = node.outputs[0] in wanted
+        told = None if race is None else _raced(race, info, scheme, fed, emits)
+        if race is not None and not emits and options.quant_format == "QDQ" and (user := activation_behind(node)):
+            told = f"the runtime computes it with the {user.op_type} behind it, and that in float only"
         if told is not None:
             if told:
                 reasons[node] = told

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import replace
 
 import onnx_ir as ir
 
 from neural_compressor.errors import CalibrationError
-from neural_compressor.onnx.data_reader import Samples, example_of
+from neural_compressor.onnx.data_reader import Samples
 from neural_compressor.onnx.error_context import at_node
 from neural_compressor.onnx.graph import array_of, normalise, opset
 from neural_compressor.onnx.graph_editor import GraphEditor
@@ -18,7 +18,7 @@ from neural_compressor.onnx.ops import quantizable_nodes
 from neural_compressor.onnx.simplify import simplify
 from neural_compressor.onnx.static.bias_correction import BiasCorrection, watch
 from neural_compressor.onnx.static.hard_swish import OPSET_OF_HARD_SWISH, has_hard_swish, name_hard_swish
-from neural_compressor.onnx.static.integer_race import IntegerRace, current_race, known_shapes
+from neural_compressor.onnx.static.integer_race import IntegerRace, Shapes, current_race, known_shapes
 from neural_compressor.onnx.static.layout import Layout, lay_out
 from neural_compressor.onnx.static.options import StaticOptions
 from neural_compressor.onnx.static.params import KnownRanges, tensor_params
@@ -45,14 +45,17 @@ def quantize_static(
     options: StaticOptions | None = None,
     known: KnownRanges | None = None,
     left: MutableMapping[OpKey, str] | None = None,
+    shapes: Callable[[], Shapes] | None = None,
 ) -> ir.Model:
     """A new model in which the ops that ``plan`` has as static run in integers; ``model`` is a normalised one.
 
     ``known`` keeps the ranges that were collected, for the next call on the same model and data; ``left`` is given the ops
-    that stay in float all the same, with the reason.
+    that stay in float all the same, with the reason. ``shapes`` gives those of the model's inputs, by default those of the
+    first sample.
     """
     options = options or StaticOptions()
-    new, layout = _laid_out(model, plan, options, samples)
+    given = shapes or (None if samples is None else samples.shapes)
+    new, layout = _laid_out(model, plan, options, given)
     for (name, op_type), reason in layout.left.items():
         logger.info("%s (%s) stays in float: %s", name, op_type, reason)
     if left is not None:
@@ -82,14 +85,12 @@ def quantize_static(
     return new
 
 
-def _race(model: ir.Model, samples: Samples | None, options: StaticOptions) -> IntegerRace | None:
+def _race(model: ir.Model, shapes: Callable[[], Shapes] | None, options: StaticOptions) -> IntegerRace | None:
     """The race that decides what stays in float, where the model is for the CPU of this machine."""
     race = current_race() if options.on_cpu and not options.everywhere else None
     if race is None:
         return None
-    # Samples that were begun, or can be had once only, are not looked into.
-    sample = None if samples is None or samples.passes else example_of(samples.reader)
-    return IntegerRace(race, known_shapes(model, sample))
+    return IntegerRace(race, known_shapes(model, {} if shapes is None else shapes()))
 
 
 @contextmanager
@@ -112,7 +113,9 @@ def _check_weights(layout: Layout) -> None:
                     require_finite(*value_range(array_of(value), PER_TENSOR), f"its {what}")
 
 
-def _laid_out(model: ir.Model, plan: Plan, options: StaticOptions, samples: Samples | None) -> tuple[ir.Model, Layout]:
+def _laid_out(
+    model: ir.Model, plan: Plan, options: StaticOptions, shapes: Callable[[], Shapes] | None
+) -> tuple[ir.Model, Layout]:
     schemes = checked_schemes(model, plan, options)
     new = model.clone()
     simplify(new)
@@ -127,6 +130,9 @@ def _laid_out(model: ir.Model, plan: Plan, options: StaticOptions, samples: Samp
     settle_summands(editor, by_name.keys())
     nodes = {name: info for (name, _), info in quantizable_nodes(new).items()}
     planned = {info.node: (info, by_name[name]) for name, info in nodes.items() if name in by_name}
-    layout = lay_out(new, planned, kept_in_float(new, plan), options, _race(new, samples, options))
+    layout = lay_out(new, planned, kept_in_float(new, plan), options, _race(new, shapes, options))
     gone = dict.fromkeys((key for key in schemes if key[0] not in nodes), _GONE)
-    return new, replace(layout, left={**layout.left, **gone})
+    # A product may be a Gemm by now; the plan knows it as what it was.
+    planned_as = {key[0]: key for key in schemes}
+    left = {planned_as[name]: reason for (name, _), reason in layout.left.items()}
+    return new, replace(layout, left={**left, **gone})

@@ -75,3 +75,22 @@ def test_a_shared_layer_is_left_alone():
     conv = nn.Conv2d(1, 1, 1)
     model = randomise(nn.Sequential(conv, nn.BatchNorm2d(1), conv, nn.BatchNorm2d(1)))
     assert folded(model, torch.randn(2, 1, 2, 2))[1].folded == {}
+
+
+def test_layers_whose_output_is_added_are_known():
+    class Sums(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.norm, self.b, self.c = (
+                nn.Conv2d(2, 2, 1),
+                nn.BatchNorm2d(2),
+                nn.Conv2d(2, 2, 1),
+                nn.Conv2d(2, 2, 1),
+            )
+
+        def forward(self, x):
+            y = self.norm(self.a(x)) + x
+            return self.c(torch.relu(self.b(y)) + y)
+
+    model = Sums().eval()
+    assert find_structure(model, watch(model, torch.rand(1, 2, 4, 4))).summed == ["a"]

@@ -232,7 +232,7 @@ class PyTorchAdaptor(Adaptor):
             self._trace = self._watch(copied)
             self._structure = find_structure(copied, self._trace)
             fold(copied, self._structure)
-        self._source, self.pre_optimized, self._calibrator = model, copied, Calibrator(copied)
+        self._source, self.pre_optimized, self._calibrator = model, copied, Calibrator(copied, self._structure.summed)
 
     def _first_inputs(self, model: nn.Module, dataloader: Iterable[Any] | None) -> Any:
         if self.info.get("example_inputs") is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import ExitStack
 from typing import Any
 
@@ -21,8 +21,8 @@ Range = tuple[Any, Any]
 class Calibrator:
     """Collects and caches statistics: a plan that differs from an earlier one only in float ops costs no calibration."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
+    def __init__(self, model: nn.Module, summed: Collection[str] = ()) -> None:
+        self.model, self.summed = model, summed
         self._known: dict[tuple[str, str, str, int, int], list[Observer]] = {}
 
     def collect(
@@ -31,7 +31,10 @@ class Calibrator:
         dataloader: Iterable[Any] | None,
         calib_func: Callable[[nn.Module], Any] | None,
     ) -> dict[OpKey, list[Range]]:
-        """The activation ranges each static op of ``plan`` needs, one a tensor input (and the output of functional ops)."""
+        """The activation ranges each static op of ``plan`` needs, one a tensor input.
+
+        Functional ops, and those of ``summed``, have that of their output behind them.
+        """
         source = id(calib_func if calib_func is not None else dataloader)
         needed = {key: s.activation for key, s in plan.items() if s.mode == "static" and s.activation is not None}
         missing = {k: s for k, s in needed.items() if self._slot(k, s, plan, source) not in self._known}
@@ -62,7 +65,7 @@ class Calibrator:
         with ExitStack() as stack:
             for key, scheme in missing.items():
                 module = self.model.get_submodule(key[0])
-                watch_output = isinstance(module, FUNCTIONAL)
+                watch_output = isinstance(module, FUNCTIONAL) or key[0] in self.summed
                 handle = module.register_forward_hook(
                     _observe(key, scheme, collected[key], watch_output), with_kwargs=True
                 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -12,6 +13,7 @@ from neural_compressor.torch.watch import Call, Trace
 
 _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_ADDITIONS = ("torch.Tensor.add", "torch.Tensor.add_", "torch.add")
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
@@ -19,11 +21,13 @@ _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 class Structure:
     """How the optimised model differs from the user's: names of modules that became ``Identity``.
 
-    ``folded`` maps a batch norm to the layer it went into; ``relus`` maps a layer to the ReLU that follows it.
+    ``folded`` maps a batch norm to the layer it went into; ``relus`` maps a layer to the ReLU that follows it; ``summed``
+    are layers whose output is added to something.
     """
 
     folded: dict[str, str] = field(default_factory=dict)
     relus: dict[str, str] = field(default_factory=dict)
+    summed: list[str] = field(default_factory=list)
 
 
 def find_structure(model: nn.Module, trace: Trace) -> Structure:
@@ -43,7 +47,17 @@ def find_structure(model: nn.Module, trace: Trace) -> Structure:
             follower = _next_module(trace, norm_call, called)
         if follower in modules and type(modules[follower]) is nn.ReLU:
             structure.relus[name] = follower
+    structure.summed = _summed(modules, trace, structure)
     return structure
+
+
+def _summed(modules: Mapping[str, nn.Module], trace: Trace, structure: Structure) -> list[str]:
+    """Layers whose output, with the norm that is folded into them, an addition reads."""
+    made_by = {number: call.module for call in trace.calls for number in call.writes}
+    added = [number for call in trace.calls if call.target in _ADDITIONS for number in call.reads]
+    names = (made_by.get(number) for number in added)
+    layers = dict.fromkeys(structure.folded.get(name, name) for name in names if name is not None)
+    return [name for name in layers if isinstance(modules[name], (*_CONVS, nn.Linear))]
 
 
 def _next_module(trace: Trace, call: Call, called: Counter[str]) -> str:

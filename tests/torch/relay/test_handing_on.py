@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from neural_compressor.torch import functional
+from neural_compressor.torch.checkpoint import load_model, save_model
 
 
 def conv(inputs=4, outputs=4, stride=1):
@@ -94,15 +95,14 @@ EXACT = {
     "add op": (Added, IMAGE, 1),
     "one dimension": (one_dimension, (6, 3, 8), 1),
     "linear": (lambda: nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.Linear(8, 2)), (6, 8), 1),
-    # Each sum is quantized once for what reads it.
-    "residual": (Residual, IMAGE, 4),
-    "shortcut": (Shortcut, IMAGE, 3),
 }
+# The terms of a sum are rounded to 8 bits, which the module's own forward does not do.
+SUMS = {"residual": (Residual, IMAGE, 1), "shortcut": (Shortcut, IMAGE, 1)}
 
 
-@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("name", [*EXACT, *SUMS])
 def test_int8_goes_from_op_to_op(name, quantized, without_relays, quantizations, decibels):
-    make, shape, expected = EXACT[name]
+    make, shape, expected = (EXACT | SUMS)[name]
     x = torch.randn(shape)
     new = quantized(make(), x)
     assert new.quantization.relays.modules == [""], new.quantization.relays.reasons
@@ -112,7 +112,7 @@ def test_int8_goes_from_op_to_op(name, quantized, without_relays, quantizations,
         a, b = other(batch), new(batch)
         assert b.dtype == torch.float32
         assert b.is_contiguous()
-        assert decibels(a, b) > 40
+        assert decibels(a, b) > (40 if name in EXACT else 30)
 
 
 def test_a_residual_that_is_read_later_is_not_written_over(quantized, without_relays, decibels):
@@ -160,3 +160,23 @@ def test_nothing_is_claimed_where_nothing_is_handed_on(quantized):
     new = quantized(nn.Sequential(conv(3), nn.Sigmoid(), conv()), x)
     assert new.quantization.relays.modules == []
     assert "no op reads the int8 output of another" in new.quantization.relays.reasons[""]
+
+
+def test_a_loaded_residual_network_gives_the_same_bits(quantized, quantizations, tmp_path):
+    x = torch.randn(IMAGE)
+    new = quantized(Residual(), x)
+    save_model(new, tmp_path)
+    again = load_model(tmp_path, Residual())
+    assert again.first[2].output_qparams == new.first[2].output_qparams is not None
+    assert torch.equal(again(x), new(x))
+    assert quantizations(again, x) == 1
+
+
+def test_a_sum_whose_term_has_no_range_stays_in_float(quantized, without_relays, decibels):
+    x = torch.randn(IMAGE)
+    new = quantized(Residual(), x)
+    for module in new.modules():
+        if hasattr(module, "output_scale"):
+            module.output_scale = module.output_zero_point = None
+    new.first[0]._settle()
+    assert decibels(without_relays(new)(x), new(x)) > 30

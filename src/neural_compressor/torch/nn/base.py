@@ -187,6 +187,13 @@ class QuantModule(nn.Module):
             return None  # a producer of quint8 uses all 256 codes, a reduced range has 128
         return self._u8(self.inputs[0])
 
+    @property
+    def output_qparams(self) -> U8 | None:
+        """Scale and zero-point of the range its output had, where that was seen because something is added to it."""
+        scheme = self.scheme.activation
+        reduced = scheme is not None and scheme.reduce_range
+        return None if self.simulated or reduced or self.qparams("output") is None else self._u8("output")
+
     def _u8(self, name: str) -> U8:
         if name not in self._u8_inputs:
             found, scheme = self.qparams(name), self.scheme.activation

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -20,6 +20,7 @@ from neural_compressor.schemes import (
     TensorScheme,
     in_pairs,
 )
+from neural_compressor.torch.nn.activation import Range, calibrated_qparams
 from neural_compressor.torch.nn.base import QuantModule, finite
 from neural_compressor.torch.nn.packed_weight import buffer_names, check_pairs, keep_packed, packed_array
 
@@ -64,12 +65,19 @@ class WeightedModule(QuantModule):
     def _from_matrix(self, matrix: Tensor) -> Tensor:
         return matrix.reshape(self.weight_shape)
 
+    def _keep_qparams(self, act_ranges: Sequence[Range]) -> None:
+        super()._keep_qparams(act_ranges)
+        scheme, found = self.scheme.activation, None
+        if scheme is not None and self._is_calibrated and len(act_ranges) > len(self.inputs):
+            found = calibrated_qparams(act_ranges[len(self.inputs)], scheme, "output")
+        self._register_qparams("output", found)
+
     def _pairs(self) -> np.ndarray:
         """The columns of the matrix whose products a kernel without VNNI adds in 16 bits."""
         return in_pairs(self.matrix_shape[1])
 
     def _stored(self) -> tuple[str, ...]:
-        return *buffer_names("weight"), "bias?"
+        return *buffer_names("weight"), "bias?", "output_scale?", "output_zero_point?"
 
     def _quantize(self, module: nn.Module) -> None:
         assert isinstance(module.weight, Tensor)

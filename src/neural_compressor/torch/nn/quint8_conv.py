@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -20,19 +21,30 @@ Codes = Callable[[Tensor], Tensor]
 
 
 def conv2d(weight: Tensor, scale: Tensor, bias: Tensor | None, geometry: ConvGeometry, relu: bool, output: U8) -> Codes:
-    """A two-dimensional convolution with int8 ``weight`` (out, in / groups, *kernel), one scale or one an output channel."""
+    """A two-dimensional convolution with int8 ``weight`` (out, in / groups, *kernel), one scale or one an output channel.
+
+    A packed weight remembers how to compute the first shape it is called with; another one costs it some 30 us a call. So it
+    is packed anew for a smaller input than any before, where that is much.
+    """
     if scale.numel() == 1:
         quantized = torch._make_per_tensor_quantized_tensor(weight, float(scale), 0)
     else:
         zeros = torch.zeros(len(weight), dtype=torch.int64)
         quantized = torch._make_per_channel_quantized_tensor(weight, scale.reshape(-1).double(), zeros, 0)
-    with engine("onednn"):
-        stride, padding, dilation, groups = geometry.arguments
-        packed = torch.ops.quantized.conv2d_prepack(quantized, bias, stride, padding, dilation, groups)
+
+    def pack() -> Any:
+        with engine("onednn"):
+            return torch.ops.quantized.conv2d_prepack(quantized, bias, *geometry.arguments)
+
+    packed, least = pack(), sys.maxsize
     op = torch.ops.quantized.conv2d_relu.new if relu else torch.ops.quantized.conv2d.new
     out_scale, out_zero = output
 
     def convolved(x: Tensor) -> Tensor:
+        nonlocal packed, least
+        count = x.numel()
+        if count < least:
+            packed, least = packed if least == sys.maxsize else pack(), count
         y: Tensor = op(x, packed, out_scale, out_zero)
         return y
 

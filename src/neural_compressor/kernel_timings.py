@@ -36,7 +36,10 @@ class KernelTimings:
     def of_machine(cls, instructions: str, versions: Mapping[str, str]) -> KernelTimings:
         """What was measured on this CPU with ``instructions`` (say ``"AVX2"``) and ``versions`` of the libraries."""
         parts = [cpu_model(), instructions, *(f"{name}-{version}" for name, version in sorted(versions.items()))]
-        return cls(cache_folder() / f"kernels-{_file_name('_'.join(parts))}.json")
+        folder = cache_folder()
+        if not folder.is_absolute():  # there is no home: nothing is kept
+            return cls(None)
+        return cls(folder / f"kernels-{_file_name('_'.join(parts))}.json")
 
     def get(self, key: str) -> float | None:
         """The number kept as ``key``."""

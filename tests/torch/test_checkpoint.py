@@ -1,6 +1,7 @@
 """Saving and loading: bit for bit, atomically, and never from a damaged file."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,6 +10,8 @@ from torch import nn
 
 from neural_compressor.errors import FormatError, WorkspaceError
 from neural_compressor.torch.adaptor import PyTorchAdaptor
+from neural_compressor.torch.checkpoint import load_model, save_model
+from neural_compressor.torch.nn import kernels
 
 STATIC = {
     "weight": {"dtype": "int8", "granularity": "per_channel"},
@@ -159,3 +162,13 @@ def test_an_unwritable_place_is_a_clear_error(saved, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(WorkspaceError, match="cannot write"):
         adaptor.save(new, tmp_path / "file" / "model")
+
+
+def test_loading_warns_of_int8_ops_that_this_cpu_cannot_run(tmp_path, monkeypatch, caplog):
+    model, x = nn.Sequential(nn.Linear(8, 4)).eval(), torch.randn(4, 8)
+    save_model(PyTorchAdaptor().quantize({"op": {("0", "Linear"): STATIC}}, model, [x]), tmp_path / "m")
+    saturating = [replace(k, exact=lambda kind, act, codes: codes != "all") for k in kernels.KERNELS]
+    monkeypatch.setattr(kernels, "KERNELS", tuple(saturating))
+    assert load_model(tmp_path / "m", model)[0].simulated
+    assert "1 of 1 int8 ops are simulated here" in caplog.text
+    assert "16 bits" in caplog.text

@@ -105,6 +105,40 @@ def test_without_inputs_nothing_is_known():
 
 
 def test_a_model_that_integers_make_no_faster_is_quantized_for_its_size(caplog):
-    _, chosen = plan(Rigged(lambda key: 500.0))
+    with caplog.at_level("INFO", logger="neural_compressor"):
+        _, chosen = plan(Rigged(lambda key: 500.0))
     assert not any(scheme.is_float for _, scheme in chosen.items())
     assert "none of the 4 ops faster here" in caplog.text
+
+
+def test_an_op_that_was_not_raced_does_not_keep_the_others_in_float():
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gru, self.out = nn.GRU(16, 32), nn.Linear(32, 5)
+
+        def forward(self, x):
+            return self.out(self.gru(x)[0])
+
+    adaptor = PyTorchAdaptor({"dataloader": [(torch.randn(5, 2, 16), 0)]})
+    with racing(Rigged(lambda key: 500.0)):
+        space = build_space(adaptor.query_fw_capability(Recurrent().eval()), STATIC)
+    assert not space.default_plan().ops["out", "Linear"].is_float
+
+
+def test_images_without_a_batch_are_not_raced():
+    race = Rigged(lambda key: 500.0)
+    with racing(race):
+        PyTorchAdaptor({"example_inputs": torch.rand(3, 9, 9)}).query_fw_capability(
+            nn.Sequential(nn.Conv2d(3, 4, 3)).eval()
+        )
+    assert not race.keys
+
+
+def test_a_race_that_cannot_be_run_leaves_ops_quantized():
+    class Broken(Race):
+        def microseconds(self, makers):
+            raise RuntimeError("no engine")
+
+    _, chosen = plan(Broken(KernelTimings(None)))
+    assert not any(scheme.is_float for _, scheme in chosen.items())

@@ -69,5 +69,5 @@ def test_a_slower_model_has_a_note_that_says_why():
     assert note(13.0, ops) == (
         "on this machine the quantized model takes 1.30 times as long as the float one: 1 of its 2 ops are simulated"
     )
-    assert note(13.0, ops[1:]).endswith("too small for integers to pay")
+    assert note(13.0, ops[1:]).endswith("do not pay at these shapes")
     assert note(10.3, ops) == note(None, ops) == ""

@@ -15,7 +15,6 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 
-from neural_compressor.errors import NeuralCompressorError
 from neural_compressor.onnx.feeds import feeds
 from neural_compressor.onnx.model_forms import stored_bytes
 from neural_compressor.onnx.session import make_session
@@ -52,14 +51,15 @@ def warn_if_slower(original: ir.Model, quantized: ir.Model, sample: Callable[[],
     try:
         feed = feeds(original, given, 0)
         ratio = _ratio([make_session(model, threads=1, few_shapes=True) for model in (original, quantized)], feed)
-    except NeuralCompressorError as error:
+        slowest = ", ".join(_slowest(quantized, feed)) if ratio >= _SLOWER else ""
+    except Exception as error:  # noqa: BLE001 - the runtime's errors share no base class, and this is but a look at the clock
         logger.info("the speed of the model is not compared with float: %s", error)
         return None
-    if ratio >= _SLOWER:
+    if slowest:
         logger.warning(
             "the quantized model takes %.2f times as long as float here; the ops that take longest are %s",
             ratio,
-            ", ".join(_slowest(quantized, feed)),
+            slowest,
         )
     return ratio
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import logging
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -20,8 +22,12 @@ from neural_compressor.formats import new_folder
 from neural_compressor.schemes import Plan
 from neural_compressor.torch.conversion import Quantization, rebuild
 from neural_compressor.torch.fold import Structure, replace_module
+from neural_compressor.torch.nn import QuantModule
+from neural_compressor.torch.nn.kernels import fits_kernel
 from neural_compressor.torch.nn.matrix_stack import open_stacks
 from neural_compressor.torch.relay import Relays
+
+logger = logging.getLogger("neural_compressor")
 
 WEIGHTS, CONFIG, VERSION = "model.safetensors", "qconfig.json", 1
 
@@ -95,7 +101,16 @@ def load_model(path: str | Path, model: nn.Module) -> nn.Module:
             f"{path} does not fit a model of type {type(model).__name__}: "
             f"missing tensors {lost[:5]}, unexpected tensors {list(unexpected)[:5]}"
         )
+    _tell_simulated(new)
     return new
+
+
+def _tell_simulated(model: nn.Module) -> None:
+    """Say where a model has integer ops that another machine runs and this one does not."""
+    found = [m for m in model.modules() if isinstance(m, QuantModule) and fits_kernel(m.op_type, m.scheme)]
+    reasons = Counter(why for m in found if (why := m.why_simulated()))
+    for why, count in reasons.items():
+        logger.warning("%d of %d int8 ops are simulated here, in float: %s", count, len(found), why)
 
 
 def _own_parameters(layer: nn.Module) -> None:
@@ -124,8 +139,9 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def _read_relays(stored: Mapping[str, Any]) -> Relays:
-    if "modules" in stored and isinstance(stored["modules"], list):
-        return Relays(**stored)
+    if isinstance(stored.get("modules"), list):
+        reasons = stored.get("reasons", {})
+        return Relays([str(name) for name in stored["modules"]], reasons if isinstance(reasons, dict) else {})
     # Earlier files hold {op: the op that reads it}, children of one Sequential.
     return Relays(sorted({op.rpartition(".")[0] for op in stored}))
 

@@ -7,6 +7,7 @@ int8 pays for quantizing; the same behind it. Results are kept for the next run 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -15,16 +16,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from neural_compressor.schemes import OpKey
+from neural_compressor.dtypes import dtype
+from neural_compressor.schemes import PER_CHANNEL, OpKey, OpScheme, TensorScheme
 from neural_compressor.torch.batches import feed
 from neural_compressor.torch.nn import fbgemm, onednn, quint8_conv
 from neural_compressor.torch.nn.kernel_race import Race, Work, current_race
+from neural_compressor.torch.nn.kernels import kernel_for
 from neural_compressor.torch.nn.quint8 import to_quint8
 from neural_compressor.torch.watch import Call, Trace
 
 logger = logging.getLogger("neural_compressor")
 
 _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_WEIGHT = TensorScheme(dtype("int8"), granularity=PER_CHANNEL, pair_safe=True)
+_ACTIVATION = TensorScheme(dtype("uint8"), symmetric=False)
 _QPARAMS = (1 / 255, 0)
 _MUST_GAIN = 1.25
 """Integers stay unless float is so many times as fast: noise decides nothing, and they are smaller."""
@@ -56,19 +61,21 @@ def slower_in_integers(
         return found
     raced = {key: module for key, module in ops.items() if isinstance(module, (nn.Linear, *_CONVS))}
     shapes = _input_shapes(model, raced, example)
-    fed = _fed(trace, {key[0] for key in raced})
+    fed, tried = _fed(trace, {key[0] for key in raced}), Counter[str]()
     for key, module in raced.items():
         if key not in shapes or module.weight.device.type != "cpu":
             continue
         place = _Place(shapes[key], key[0] in fed, key[0] in fed.values())
         for mode, works in _works(module, place).items():
-            reason = _lost(race, module, place, mode, works)
-            if reason:
+            if kernel_for(key[1], OpScheme(_WEIGHT, _ACTIVATION, mode)) is None:
+                continue  # it is simulated, which is for no race to decide
+            tried[mode] += 1
+            if reason := _lost(race, module, place, mode, works):
                 found.setdefault(mode, {})[key] = reason
-    for mode in [mode for mode, slower in found.items() if len(slower) == len(ops)]:
+    for mode in [mode for mode, slower in found.items() if len(slower) == tried[mode]]:
         # A model that was to be quantized and would stay as it is helps nobody: it is at least smaller.
-        logger.warning(
-            "%s int8 makes none of the %d ops faster here; they are quantized for their size", mode, len(ops)
+        logger.info(
+            "%s int8 makes none of the %d ops faster here; they are quantized for their size", mode, tried[mode]
         )
         del found[mode]
     return found
@@ -76,7 +83,11 @@ def slower_in_integers(
 
 def _lost(race: Race, module: nn.Module, place: _Place, mode: str, works: Mapping[str, Callable[[], Work]]) -> str:
     what = f"{module!r} on {place.shape}, fed {place.fed}, emits {place.emits}, {torch.get_num_threads()} threads"
-    times = race.microseconds({f"{mode} {name}: {what}": make for name, make in works.items()})
+    try:
+        times = race.microseconds({f"{mode} {name}: {what}": make for name, make in works.items()})
+    except RuntimeError as error:
+        logger.info("%s is not raced: %s", what, error)
+        return ""
     in_float, in_int8 = times.values()
     if in_int8 <= in_float * _MUST_GAIN:
         return ""
@@ -93,7 +104,8 @@ def _works(module: nn.Module, place: _Place) -> dict[str, dict[str, Callable[[],
         dynamic = {"float": lambda: _float(module, plain), "int8": lambda: _dynamic(module, place)}
         return {"static": static, "dynamic": dynamic}
     assert isinstance(module, _CONVS)
-    if isinstance(module.padding, str) or module.padding_mode != "zeros":
+    unbatched = len(place.shape) != len(module.kernel_size) + 2
+    if isinstance(module.padding, str) or module.padding_mode != "zeros" or unbatched:
         return {}
     return {"static": {"float": lambda: _float(module, place), "int8": lambda: _conv(module, place)}}
 
@@ -145,7 +157,7 @@ def _conv(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, place: _Place) -> Work:
     if not place.emits:
         run = quint8_conv.conv_to_float(packed, _QPARAMS, relu=False)
     elif isinstance(module, nn.Conv2d):
-        run = quint8_conv.conv2d(codes, scale, bias, geometry, False, _QPARAMS)
+        run = quint8_conv.conv2d(lambda: (codes, scale), bias, geometry, False, _QPARAMS)
     else:
         run = quint8_conv.conv_nd(packed, _QPARAMS, False, _QPARAMS)
     layout = torch.channels_last if len(place.shape) == 4 else torch.contiguous_format

@@ -38,6 +38,8 @@ def find_ops(
         if type(module) is classes.get(kind):
             if module._forward_hooks or module._forward_pre_hooks:
                 skipped[key] = "it has forward hooks, which would be lost with the module"
+            elif getattr(module, "proj_size", 0):
+                skipped[key] = f"{kind} with projections (proj_size) has no quantized form"
             elif kind not in op_types:
                 skipped[key] = f"the framework YAML lists no quantized {kind}"
             elif called is not None and not called[name]:

@@ -40,7 +40,7 @@ def slower_note(result: TuningResult) -> str:
     if not before or not after or after < before * _SLOWER:
         return ""
     simulated = sum(op.simulated for op in result.ops)
-    cause = "its ops are too small for integers to pay"
+    cause = "integer kernels do not pay at these shapes"
     if simulated:
         cause = f"{simulated} of its {len(result.ops)} ops are simulated"
     return f"on this machine the quantized model takes {after / before:.2f} times as long as the float one: {cause}"

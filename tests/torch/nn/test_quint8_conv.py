@@ -33,7 +33,7 @@ def case(request):
 @pytest.mark.parametrize("relu", [False, True])
 def test_codes_in_codes_out(case, relu):
     x, weight, scale, bias, geometry, exact = case
-    y = conv2d(weight, scale, bias, geometry, relu, OUT)(x)
+    y = conv2d(lambda: (weight, scale), bias, geometry, relu, OUT)(x)
     assert (y.q_scale(), y.q_zero_point()) == OUT
     wanted = codes_of(exact.relu() if relu else exact, *OUT)
     assert (y.int_repr() - wanted).abs().max() <= 1
@@ -44,3 +44,11 @@ def test_codes_in_floats_out(case):
     x, weight, scale, bias, geometry, exact = case
     packed = pack_conv(weight, scale, bias, geometry, IN, x.shape)
     torch.testing.assert_close(conv_to_float(packed, IN, relu=False)(x).double(), exact, rtol=1e-5, atol=1e-5)
+
+
+def test_inputs_of_other_sizes_give_the_same(case):
+    x, weight, scale, bias, geometry, _ = case
+    run = conv2d(lambda: (weight, scale), bias, geometry, False, OUT)
+    whole = run(x)
+    assert torch.equal(run(x[:1]).int_repr(), whole[:1].int_repr())
+    assert torch.equal(run(x).int_repr(), whole.int_repr())

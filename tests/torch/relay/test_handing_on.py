@@ -180,3 +180,23 @@ def test_a_sum_whose_term_has_no_range_stays_in_float(quantized, without_relays,
             module.output_scale = module.output_zero_point = None
     new.first[0]._settle()
     assert decibels(without_relays(new)(x), new(x)) > 30
+
+
+@pytest.mark.parametrize("gain", [1.0, 10.0])
+@pytest.mark.parametrize("last", [False, True], ids=["sum in float", "sum as codes"])
+def test_what_a_relu_cuts_off_is_kept_for_others(quantized, without_relays, decibels, gain, last):
+    class PreActivation(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.c = conv(3), conv(), conv()
+            with torch.no_grad():
+                self.b.weight *= gain
+
+        def forward(self, x):
+            h = self.a(x)
+            total = h + self.b(torch.relu(h))
+            return self.c(total) if last else total
+
+    x = torch.randn(IMAGE)
+    new = quantized(PreActivation(), x)
+    assert decibels(without_relays(new)(x), new(x)) > 30

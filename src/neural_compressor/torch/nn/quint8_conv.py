@@ -20,19 +20,22 @@ from neural_compressor.torch.nn.quint8 import codes_of, with_qparams
 Codes = Callable[[Tensor], Tensor]
 
 
-def conv2d(weight: Tensor, scale: Tensor, bias: Tensor | None, geometry: ConvGeometry, relu: bool, output: U8) -> Codes:
-    """A two-dimensional convolution with int8 ``weight`` (out, in / groups, *kernel), one scale or one an output channel.
+def conv2d(
+    weight: Callable[[], tuple[Tensor, Tensor]], bias: Tensor | None, geometry: ConvGeometry, relu: bool, output: U8
+) -> Codes:
+    """A two-dimensional convolution; ``weight`` gives int8 codes (out, in / groups, *kernel) and scales.
 
     A packed weight remembers how to compute the first shape it is called with; another one costs it some 30 us a call. So it
-    is packed anew for a smaller input than any before, where that is much.
+    is packed anew for an input of half the size or less, of which that is much.
     """
-    if scale.numel() == 1:
-        quantized = torch._make_per_tensor_quantized_tensor(weight, float(scale), 0)
-    else:
-        zeros = torch.zeros(len(weight), dtype=torch.int64)
-        quantized = torch._make_per_channel_quantized_tensor(weight, scale.reshape(-1).double(), zeros, 0)
 
     def pack() -> Any:
+        codes, scale = weight()
+        if scale.numel() == 1:
+            quantized = torch._make_per_tensor_quantized_tensor(codes, float(scale), 0)
+        else:
+            zeros = torch.zeros(len(codes), dtype=torch.int64)
+            quantized = torch._make_per_channel_quantized_tensor(codes, scale.reshape(-1).double(), zeros, 0)
         with engine("onednn"):
             return torch.ops.quantized.conv2d_prepack(quantized, bias, *geometry.arguments)
 
@@ -43,7 +46,7 @@ def conv2d(weight: Tensor, scale: Tensor, bias: Tensor | None, geometry: ConvGeo
     def convolved(x: Tensor) -> Tensor:
         nonlocal packed, least
         count = x.numel()
-        if count < least:
+        if count * 2 <= least:
             packed, least = packed if least == sys.maxsize else pack(), count
         y: Tensor = op(x, packed, out_scale, out_zero)
         return y

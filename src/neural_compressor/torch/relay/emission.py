@@ -1,7 +1,9 @@
 """Which values of a traced graph travel as 8-bit codes, and in which scale and zero-point.
 
 Int8 ops demand their inputs in calibrated qparams. A demand goes up through ops that give the same codes before and after
-quantization. A value travels as codes if everything that reads it takes codes and all agree on the qparams.
+quantization. A value travels as codes if everything that reads it takes codes and all agree on the qparams; but a sum that
+is wanted in float takes what others read as codes, turned back. Behind a ReLU or clamp codes have no place for what that
+cuts off, so that all who read such a value must cut it off alike.
 
 A residual addition of codes takes them in any scale, and emits in the qparams of what reads the sum: what a convolution
 before it emits in is the range its output had in calibration. In float the sum would be more exact (by 2.5 dB at the end
@@ -12,7 +14,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Any
 
@@ -163,10 +165,14 @@ def _int8(module: QuantModule, node: fx.Node, shapes: Mapping[fx.Node, Shape]) -
 
 @dataclass(frozen=True)
 class _Demand:
-    """What the readers of a value want: codes in ``qparams``, or in any (None); ``soft`` where floats cost no more."""
+    """What the readers of a value want: codes in ``qparams``, or in any (None); ``soft`` where floats cost no more.
+
+    ``bounds`` are those beyond which they have no use for it.
+    """
 
     qparams: U8 | None = None
     soft: bool = False
+    bounds: tuple[float | None, float | None] = (None, None)
 
 
 def assign(traced: Traced, shapes: Mapping[fx.Node, Shape]) -> Emission:
@@ -183,6 +189,7 @@ def assign(traced: Traced, shapes: Mapping[fx.Node, Shape]) -> Emission:
 def _demand(node: fx.Node, ops: Mapping[fx.Node, Op], demands: Mapping[fx.Node, _Demand | None]) -> _Demand | None:
     """What the readers of a node agree on; None where one needs floats."""
     found: list[_Demand] = []
+    bounds: set[tuple[float | None, float | None]] = set()
     for user in node.users:
         op, further = ops[user], demands[user]
         if op.kind is Kind.INT8:
@@ -190,17 +197,22 @@ def _demand(node: fx.Node, ops: Mapping[fx.Node, Op], demands: Mapping[fx.Node, 
             soft = isinstance(op.module, QuantLinear) and further is None
             found += [_Demand(wanted, soft) for source, wanted in op.inputs if source is node and wanted is not None]
         elif op.kind is Kind.ADD:
-            # A sum that is wanted in float takes terms of either kind: what others read as codes is turned back for it.
+            bounds.add((None, None))
             if further is not None and further.qparams is not None and not further.soft:
                 found.append(_Demand())
         elif op.kind is Kind.FLOAT or further is None:
             return None
         else:
-            found.append(further)
+            found.append(further if op.kind is not Kind.CLAMP else replace(further, bounds=op.bounds))
+    bounds |= {demand.bounds for demand in found}
+    if len(bounds) > 1:
+        return None
     wanted = {demand.qparams for demand in found if demand.qparams is not None}
     if len(wanted) > 1 or not found:
         return None
-    return _Demand(wanted.pop(), all(demand.soft for demand in found)) if wanted else _Demand()
+    if not wanted:
+        return _Demand(bounds=found[0].bounds)
+    return _Demand(wanted.pop(), all(demand.soft for demand in found), found[0].bounds)
 
 
 def _emitted(node: fx.Node, found: Emission, demand: _Demand | None) -> U8 | None:

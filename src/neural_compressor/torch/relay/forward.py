@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +20,7 @@ from torch.nn.modules import dropout
 
 from neural_compressor.schemes.error import sqnr_db
 from neural_compressor.torch.batches import feed, tensors_in
-from neural_compressor.torch.nn import QuantModule
+from neural_compressor.torch.nn import QuantConv2d, QuantModule
 from neural_compressor.torch.relay.emission import Shape, assign
 from neural_compressor.torch.relay.guards import Guards
 from neural_compressor.torch.relay.program import Builder
@@ -28,6 +29,8 @@ from neural_compressor.torch.relay.tracing import Traced, TraceError, trace
 _LOG = logging.getLogger(__name__)
 _LEAST_DB = 10.0
 """Outputs further from those of the module's own forward than this are a fault, not rounding."""
+_TRACING = threading.RLock()
+"""Tracing is for one thread at a time; others run the module's own forward meanwhile."""
 _RETRACES = 8
 """A module that must be traced more often than this runs its own forward."""
 
@@ -50,6 +53,7 @@ class RelayedForward:
         self._run: Callable[..., Any] | None = None
         self._guards: Guards | None = None
         self._given: tuple[str, ...] = ()
+        self._trainable = False
         self._ranks: tuple[int, ...] = ()
         #: Modules below that are called as they are.
         self.opaque: tuple[str, ...] = ()
@@ -94,6 +98,8 @@ class RelayedForward:
             if self.module.training:
                 return own(self.module, *given, **kwargs)
             return self._first(tensors, names, given, kwargs)
+        if self._trainable and torch.is_grad_enabled():
+            return own(self.module, *given, **kwargs)
         if names != self._given or tuple(t.dim() for t in tensors) != self._ranks or self._run is None:
             return own(self.module, *given, **kwargs)
         try:
@@ -122,6 +128,19 @@ class RelayedForward:
         own = type(self.module).forward
         if any(m._forward_hooks or m._forward_pre_hooks for m in self.module.modules() if m is not self.module):
             return own(self.module, *args, **kwargs)
+        if torch.is_grad_enabled() and any(p.requires_grad for p in self.module.parameters()):
+            return own(self.module, *args, **kwargs)
+        if not _TRACING.acquire(blocking=False):
+            return own(self.module, *args, **kwargs)
+        try:
+            return self._trace(tensors, names, args, kwargs)
+        finally:
+            _TRACING.release()
+
+    def _trace(
+        self, tensors: Sequence[Tensor], names: tuple[str, ...], args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Any:
+        own = type(self.module).forward
         self._traces += 1
         if self._traces > _RETRACES:
             self._refuse("its attributes or its inputs keep changing")
@@ -139,6 +158,7 @@ class RelayedForward:
             if not self.trusted:  # else it is this call that is unlike those before, and the next may not be
                 self._refuse(str(error))
             return own(self.module, *args, **kwargs)
+        self._trainable = any(p.requires_grad for p in self.module.parameters())
         self._guards, self._given, self._ranks = guards, names, tuple(t.dim() for t in tensors)
         self.opaque = tuple(traced.opaque)
         return result
@@ -163,6 +183,9 @@ class RelayedForward:
         if not self.trusted:
             _compare(result, expected)
         self.trusted, self._run = True, run
+        for module in self.module.modules():
+            if isinstance(module, QuantConv2d):
+                module.forget_prepacked()  # which only its own forward needs
         return result
 
 
@@ -210,6 +233,8 @@ def _same_values(x: Tensor, y: Tensor) -> bool:
 
 def _compare(found: Any, expected: Any) -> None:
     for a, b in zip(tensors_in(found), tensors_in(expected), strict=True):
+        if a.dtype != b.dtype or a.shape != b.shape:
+            raise TraceError(f"it gives {a.dtype} of {tuple(a.shape)} in place of {b.dtype} of {tuple(b.shape)}")
         if not a.is_floating_point() or not bool(b.abs().max()):
             continue
         decibels = sqnr_db(b.float(), a.float())

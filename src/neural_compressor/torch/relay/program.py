@@ -221,8 +221,7 @@ def _packed(module: Any, shape: Sequence[int]) -> onednn.PackedConv:
 
 def _to_codes(module: QuantModule, shape: Sequence[int], relu: bool, output: U8) -> Callable[..., Tensor]:
     if isinstance(module, QuantConv2d):
-        codes, scale, _ = module._int8_weight()
-        return quint8_conv.conv2d(codes, scale, module.bias, module.geometry, relu, output)
+        return quint8_conv.conv2d(lambda: module._int8_weight()[:2], module.bias, module.geometry, relu, output)
     if isinstance(module, (QuantConv1d, QuantConv3d)):
         return quint8_conv.conv_nd(_packed(module, shape), module._u8("input"), relu, output)
     if isinstance(module, QuantLinear):

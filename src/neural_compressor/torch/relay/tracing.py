@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import operator
+import threading
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -70,6 +71,8 @@ class _Tracer(fx.Tracer):
     def __init__(self, given: Collection[str]) -> None:
         super().__init__()
         self.given = given
+        # While a model is traced, fx has its hands on the modules of all threads.
+        self._thread = threading.get_ident()
         self.opaque: dict[str, str] = {}
         self.inlined: list[nn.Module] = []
         self._parameters: dict[str, Any] = {}
@@ -88,6 +91,8 @@ class _Tracer(fx.Tracer):
         return (lambda: root_fn(self.root, **placeholders)), []
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        if threading.get_ident() != self._thread:
+            return attr_val
         self._parameters = parameter_proxy_cache
         return super().getattr(attr, attr_val, parameter_proxy_cache)
 
@@ -102,6 +107,8 @@ class _Tracer(fx.Tracer):
         return isinstance(m, QuantModule) or super().is_leaf_module(m, module_qualified_name)
 
     def call_module(self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if threading.get_ident() != self._thread:
+            return forward(*args, **kwargs)
         name = self.path_of_module(m)
         if not self.is_leaf_module(m, name) and name not in self.opaque:
             before = next(iter(reversed(self.graph.nodes)), None)
@@ -206,8 +213,9 @@ def writes_input(traced: Traced, node: fx.Node) -> bool:
     module = traced.module(node)
     if module is not None:
         return bool(getattr(module, "inplace", False)) and not isinstance(module, nn.modules.dropout._DropoutNd)
-    if node.op == "call_method":
-        return str(node.target).endswith("_") and not str(node.target).endswith("__")
+    name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
+    if name.endswith("_") and not name.endswith("__"):
+        return True
     return node.target in _IN_PLACE_FUNCTIONS or (bool(node.kwargs.get("inplace")) and node.target is not F.dropout)
 
 

@@ -4,6 +4,8 @@ import pytest
 
 from neural_compressor.adaptor import Adaptor, QueryBackendCapability, get_optype_wise_ability, op_configs
 from neural_compressor.adaptor.capability import float_config, is_float_config
+from neural_compressor.adaptor.tensor_options import read_op_config
+from neural_compressor.errors import ConfigError
 
 YAML = """
 fp32: ['*']
@@ -92,3 +94,21 @@ def test_op_type_view_takes_the_first_quantized_config_of_the_type():
     expected = {"Linear": int8, "LayerNorm": float_config("bf16")}
     assert get_optype_wise_ability(details) == expected
     assert Adaptor.get_optype_wise_ability(None, details) == Adaptor.get_optye_wise_ability(None, details) == expected
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"weight": {"dtype": "int8", "scheme": ["sym", "asym"], "pair_safe": True}},
+        {"weight": {"dtype": ["int8", "int4"], "pair_safe": True}},
+        {"weight": {"dtype": "int8", "granularity": "per_group", "group_size": 32, "pair_safe": True}},
+        {"weight": {"dtype": "int8"}, "activation": {"dtype": "int8", "pair_safe": True}},
+    ],
+    ids=["asym", "int4", "groups", "activation"],
+)
+def test_pairs_are_safe_in_plain_int8_weights_alone(part):
+    with pytest.raises(ConfigError, match=r"pair_safe is for weights of dtype int8, scheme sym"):
+        read_op_config(part, "static", "here")
+    assert read_op_config({"weight": {"dtype": "int8", "pair_safe": True}}, "static", "here")["weight"][
+        "pair_safe"
+    ] == [True]

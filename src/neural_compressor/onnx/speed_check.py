@@ -17,8 +17,8 @@ import onnxruntime as ort
 
 from neural_compressor.onnx.feeds import feeds
 from neural_compressor.onnx.model_forms import stored_bytes
+from neural_compressor.onnx.op_race import current_race
 from neural_compressor.onnx.session import make_session
-from neural_compressor.onnx.static.integer_race import current_race
 
 logger = logging.getLogger("neural_compressor")
 

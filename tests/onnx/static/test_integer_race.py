@@ -13,25 +13,12 @@ from neural_compressor.kernel_race import Race, Work
 from neural_compressor.kernel_timings import KernelTimings
 from neural_compressor.onnx.data_reader import Samples
 from neural_compressor.onnx.model_file import read_model
+from neural_compressor.onnx.op_race import known_shapes, racing
 from neural_compressor.onnx.ops import quantizable_nodes
 from neural_compressor.onnx.static import integer_race
 from neural_compressor.onnx.static.fusion_check import as_run
-from neural_compressor.onnx.static.integer_race import IntegerRace, Place, known_shapes, racing
+from neural_compressor.onnx.static.integer_race import IntegerRace, Place
 from neural_compressor.onnx.static.quantizer import quantize_static
-
-
-class Told(Race):
-    """A race that says what it was told to, of the ops that a key speaks of."""
-
-    def __init__(self, faster_in_float: Callable[[str], bool]) -> None:
-        super().__init__(KernelTimings(None))
-        self.faster_in_float = faster_in_float
-        self.asked: list[str] = []
-
-    def microseconds(self, makers: Mapping[str, Callable[[], Work]]) -> dict[str, float]:
-        (in_float, in_integers) = makers
-        self.asked.append(in_float.removeprefix("float: "))
-        return {in_float: 1.0, in_integers: 2.0 if self.faster_in_float(in_float) else 0.5}
 
 
 def net(kit: Kit) -> ir.Model:
@@ -52,16 +39,16 @@ def left_of(kit: Kit, model: ir.Model, race: Race | None) -> dict[str, str]:
     return {name: reason for (name, kind), reason in left.items() if kind in integer_race.RACED}
 
 
-def test_the_race_decides_and_not_the_rules(kit: Kit) -> None:
+def test_the_race_decides_and_not_the_rules(kit: Kit, told: type[Any]) -> None:
     assert set(left_of(kit, net(kit), None)) == {"depthwise"}
-    assert left_of(kit, net(kit), Told(lambda key: False)) == {}
-    left = left_of(kit, net(kit), Told(lambda key: key.startswith("float: MatMul")))
+    assert left_of(kit, net(kit), told(lambda key: False)) == {}
+    left = left_of(kit, net(kit), told(lambda key: key.startswith("float: MatMul")))
     assert set(left) == {"product"}
     assert "1 us against 2 us" in left["product"]
 
 
-def test_an_op_is_raced_where_it_stands_and_the_largest_first(kit: Kit) -> None:
-    race = Told(lambda key: False)
+def test_an_op_is_raced_where_it_stands_and_the_largest_first(kit: Kit, told: type[Any]) -> None:
+    race = told(lambda key: False)
     left_of(kit, net(kit), race)
     assert [key.split("]")[0] for key in race.asked][:2] == ["Conv [4, 8, 3, 3", "Conv [8, 3, 3, 3"]
     (last,) = (key for key in race.asked if key.startswith("Conv [4, 8"))
@@ -70,47 +57,47 @@ def test_an_op_is_raced_where_it_stands_and_the_largest_first(kit: Kit) -> None:
     assert product.endswith("on [2, 144], fed True, emits False")
 
 
-def test_what_the_neighbours_lose_is_raced_anew(kit: Kit) -> None:
-    race = Told(lambda key: key.startswith("float: Conv [4"))
+def test_what_the_neighbours_lose_is_raced_anew(kit: Kit, told: type[Any]) -> None:
+    race = told(lambda key: key.startswith("float: Conv [4"))
     assert set(left_of(kit, net(kit), race)) == {"last"}
     products = [key for key in race.asked if key.startswith("MatMul")]
     assert ["fed True" in key for key in products] == [True, False]
 
 
-def test_without_time_the_rules_decide(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_time_the_rules_decide(kit: Kit, told: type[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(IntegerRace.__init__, "__defaults__", (-1.0,))
-    assert set(left_of(kit, net(kit), Told(lambda key: True))) == {"depthwise"}
+    assert set(left_of(kit, net(kit), told(lambda key: True))) == {"depthwise"}
 
 
 def test_a_model_that_integers_make_no_faster_is_quantized_for_its_size(
-    kit: Kit, caplog: pytest.LogCaptureFixture
+    kit: Kit, told: type[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert left_of(kit, net(kit), Told(lambda key: True)).keys() == {"depthwise"}
+    assert left_of(kit, net(kit), told(lambda key: True)).keys() == {"depthwise"}
     assert "none of the 4 ops with weights faster" in caplog.text
 
 
-def test_an_op_that_does_not_run_alone_is_left_to_the_rules(kit: Kit) -> None:
-    class Broken(Told):
+def test_an_op_that_does_not_run_alone_is_left_to_the_rules(kit: Kit, told: type[Any]) -> None:
+    class Broken(told):  # type: ignore[name-defined,misc]
         def microseconds(self, makers: Mapping[str, Callable[[], Work]]) -> dict[str, float]:
             raise RuntimeError("not implemented")
 
     assert set(left_of(kit, net(kit), Broken(lambda key: True))) == {"depthwise"}
 
 
-def test_ops_that_would_take_long_are_not_raced(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(integer_race, "_MOST_PRODUCTS", 10_000)
-    race = Told(lambda key: False)
+def test_ops_that_would_take_long_are_not_raced(kit: Kit, told: type[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(integer_race, "MOST_PRODUCTS", 10_000)
+    race = told(lambda key: False)
     left_of(kit, net(kit), race)
     assert {key.split("]")[0] for key in race.asked} == {"Conv [8, 1, 3, 3", "MatMul [144, 5"}
 
 
-def test_a_product_with_its_summand_is_what_the_plan_calls_it(kit: Kit) -> None:
+def test_a_product_with_its_summand_is_what_the_plan_calls_it(kit: Kit, told: type[Any]) -> None:
     """The two become a Gemm on the way."""
     net = kit.Net()
     hidden = net.op("MatMul", "x", net.weight(12, 8), name="first")
     hidden = net.op("Relu", net.op("Add", hidden, net.weight(8)))
     model = net.model({"x": [4, 12]}, net.op("MatMul", hidden, net.weight(8, 5), name="second"))
-    race = Told(lambda key: key.startswith("float: Gemm"))
+    race = told(lambda key: key.startswith("float: Gemm"))
     left: dict[Any, str] = {}
     with racing(race):
         samples = Samples(kit.Reader(kit.feeds_of(model)))
@@ -118,26 +105,26 @@ def test_a_product_with_its_summand_is_what_the_plan_calls_it(kit: Kit) -> None:
     assert ("first", "MatMul") in left
 
 
-def test_a_gemm_that_is_fused_in_float_stays_there(kit: Kit) -> None:
+def test_a_gemm_that_is_fused_in_float_stays_there(kit: Kit, told: type[Any]) -> None:
     net = kit.Net()
     hidden = net.op("Relu", net.op("Gemm", "x", net.weight(12, 8), net.weight(8), name="first"))
     second = net.op("MatMul", hidden, net.weight(8, 5), name="second")
     other = net.op("MatMul", net.op("Tanh", "x"), net.weight(12, 3), name="other")
     model = net.model({"x": [4, 12]}, second, other)
-    left = left_of(kit, model, Told(lambda key: key.startswith("float: MatMul [8, 5]")))
+    left = left_of(kit, model, told(lambda key: key.startswith("float: MatMul [8, 5]")))
     assert set(left) == {"first", "second"}
     assert "with the Relu behind it" in left["first"]
 
 
-def test_named_ops_are_not_raced(kit: Kit) -> None:
-    race = Told(lambda key: True)
+def test_named_ops_are_not_raced(kit: Kit, told: type[Any]) -> None:
+    race = told(lambda key: True)
     with racing(race):
         kit.quantize(net(kit), named=["first", "depthwise", "last", "product"])
     assert race.asked == []
 
 
-def test_other_providers_are_not_raced(kit: Kit) -> None:
-    race = Told(lambda key: True)
+def test_other_providers_are_not_raced(kit: Kit, told: type[Any]) -> None:
+    race = told(lambda key: True)
     with racing(race):
         kit.quantize(net(kit), target="TensorrtExecutionProvider")
     assert race.asked == []

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import onnx_ir as ir
 
 from neural_compressor.config.composition import Composition
 from neural_compressor.errors import ConfigError
+from neural_compressor.onnx.dynamic.dynamic_race import dynamic_race
 from neural_compressor.onnx.dynamic.quantizer import dynamic_nodes
 from neural_compressor.onnx.ops import quantizable_nodes, unquantizable_nodes
 from neural_compressor.onnx.providers import CPU
@@ -21,7 +22,7 @@ from neural_compressor.onnx.quantization.fitting import fit, unfit_weight
 from neural_compressor.onnx.quantization.prepared import Prepared, node_types
 from neural_compressor.onnx.quantization.selection import select
 from neural_compressor.onnx.saturation import ANY, for_any_cpu
-from neural_compressor.onnx.stored_weights import STORED, is_stored, storable_nodes
+from neural_compressor.onnx.stored_weights import STORED, STORED_TYPES, is_stored, storable_nodes
 from neural_compressor.onnx.weight_only.job import WeightJob
 from neural_compressor.onnx.weight_only.little_matrices import little_matrices
 from neural_compressor.onnx.weight_only.matrix_nodes import MatrixNode, left_in_float, weight_only_nodes
@@ -50,7 +51,7 @@ class Resolution:
     """What is done to each node, what for (by approach), and why other nodes stay in float.
 
     ``kept`` are nodes that the user has in float, so that they do not even pass integers on; ``named`` are those asked for
-    by name, quantized even where that does not pay.
+    by name, quantized even where that does not pay; ``slower`` says of the others why integers would not.
     """
 
     work: Mapping[OpKey, NodeWork]
@@ -58,6 +59,7 @@ class Resolution:
     aims: Mapping[str, Aim]
     kept: frozenset[OpKey] = frozenset()
     named: frozenset[str] = frozenset()
+    slower: Mapping[OpKey, str] = field(default_factory=dict)
 
     def of(self, approach: str) -> dict[OpKey, NodeWork]:
         """The nodes quantized statically, dynamically, or in their weights alone; not those whose weights are stored."""
@@ -68,7 +70,10 @@ class Resolution:
     def stored(self) -> dict[OpKey, str]:
         """The nodes that have their weights stored in integers, and why they compute in float."""
         schemes = {key: work.scheme for key, work in self.work.items() if is_stored(key, work.scheme)}
-        return {key: self.aims[scheme.mode].reluctance(key[1], scheme.mode) for key, scheme in schemes.items()}
+        return {
+            key: self.slower.get(key) or self.aims[scheme.mode].reluctance(key[1], scheme.mode)
+            for key, scheme in schemes.items()
+        }
 
     def configs(self, approach: str) -> list[Any]:
         """The configurations of these nodes."""
@@ -94,19 +99,21 @@ def resolve(config: Composition, prepared: Prepared, graph_only: bool = False) -
     work: dict[OpKey, NodeWork] = {}
     aims: dict[str, Aim] = {}
     little: dict[OpKey, str] = {}
+    all_slower: dict[OpKey, str] = {}
     for approach, examine in _APPROACHES.items():
         chosen = {(name, now[name]): each for name, each in selection.of(approach).items() if name in now}
         if not chosen:
             continue
         aim = aims[approach] = find_aim(_distinct(chosen.values()), approach, graph_only)
         unnamed = {name: (name, kind) for name, kind in chosen if name not in selection.meant}
-        slower = {key for key in unnamed.values() if aim.reluctance(key[1], approach)}
+        slower = _slower(prepared.model, {key: chosen[key] for key in unnamed.values()}, aim, approach)
         if approach == "weight_only":
             little = {unnamed[name]: why for name, why in little_matrices(prepared.model, unnamed).items()}
         left |= little
         examined = {key: each for key, each in chosen.items() if key not in slower and key not in little}
         found = examine(prepared.model, examined, aim)
-        found |= _stored(prepared.model, {key: chosen[key] for key in slower}, aim)
+        found |= _stored(prepared.model, {key: chosen[key] for key in slower}, slower)
+        all_slower |= slower
         for key, outcome in found.items():
             if isinstance(outcome, str):
                 left[key] = outcome
@@ -122,7 +129,7 @@ def resolve(config: Composition, prepared: Prepared, graph_only: bool = False) -
     order = {name: place for place, name in enumerate(now)}
     in_order = dict(sorted(work.items(), key=lambda item: order[item[0][0]]))
     kept = frozenset((name, now[name]) for name in selection.kept if name in now)
-    resolution = Resolution(in_order, told, aims, kept, selection.named)
+    resolution = Resolution(in_order, told, aims, kept, selection.named, all_slower)
     _report(selection.named, resolution)
     return resolution
 
@@ -172,13 +179,30 @@ def _for_target(outcome: Outcome, node: ir.Node, aim: Aim) -> Outcome:
     return replace(outcome, scheme=for_any_cpu(node, outcome.scheme))
 
 
-def _stored(model: ir.Model, slower: Chosen, aim: Aim) -> dict[OpKey, Outcome]:
+def _slower(model: ir.Model, unnamed: Chosen, aim: Aim, approach: str) -> dict[OpKey, str]:
+    """The nodes that are faster in float, and why: by a race on this machine, or else as the capability has it."""
+    found = {key: why for key in unnamed if (why := aim.reluctance(key[1], approach))}
+    race = dynamic_race(model) if approach == "dynamic" and aim.target.provider is CPU else None
+    if race is None:
+        return found
+    nodes = {(str(node.name), node.op_type): node for node in model.graph.all_nodes()}
+    able = {key: work for key, work in _dynamic(model, unnamed, aim).items() if not isinstance(work, str)}
+    raced = {key: race.reason_for_float(nodes[key], work.scheme) for key, work in able.items()}
+    fast = {key for key, told in raced.items() if told == ""}
+    found = {key: why for key, why in found.items() if key not in fast}
+    slow = found | {key: told for key, told in raced.items() if told}
+    # A model that integers make no faster at all is quantized for its size.
+    return slow if any(key not in slow or key[1] in STORED_TYPES for key in able) else found
+
+
+def _stored(model: ir.Model, slower: Chosen, reasons: Mapping[OpKey, str]) -> dict[OpKey, Outcome]:
+    """Weights in integers where that is done, for nodes that compute in float for ``reasons``."""
     able = storable_nodes(model) if slower else {}
     found: dict[OpKey, Outcome] = {}
     for key, config in slower.items():
-        refusal = able.get(key, "it has no weight to store")
+        refusal = able.get(key, "its weight is not stored in integers then")
         work = NodeWork(OpScheme(STORED, mode=config.approach), config)
-        found[key] = work if refusal is None else f"{aim.reluctance(key[1], config.approach)}; {refusal}"
+        found[key] = work if refusal is None else f"{reasons[key]}; {refusal}"
     return found
 
 

@@ -7,66 +7,23 @@ not, integers pay for quantizing; the same behind it. Results are kept for the n
 from __future__ import annotations
 
 import functools
-import logging
-import math
-import time
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import onnx
 import onnx_ir as ir
-import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
-from neural_compressor.kernel_race import Race, Referee, Work
-from neural_compressor.kernel_timings import KernelTimings
-from neural_compressor.onnx.graph import infer_shapes, standard
+from neural_compressor.kernel_race import Work
+from neural_compressor.onnx.graph import standard
+from neural_compressor.onnx.op_race import MOST_PRODUCTS, OpRace, session_of_one
 from neural_compressor.onnx.op_table import Output
 from neural_compressor.onnx.ops import NodeInfo
-from neural_compressor.onnx.saturation import saturates_here
-
-logger = logging.getLogger("neural_compressor")
-
-Shapes = Mapping[str, tuple[int, ...]]
-"""The shapes of a model's tensors by name, as far as they are known."""
 
 RACED = ("Conv", "MatMul", "Gemm")
-_MUST_GAIN = 1.15
-"""Integers stay unless float is so many times as fast: noise decides nothing, and they are smaller."""
-_SECONDS = 2.0
-"""What the races of one model may take; the ops that come last are left to the fixed rules."""
-_MOST_PRODUCTS = 1 << 30
-"""A larger op is left to the fixed rules, as racing it takes long; integers pay for it in any case."""
 _ACTIVATIONS = ("Relu", "LeakyRelu", "Sigmoid", "Tanh", "HardSigmoid", "Softplus", "Softsign", "Elu")
 _OPSET, _SCALE = 17, np.float32(0.02)
-
-
-@functools.cache
-def machine_race() -> Race:
-    """The race whose results are kept for this CPU and this runtime; how integers are summed tells of its instructions."""
-    instructions = "pairs" if saturates_here() else "exact"
-    return Race(KernelTimings.of_machine(instructions, {"onnxruntime": ort.__version__}))
-
-
-_referee = Referee(machine_race)
-current_race = _referee.current
-racing = _referee.racing
-
-
-def known_shapes(model: ir.Model, inputs: Shapes) -> dict[str, tuple[int, ...]]:
-    """The shapes of what ``model`` computes from ``inputs`` of known shapes, as far as they can be inferred."""
-    fixed = model
-    if inputs:
-        fixed = model.clone()
-        for value in fixed.graph.inputs:
-            if str(value.name) in inputs:
-                value.shape = ir.Shape(inputs[str(value.name)])
-        infer_shapes(fixed)
-    values = [*fixed.graph.inputs, *(value for node in fixed.graph for value in node.outputs)]
-    shapes = {str(v.name): v.shape for v in values if v.shape is not None}
-    return {name: tuple(shape.numpy()) for name, shape in shapes.items() if all(isinstance(d, int) for d in shape)}
 
 
 @dataclass(frozen=True)
@@ -78,13 +35,8 @@ class Place:
     emits: bool
 
 
-class IntegerRace:
-    """The races of one model, within a bound of time: the largest ops come first."""
-
-    def __init__(self, race: Race, shapes: Shapes, seconds: float = _SECONDS) -> None:
-        self.race, self.shapes = race, shapes
-        self._end = time.monotonic() + seconds
-        self._found: dict[tuple[str, Place], str | None] = {}
+class IntegerRace(OpRace):
+    """The races of one model for static quantization: the largest ops come first."""
 
     def place(self, info: NodeInfo, fed: bool, emits: bool) -> Place | None:
         """Where an op stands, if it can be raced there: it has a weight on the right and an input of known shape."""
@@ -92,39 +44,16 @@ class IntegerRace:
         shape = None if given is None else self.shapes.get(str(given.name))
         if node.op_type not in RACED or info.weight_index != 1 or info.activations != (0,) or not shape:
             return None
-        return Place(shape, fed, emits) if 0 < self.products(info) <= _MOST_PRODUCTS else None
+        return Place(shape, fed, emits) if 0 < self.products(info) <= MOST_PRODUCTS else None
 
     def reason_for_float(self, info: NodeInfo, place: Place) -> str | None:
         """Why the op is better left in float, empty where it is not; None where there was no time to find out."""
-        key = f"{_described(info)} on {list(place.shape)}, fed {place.fed}, emits {place.emits}"
-        if (key, place) not in self._found:
-            works = {
-                f"{name}: {key}": functools.partial(_work, info, place, name == "int8") for name in ("float", "int8")
-            }
-            if len(self.race.known(works)) < len(works) and time.monotonic() > self._end:
-                return None
-            self._found[key, place] = self._raced(works, place)
-        return self._found[key, place]
-
-    def _raced(self, works: Mapping[str, Callable[[], Work]], place: Place) -> str | None:
-        try:
-            in_float, in_integers = self.race.microseconds(works).values()
-        except Exception as error:  # noqa: BLE001 - the runtime's errors share no other base class
-            logger.info("%s is not raced: %s", next(iter(works)).removeprefix("float: "), error)
-            return None
-        if in_integers <= in_float * _MUST_GAIN:
-            return ""
-        times = f"{in_float:.0f} us against {in_integers:.0f} us in integers"
-        return f"float is faster here: {times} for an input of {list(place.shape)}"
+        op = f"{_described(info)} on {list(place.shape)}, fed {place.fed}, emits {place.emits}"
+        return self.why_float(op, place.shape, functools.partial(_work, info, place))
 
     def products(self, info: NodeInfo) -> float:
         """About how many numbers an op multiplies; 0 where that is not known."""
-        given, weight = info.node.inputs[0], info.weight
-        shape = () if given is None else self.shapes.get(str(given.name), ())
-        if not shape or weight is None or weight.shape is None:
-            return 0.0
-        summed = shape[1 if info.node.op_type == "Conv" else -1]
-        return math.prod(shape) / max(summed, 1) * math.prod(weight.shape.numpy())
+        return self.count_products(info.node, info.weight)
 
 
 def _described(info: NodeInfo) -> str:
@@ -143,18 +72,9 @@ def activation_behind(node: ir.Node) -> ir.Node | None:
 
 def _work(info: NodeInfo, place: Place, integers: bool) -> Work:
     """One run of an op that stands where ``place`` says."""
-    session = ort.InferenceSession(
-        _model(info, place, integers).SerializeToString(), _options(), providers=["CPUExecutionProvider"]
-    )
+    session = session_of_one(_model(info, place, integers).SerializeToString())
     feed = {"x": np.full(place.shape, 130, np.uint8) if place.fed else np.full(place.shape, 0.5, np.float32)}
     return lambda: session.run(None, feed)
-
-
-def _options() -> ort.SessionOptions:
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 4
-    return options
 
 
 def _model(info: NodeInfo, place: Place, integers: bool) -> onnx.ModelProto:

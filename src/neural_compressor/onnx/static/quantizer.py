@@ -14,11 +14,12 @@ from neural_compressor.onnx.data_reader import Samples
 from neural_compressor.onnx.error_context import at_node
 from neural_compressor.onnx.graph import array_of, normalise, opset
 from neural_compressor.onnx.graph_editor import GraphEditor
+from neural_compressor.onnx.op_race import Shapes, current_race, known_shapes
 from neural_compressor.onnx.ops import quantizable_nodes
 from neural_compressor.onnx.simplify import simplify
 from neural_compressor.onnx.static.bias_correction import BiasCorrection, watch
 from neural_compressor.onnx.static.hard_swish import OPSET_OF_HARD_SWISH, has_hard_swish, name_hard_swish
-from neural_compressor.onnx.static.integer_race import IntegerRace, Shapes, current_race, known_shapes
+from neural_compressor.onnx.static.integer_race import IntegerRace
 from neural_compressor.onnx.static.layout import Layout, lay_out
 from neural_compressor.onnx.static.options import StaticOptions
 from neural_compressor.onnx.static.params import KnownRanges, tensor_params

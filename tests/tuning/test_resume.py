@@ -1,6 +1,7 @@
 """A run that is stopped and started again ends as if it had never been stopped."""
 
 import functools
+import itertools
 import os
 import shutil
 import signal
@@ -63,8 +64,9 @@ def test_resume_equals_uninterrupted(kills, timeout):
     quantized, expected, calls, _ = uninterrupted(timeout)
     with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
         useful = 0
-        for kill in kills:
+        for run, kill in enumerate(kills):
             accuracy = Accuracy()
+            useful -= run > 0  # a run that goes on looks at the baseline again
 
             def pull():
                 raise PulledPlugError
@@ -80,7 +82,7 @@ def test_resume_equals_uninterrupted(kills, timeout):
         else:
             accuracy = Accuracy()
             model, result = attempt(folder, accuracy, conf)
-            useful += accuracy.calls
+            useful += accuracy.calls - 1
     assert model.quantized == quantized
     assert facts(result) == expected
     assert useful == calls
@@ -103,7 +105,9 @@ def test_any_prefix_of_the_journal_is_gone_on_with(share):
     assert facts(result) == expected
     tail = journal[:cut].rpartition(b"\n")[2]
     done = sum(journal[: cut - len(tail)].count(word) for word in (b'"outcome"', b'"baseline"'))
-    assert calls - done - 1 <= accuracy.calls <= calls - done  # one less if the cut took but the end of the line
+    again = b'"baseline"' in journal[: cut - len(tail)]
+    # one less if the cut took but the end of the line
+    assert calls - done - 1 <= accuracy.calls - again <= calls - done
     assert kept.startswith(journal[: cut - len(tail)])
     assert len(torn) <= bool(tail)
 
@@ -159,6 +163,116 @@ def test_a_larger_budget_goes_on_with_the_same_job(tmp_path):
         attempt(tmp_path, pull_at(4), toy_conf(max_trials=3))
     _, result = attempt(tmp_path, Accuracy(), toy_conf(max_trials=50))
     assert [trial.resumed for trial in result.trials[:3]] == [True, True, False]
+
+
+@pytest.mark.parametrize("more", [{"max_trials": 9}, {"max_trials": 2, "timeout": 60}], ids=["max_trials", "timeout"])
+def test_a_larger_budget_goes_on_with_a_job_that_ended(tmp_path, more):
+    _, before = attempt(tmp_path, Accuracy(), toy_conf(max_trials=2))
+    assert before.metadata["stopped"] == "max_trials=2 reached"
+    accuracy = Accuracy()
+    _, after = attempt(tmp_path, accuracy, toy_conf(**more))
+    assert after.metadata["study"] == before.metadata["study"]
+    assert [trial.resumed for trial in after.trials[:2]] == [True, True]
+    assert accuracy.calls == 1 + len(after.trials) - 2
+    _, last = attempt(tmp_path, Accuracy(), toy_conf(**more))
+    assert not any(trial.resumed for trial in last.trials)  # it ended with this budget
+
+
+def test_a_larger_budget_ends_as_if_it_had_been_given_at_once(tmp_path):
+    attempt(tmp_path, Accuracy(), toy_conf(max_trials=2))
+    attempt(tmp_path, Accuracy(), toy_conf(max_trials=5))
+    model, result = attempt(tmp_path, Accuracy())
+    quantized, expected, _, _ = uninterrupted()
+    assert model.quantized == quantized
+    assert facts(result) == expected
+
+
+@pytest.mark.parametrize("less", [{"max_trials": 1}, {"max_trials": 2}])
+def test_a_smaller_budget_begins_again(tmp_path, less):
+    attempt(tmp_path, Accuracy(), toy_conf(max_trials=2))
+    _, result = attempt(tmp_path, Accuracy(), toy_conf(**less))
+    assert not any(trial.resumed for trial in result.trials)
+
+
+class Hidden:
+    """An object in which nobody can see what matters."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value):
+        self.value = value
+
+
+def labelled(labels, stop_at=None):
+    """An evaluation that counts right answers; the model always says yes."""
+    left = Hidden(stop_at or -1)
+
+    def evaluate(model):
+        left.value -= 1
+        if left.value == 0:
+            raise PulledPlugError
+        return sum(labels) / len(labels) - sum(model.costs[name] for name in model.quantized)
+
+    return evaluate
+
+
+def test_labels_that_were_put_right_begin_a_new_study(tmp_path, caplog):
+    for folder in ("same", "other"):
+        with pytest.raises(PulledPlugError):
+            attempt(tmp_path / folder, labelled([1, 0, 0], stop_at=4))
+    _, same = attempt(tmp_path / "same", labelled([1, 0, 0]))
+    assert same.trials[0].resumed
+    _, result = attempt(tmp_path / "other", labelled([1, 1, 1]))
+    assert result.baseline.accuracy == 1.0
+    assert not any(trial.resumed for trial in result.trials)
+    (note,) = result.metadata["notes"]
+    assert "was not finished" in note
+    assert note.endswith("differs in its evaluation")
+    assert note in caplog.text
+
+
+def test_other_calibration_data_of_the_same_length_begins_a_new_study(tmp_path):
+    with pytest.raises(PulledPlugError):
+        attempt(tmp_path, pull_at(4), calib_dataloader=[[1.0], [2.0]])
+    _, result = attempt(tmp_path, Accuracy(), calib_dataloader=[[1.0], [3.0]])
+    assert not any(trial.resumed for trial in result.trials)
+    assert result.metadata["notes"][0].endswith("differs in its calibration")
+
+
+def hidden(make, stop_at=None):
+    """An evaluation whose baseline is what ``make`` gives, one after the other."""
+    held, left = Hidden(make), Hidden(stop_at or -1)
+
+    def evaluate(model):
+        left.value -= 1
+        if left.value == 0:
+            raise PulledPlugError
+        return held.value() - sum(model.costs[name] for name in model.quantized)
+
+    return evaluate
+
+
+def test_a_baseline_that_has_changed_begins_a_new_study(tmp_path, caplog):
+    """Whatever has changed, and however well it hides: the trials were compared with another baseline."""
+    with pytest.raises(PulledPlugError):
+        attempt(tmp_path, hidden(lambda: 0.297, stop_at=4))
+    _, result = attempt(tmp_path, hidden(lambda: 1.0))
+    assert result.baseline.accuracy == 1.0
+    assert not any(trial.resumed for trial in result.trials)
+    assert result.metadata["study"].endswith("-2")
+    assert Path(result.metadata["best_model"]).parent.name == result.metadata["study"]
+    (note,) = result.metadata["notes"]
+    assert note.startswith("the float model reaches 1 now and reached 0.297 in study ")
+    assert note in caplog.text
+
+
+def test_a_baseline_that_never_gives_the_same_twice_is_gone_on_with(tmp_path):
+    noise = itertools.cycle([0.9, 0.92, 0.88, 0.91])
+    with pytest.raises(PulledPlugError):
+        attempt(tmp_path, hidden(lambda: next(noise), stop_at=3))
+    _, result = attempt(tmp_path, hidden(lambda: next(noise)))
+    assert result.trials[0].resumed
+    assert result.baseline.accuracy == 0.9
 
 
 def test_failed_trials_are_not_tried_again(tmp_path):
@@ -247,4 +361,4 @@ def test_kill_9_in_the_middle_of_tuning(tmp_path):
     # of what was begun, the baseline is no trial; the last was cut off, or the kill came just after it
     cut_off = before - 1 - int(resumed)
     assert cut_off in (0, 1)
-    assert len(log.read_text().splitlines()) == calls + cut_off
+    assert len(log.read_text().splitlines()) == calls + cut_off + 1  # the baseline is looked at again

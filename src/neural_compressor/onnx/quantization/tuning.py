@@ -20,12 +20,13 @@ from neural_compressor.onnx.quantization.calibration_store import CalibrationSto
 from neural_compressor.onnx.quantization.config import TuningConfig
 from neural_compressor.onnx.quantization.selection import require_onnx
 from neural_compressor.onnx.quantization.trials import RECIPE, ConfigAdaptor, candidates
-from neural_compressor.report.html import write_report
+from neural_compressor.report.html import keep_report
 from neural_compressor.report.terminal import TuningProgress, print_result
 from neural_compressor.strategy.listed_fallback import ListedFallbackStrategy
 from neural_compressor.strategy.space import TuningSpace
 from neural_compressor.tuning.evaluator import Evaluator
 from neural_compressor.tuning.loop import tune
+from neural_compressor.tuning.result import TuningResult
 
 logger = logging.getLogger("neural_compressor")
 
@@ -68,6 +69,10 @@ def autotune(
     )
     workspace = tune_config.workspace or Path("nc_workspace")
     adaptor = ConfigAdaptor(tried, CalibrationStore(calibration_data_reader))
+
+    def conclude(result: TuningResult) -> None:
+        result.report = keep_report(result, workspace)
+
     with (
         tempfile.TemporaryDirectory() as folder,
         TuningProgress(tune_config.max_trials, quiet=quiet) as progress,
@@ -82,8 +87,8 @@ def autotune(
             workspace=workspace,
             title=_title(model_input),
             progress=progress,
+            conclude=conclude,
         )
-    result.report = write_report(result, workspace / "report.html")
     if not quiet:
         print_result(result)
     logger.log(logging.INFO if result.met else logging.WARNING, "%s", result.verdict)
@@ -92,7 +97,7 @@ def autotune(
 
 
 class _OnFile:
-    """An evaluation of paths as one of models; ``func`` is what a journal knows it by."""
+    """An evaluation of paths as one of models."""
 
     def __init__(self, func: Callable[..., Any], arguments: Any, source: Any, folder: Path) -> None:
         if not callable(func):
@@ -107,6 +112,11 @@ class _OnFile:
         beside = Path(source).with_name("config.json") if isinstance(source, str | Path) else None
         if beside is not None and beside.is_file():
             shutil.copyfile(beside, folder / beside.name)
+
+    @property
+    def known_by(self) -> tuple[Any, ...]:
+        """What a journal knows it by: not the folder, which is another one each time."""
+        return self.func, self.arguments
 
     def __call__(self, model: Any) -> Any:
         if isinstance(model, str | Path):

@@ -160,8 +160,25 @@ def test_a_folder_with_other_things_is_not_overwritten(saved, tmp_path):
 def test_an_unwritable_place_is_a_clear_error(saved, tmp_path):
     adaptor, new, _ = saved
     (tmp_path / "file").write_text("")
-    with pytest.raises(WorkspaceError, match="cannot write"):
+    with pytest.raises(WorkspaceError, match="cannot be written"):
         adaptor.save(new, tmp_path / "file" / "model")
+
+
+def test_a_disk_that_is_full_says_how_much_is_needed_and_leaves_the_old_model(tiny_disk):
+    """The weights are written by a library that has errors of its own."""
+    model = nn.Sequential(nn.Linear(8, 4)).eval()
+    small = PyTorchAdaptor().quantize({"op": {("0", "Linear"): STATIC}}, model, [torch.randn(4, 8)])
+    save_model(small, tiny_disk / "m")
+    before = {path.name: path.read_bytes() for path in (tiny_disk / "m").iterdir()}
+    wide = nn.Sequential(nn.Linear(400, 400)).eval()
+    large = PyTorchAdaptor().quantize({"op": {("0", "Linear"): STATIC}}, wide, [torch.randn(4, 400)])
+    with pytest.raises(
+        WorkspaceError, match=r"tiny/m cannot be written: No space left.*where 16\d,\d+ bytes.*has been changed"
+    ) as caught:
+        save_model(large, tiny_disk / "m")
+    assert caught.value.__suppress_context__
+    assert {path.name: path.read_bytes() for path in (tiny_disk / "m").iterdir()} == before
+    assert [path.name for path in tiny_disk.iterdir()] == ["m"]
 
 
 def test_loading_warns_of_int8_ops_that_this_cpu_cannot_run(tmp_path, monkeypatch, caplog):

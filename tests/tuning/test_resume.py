@@ -1,8 +1,10 @@
 """A run that is stopped and started again ends as if it had never been stopped."""
 
+import errno
 import functools
 import itertools
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -16,6 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_tuning import COSTS, Accuracy, Narrowing, Scripted, ToyAdaptor, ToyModel, toy_conf, toy_space
 
+from neural_compressor.errors import WorkspaceError
+from neural_compressor.report.html import keep_report
 from neural_compressor.tuning.loop import tune
 
 SPACE = toy_space()
@@ -362,3 +366,54 @@ def test_kill_9_in_the_middle_of_tuning(tmp_path):
     cut_off = before - 1 - int(resumed)
     assert cut_off in (0, 1)
     assert len(log.read_text().splitlines()) == calls + cut_off + 1  # the baseline is looked at again
+
+
+def full_disk(*_):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+def test_a_report_that_does_not_fit_costs_neither_the_model_nor_an_evaluation(tmp_path, monkeypatch, caplog, step):
+    def conclude(result):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, step, full_disk)
+            result.report = keep_report(result, tmp_path)
+
+    model, result = attempt(tmp_path, Accuracy(), conclude=conclude)
+    quantized, expected, _, _ = uninterrupted()
+    assert model.quantized == quantized
+    assert result.report is None
+    (note,) = result.metadata["notes"]
+    assert "the report of this run is lost; the model is not lost" in note
+    assert re.search(rf"No space left on device \({tmp_path}/reports/[^)]*\.html\)", note)
+    assert note in caplog.text
+    assert not list((tmp_path / "reports").iterdir())
+
+    accuracy = Accuracy()
+    model, again = attempt(
+        tmp_path, accuracy, conclude=lambda r: setattr(r, "report", keep_report(r, tmp_path)), title="model"
+    )
+    assert accuracy.calls == 1  # the baseline
+    assert facts(again) == expected
+    assert model.quantized == quantized
+    assert again.report.is_file()
+    assert again.metadata["study"] == result.metadata["study"]
+
+
+def test_an_end_that_cannot_be_journaled_costs_nothing(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        _, result = attempt(tmp_path, Accuracy(), conclude=lambda result: patch.setattr(os, "fsync", full_disk))
+    assert "that this run has ended is not in the journal" in result.metadata["notes"][0]
+    accuracy = Accuracy()
+    _, again = attempt(tmp_path, accuracy)
+    assert accuracy.calls == 1
+    assert facts(again) == facts(result)
+
+
+def test_without_an_evaluation_a_lost_report_costs_nothing_either(tmp_path):
+    def conclude(result):
+        raise WorkspaceError("no space")
+
+    model, result = attempt(tmp_path, None, conclude=conclude)
+    assert model.quantized == set(COSTS)
+    assert "no space" in result.metadata["notes"][0]

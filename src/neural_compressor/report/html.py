@@ -37,9 +37,10 @@ def keep_report(result: TuningResult, workspace: str | Path) -> Path:
 def write_report(result: TuningResult, path: str | Path) -> Path:
     """Write the report of ``result`` to ``path`` (a file name), whole or not at all, and return its absolute path."""
     target = Path(path).expanduser().absolute()
-    with workspace_errors(target.parent):
+    text = render(result)
+    with workspace_errors(target.parent, target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        write_text_atomically(target, render(result))
+        write_text_atomically(target, text)
     return target
 
 

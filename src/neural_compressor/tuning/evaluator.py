@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from neural_compressor.errors import ConfigError, EvaluationError
+from neural_compressor.errors import ConfigError, EvaluationError, WorkspaceError
 from neural_compressor.tuning.criterion import Criterion
 from neural_compressor.tuning.identity import identity, name_of
 from neural_compressor.tuning.metrics import Metric, resolve_metric
@@ -69,7 +69,7 @@ class Evaluator:
     def __call__(self, model: Any) -> float:
         try:
             value = self._function(model)
-        except EvaluationError:
+        except (EvaluationError, WorkspaceError):
             raise
         except Exception as error:
             raise EvaluationError(f"{self.name} raised {type(error).__name__}: {error}") from error

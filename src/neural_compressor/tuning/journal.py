@@ -265,7 +265,7 @@ class Journal:
         level = optuna.logging.get_verbosity()
         optuna.logging.set_verbosity(logging.ERROR)
         try:
-            with warnings.catch_warnings(), workspace_errors(self.workspace):
+            with warnings.catch_warnings(), workspace_errors(self.workspace, "" if self._shared else self.storage):
                 warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
                 yield
         except (WorkspaceError, KeyboardInterrupt):

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +30,9 @@ if TYPE_CHECKING:
     from neural_compressor.schemes import Plan
 
 logger = logging.getLogger("neural_compressor")
+
+_REPORT = "the report of this run is lost"
+_END = "that this run has ended is not in the journal, and the same call gives the same result again"
 
 
 def tune(
@@ -83,8 +85,7 @@ def tune(
 
     if evaluator is None:
         quantized, result = _quantize_once(quantize, model, space.default_plan(), bench, watcher)
-        with _kept_despite_errors(result):
-            ended(quantized, result)
+        _was_written(result, _REPORT, lambda: ended(quantized, result))
     else:
         evaluator.check(criterion)
         require_repeatable(calib_dataloader, "calib_dataloader")
@@ -104,19 +105,21 @@ def tune(
                 logger.warning("%s", note)
             run = TuningRun(quantize, bench, criterion, scoring, budget, strategy, journal, watcher, started)
             quantized, result = run.to_the_end(model)
-            with _kept_despite_errors(result):
-                ended(quantized, result)
-                journal.finish(result.verdict)
+            if _was_written(result, _REPORT, lambda: ended(quantized, result)):
+                _was_written(result, _END, lambda: journal.finish(result.verdict))
     return quantized, result
 
 
-@contextmanager
-def _kept_despite_errors(result: TuningResult) -> Iterator[None]:
+def _was_written(result: TuningResult, lost: str, write: Callable[[], None]) -> bool:
+    """Whether ``write`` went well; where not, what was ``lost`` is a warning and a note."""
     try:
-        yield
+        write()
     except WorkspaceError as error:
-        logger.warning("%s", error)
-        result.metadata["notes"] = [*result.metadata.get("notes", ()), str(error)]
+        note = f"{lost}; the model is not lost. {error}"
+        logger.warning("%s", note)
+        result.metadata["notes"] = [*result.metadata.get("notes", ()), note]
+        return False
+    return True
 
 
 def _quantize_once(

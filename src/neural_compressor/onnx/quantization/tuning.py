@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,12 @@ import onnx_ir as ir
 from neural_compressor.config import PostTrainingQuantConfig, TuningCriterion
 from neural_compressor.config.objective import objectives
 from neural_compressor.errors import ConfigError
-from neural_compressor.onnx.model_file import read_model, write_model
+from neural_compressor.onnx.model_file import read_model, weight_bytes, write_model
 from neural_compressor.onnx.quantization.calibration_store import CalibrationStore
 from neural_compressor.onnx.quantization.config import TuningConfig
 from neural_compressor.onnx.quantization.selection import require_onnx
 from neural_compressor.onnx.quantization.trials import RECIPE, ConfigAdaptor, candidates
+from neural_compressor.onnx.scratch import raise_if_full, scratch_folder
 from neural_compressor.report.html import keep_report
 from neural_compressor.report.terminal import TuningProgress, print_result
 from neural_compressor.strategy.listed_fallback import ListedFallbackStrategy
@@ -74,7 +74,7 @@ def autotune(
         result.report = keep_report(result, workspace)
 
     with (
-        tempfile.TemporaryDirectory() as folder,
+        scratch_folder() as folder,
         TuningProgress(tune_config.max_trials, quiet=quiet) as progress,
     ):
         best, result = tune(
@@ -83,7 +83,7 @@ def autotune(
             conf,
             space,
             ListedFallbackStrategy(space, listed, tune_config.seed),
-            evaluator=Evaluator(eval_func=_OnFile(eval_fn, eval_args, model_input, Path(folder))),
+            evaluator=Evaluator(eval_func=_OnFile(eval_fn, eval_args, model_input, folder)),
             workspace=workspace,
             title=_title(model_input),
             progress=progress,
@@ -121,7 +121,9 @@ class _OnFile:
     def __call__(self, model: Any) -> Any:
         if isinstance(model, str | Path):
             return self.func(str(model), *self.arguments)
-        path = write_model(read_model(model), self.folder / "model.onnx")
+        quantized = read_model(model)
+        raise_if_full(self.folder, weight_bytes(quantized))
+        path = write_model(quantized, self.folder / "model.onnx")
         return self.func(str(path), *self.arguments)
 
 

@@ -59,6 +59,27 @@ class Reader:
     __next__ = get_next
 
 
+class Batch:
+    def __init__(self, labels):
+        self.labels = labels
+
+
+class Table:
+    """Neither a list nor an array, and gives itself as one."""
+
+    def __init__(self, *labels):
+        self._labels = labels
+
+    def __len__(self):
+        return len(self._labels)
+
+    def __getitem__(self, column):
+        raise KeyError(column)
+
+    def __array__(self, dtype=None, copy=None):
+        return np.array(self._labels)
+
+
 class Loader:
     def __init__(self, dataset, batch_size=4):
         self.dataset, self.batch_size = dataset, batch_size
@@ -82,6 +103,10 @@ def numbers(*values):
         (lambda: list(range(10**5)), lambda: [*range(10**5 - 1), 0]),
         (lambda: Items(lambda i: (i, i % 10)), lambda: Items(lambda i: (i, (i + 1) % 10))),
         (lambda: Items(lambda i: i), lambda: Items(lambda i: i, 501)),
+        (lambda: Items(lambda i: Batch([i])), lambda: Items(lambda i: Batch([i + 1]))),
+        (lambda: Table(1, 2, 3), lambda: Table(1, 2, 4)),
+        (lambda: Table("a", "b"), lambda: Table("a", "c")),
+        (lambda: Table("a", 2), lambda: Table("a", 3)),
         (lambda: Batches(numbers), lambda: Batches(lambda i: numbers(i + 1))),
         (lambda: Reader([numbers(1), numbers(2)]), lambda: Reader([numbers(1), numbers(3)])),
         (lambda: Loader(Items(lambda i: i)), lambda: Loader(Items(lambda i: -i))),
@@ -96,6 +121,10 @@ def numbers(*values):
         "labels",
         "dataset",
         "length",
+        "objects",
+        "table",
+        "text",
+        "mixed",
         "iterable",
         "reader",
         "loader",

@@ -1,7 +1,7 @@
 """The identity of data and functions by content, so that a journal is gone on with only where they are the same.
 
 ======================  ==============================================================================================
-array, tensor           its bytes; every n-th element where there are very many
+array, tensor, table    its bytes; every n-th element where there are very many
 list, tuple, dict, set  their elements
 dataset                 arrays and lists among its attributes, and items spread over its length
 dataloader              its dataset, sampler, ``batch_size`` and ``collate_fn``
@@ -99,6 +99,8 @@ class _Describer:
             return self._all("known by", value.known_by, opened)
         if _is_array(value):
             return self._array(value)
+        if any(hasattr(type(value), name) for name in ("__array__", "__array_interface__")):  # a table, an image
+            return self._array(np.asarray(value))
         if isinstance(value, Mapping):
             pairs = islice(value.items(), _ELEMENTS)
             return f"{name_of(value)}{_length(value)}{{{' '.join(self._all('', pair) for pair in pairs)}}}"
@@ -162,8 +164,8 @@ class _Describer:
 
     def _read(self, read: Callable[[int], Iterable[Any]]) -> str:
         try:
-            items = [self.describe(item) for item in read(_ITEMS)]
-            again = [self.describe(item) for item in read(1)]
+            items = [self.describe(item, opened=True) for item in read(_ITEMS)]
+            again = [self.describe(item, opened=True) for item in read(1)]
             return f"items({', '.join(items)})" if items[:1] == again else "items vary"
         except Exception as error:  # noqa: BLE001 - what is wrong with data is said where it is used
             return f"not readable: {type(error).__name__}"

@@ -359,6 +359,17 @@ def test_a_workspace_that_cannot_be_written(fit, evaluate, tmp_path):
         fit(PostTrainingQuantConfig(), eval_func=evaluate, workspace=tmp_path / "file" / "ws")
 
 
+def test_a_report_that_cannot_be_written_does_not_cost_the_model(fit, monkeypatch, capsys):
+    def full(result, workspace):
+        raise WorkspaceError("No space left on device (report.html)")
+
+    monkeypatch.setattr(quantization, "keep_report", full)
+    q_model = fit(PostTrainingQuantConfig(), quiet=False)
+    assert set(precisions(q_model).values()) == {"int8"}
+    assert q_model.result.report is None
+    assert "the report of this run is lost" in capsys.readouterr().out
+
+
 # -- stop and go on -------------------------------------------------------------------------------------------------
 
 SCRIPT = """

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -82,6 +84,16 @@ def test_a_model_that_the_runtime_does_not_take_is_still_that() -> None:
     model.graph.node[0].op_type = "NoSuchOp"
     with pytest.raises(FormatError, match="does not take the model"):
         optimise(read_model(model))
+
+
+def test_what_the_runtime_says_of_a_full_folder_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says only that something cannot be serialized."""
+    model = product(8)
+    model.graph.node[0].op_type = "NoSuchOp"
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=100))
+    with pytest.raises(WorkspaceError, match=r"is full: the model takes \d+ bytes there and 100 are free") as caught:
+        optimise(read_model(model))
+    assert caught.value.__suppress_context__
 
 
 def test_no_temporary_folder_at_all(monkeypatch: pytest.MonkeyPatch) -> None:

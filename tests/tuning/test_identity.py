@@ -267,6 +267,43 @@ def test_what_an_evaluation_counts_and_keeps_is_not_its_identity():
     assert identity(evaluate) == before
 
 
+def test_an_attribute_that_is_set_does_not_hide_a_variable_of_its_name():
+    def make(labels):
+        def evaluate(model):
+            model.labels = labels
+            return model.score()
+
+        return evaluate
+
+    assert identity(make([1, 2])) == identity(make([1, 2])) != identity(make([1, 3]))
+
+
+def test_of_what_is_changed_the_type_still_counts():
+    def make(metric):
+        def evaluate(model):
+            metric.update(model)
+            return metric.result()
+
+        return evaluate
+
+    assert identity(make({})) == identity(make({1: 2})) != identity(make(set()))
+
+
+class Broken:
+    shape = property(lambda self: 1 / 0)
+    reshape = None
+
+    def __array__(self, dtype=None, copy=None):
+        raise RuntimeError
+
+    def __len__(self):
+        raise ValueError
+
+
+def test_what_cannot_be_described_is_known_by_its_type():
+    assert identity(Broken()) == identity(Broken()) != identity([Broken()])
+
+
 def helper(model):
     return model > THRESHOLD
 

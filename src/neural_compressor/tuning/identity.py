@@ -17,22 +17,28 @@ when it is read twice is known by its type and length. Installed packages are kn
 
 from __future__ import annotations
 
-import dis
 import functools
 import hashlib
 import random
 import sys
-import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum
 from itertools import islice
 from pathlib import PurePath
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
 
+from neural_compressor.tuning.bytecode import (
+    changed_attributes,
+    changed_variables,
+    code_text,
+    function_of,
+    is_library,
+    variables_read,
+)
 from neural_compressor.tuning.predictions import as_array
 
 _ITEMS = 32
@@ -44,14 +50,6 @@ _ARRAY = 1 << 24
 _BYTES = 1 << 30
 """Bytes of arrays that are read in all; of those after it only _ELEMENTS elements."""
 _SCALARS = (type(None), bool, int, float, complex, str, bytes, type(...))
-_MUTATING = frozenset(
-    {"add", "append", "clear", "extend", "insert", "pop", "popitem", "remove", "setdefault", "update"}
-)
-_STORING = frozenset({"STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF", "DELETE_ATTR", "DELETE_GLOBAL"})
-_OUTER = _STORING | {"LOAD_ATTR", "LOAD_GLOBAL", "LOAD_DEREF"}
-"""Instructions whose argument is the name of something that outlives the call."""
-_OWN = ("neural_compressor", "onnx_neural_compressor")
-_LIBRARY_FOLDERS = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))
 
 
 def identity(value: Any) -> str:
@@ -89,6 +87,8 @@ class _Describer:
         self._within.append(value)
         try:
             return self._parts(value, opened)
+        except Exception as error:  # noqa: BLE001 - what is wrong with data is said where it is used
+            return f"<{name_of(type(value))} with {type(error).__name__}>"
         finally:
             self._within.pop()
 
@@ -163,16 +163,13 @@ class _Describer:
         return " ".join(parts)
 
     def _read(self, read: Callable[[int], Iterable[Any]]) -> str:
-        try:
-            items = [self.describe(item, opened=True) for item in read(_ITEMS)]
-            again = [self.describe(item, opened=True) for item in read(1)]
-            return f"items({', '.join(items)})" if items[:1] == again else "items vary"
-        except Exception as error:  # noqa: BLE001 - what is wrong with data is said where it is used
-            return f"not readable: {type(error).__name__}"
+        items = [self.describe(item, opened=True) for item in read(_ITEMS)]
+        again = [self.describe(item, opened=True) for item in read(1)]
+        return f"items({', '.join(items)})" if items[:1] == again else "items vary"
 
     def _attributes(self, value: Any, kinds: Any) -> str:
         """What is in the attributes of an object, without those that its own methods change."""
-        state = _changed_by(type(value))
+        state = changed_attributes(type(value))
         found = {name: each for name, each in getattr(value, "__dict__", {}).items() if name not in state}
         shown = {name: each for name, each in found.items() if isinstance(each, kinds) or _is_array(each)}
         return f"{type(value).__qualname__}[{', '.join(f'{n}={self.describe(shown[n])}' for n in sorted(shown))}]"
@@ -186,16 +183,13 @@ class _Describer:
 
     def _function_text(self, value: FunctionType) -> str:
         code = value.__code__
-        if _is_library(value.__module__, code.co_filename):
+        if is_library(value.__module__, code.co_filename):
             return name_of(value)
-        state = _changed(code)
-        cells = dict(zip(code.co_freevars, value.__closure__ or (), strict=True))
-        # A cell is empty while the function that it is for is being defined.
-        read = {name: cell.cell_contents for name, cell in cells.items() if _is_filled(cell)}
-        read |= {name: value.__globals__[name] for name in _globals(code) if name in value.__globals__}
-        known = ", ".join(f"{name}={self.describe(read[name])}" for name in sorted(read.keys() - state))
+        read, state = variables_read(value), changed_variables(code)
+        shown = {name: self.describe(type(each) if name in state else each) for name, each in read.items()}
+        known = ", ".join(f"{name}={shown[name]}" for name in sorted(shown))
         defaults = self._all("", (value.__defaults__, value.__kwdefaults__))
-        return f"{value.__qualname__} {_digest(f'{_code_text(code)} {defaults} {known}')}"
+        return f"{value.__qualname__} {_digest(f'{code_text(code)} {defaults} {known}')}"
 
     def _class(self, value: type) -> str:
         if value not in self._code:
@@ -204,11 +198,11 @@ class _Describer:
         return self._code[value]
 
     def _class_text(self, value: type) -> str:
-        if _is_library(value.__module__, getattr(sys.modules.get(value.__module__), "__file__", None)):
+        if is_library(value.__module__, getattr(sys.modules.get(value.__module__), "__file__", None)):
             return name_of(value)
         parts = [self._class(base) for base in value.__bases__ if base is not object]
         for name, each in sorted(vars(value).items()):
-            function = _function_of(each)
+            function = function_of(each)
             if isinstance(function, FunctionType):
                 parts.append(f"{name}={self.describe(function)}")
             elif type(each) in _SCALARS and not name.startswith("__"):
@@ -217,7 +211,7 @@ class _Describer:
 
     def _module(self, value: ModuleType) -> str:
         file = getattr(value, "__file__", None)
-        if file is None or _is_library(value.__name__, file):
+        if file is None or is_library(value.__name__, file):
             return value.__name__
         try:
             with open(file, "rb") as source:
@@ -257,7 +251,7 @@ def _rewound(reader: Any, count: int) -> list[Any]:
 def _len(value: Any) -> int | None:
     try:
         return len(value)
-    except (TypeError, NotImplementedError):
+    except Exception:  # noqa: BLE001 - a loader of unknown length may say so in any way
         return None
 
 
@@ -290,81 +284,6 @@ def _random_state_kept() -> Iterator[None]:
         np.random.set_state(states[1])
         if drawn is not None:
             torch.set_rng_state(drawn)
-
-
-# -- what code does ----------------------------------------------------------------------------------------------------
-
-
-def _is_library(module: str | None, file: str | None) -> bool:
-    if (module or "").partition(".")[0] in _OWN or module == "builtins":
-        return True
-    path = file or ""
-    return "site-packages" in path or "dist-packages" in path or path.startswith(("<frozen", *_LIBRARY_FOLDERS))
-
-
-def _is_filled(cell: Any) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018 - reading it is the test
-    except ValueError:
-        return False
-    return True
-
-
-def _function_of(attribute: Any) -> Any:
-    """The function behind an entry of a class: a method of any kind, or a property."""
-    if isinstance(attribute, staticmethod | classmethod):
-        return attribute.__func__
-    return attribute.fget if isinstance(attribute, property) else attribute
-
-
-def _codes(code: CodeType) -> Iterator[CodeType]:
-    """``code`` and that of the functions and comprehensions in it."""
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _codes(constant)
-
-
-def _globals(code: CodeType) -> set[str]:
-    instructions = (each for part in _codes(code) for each in dis.get_instructions(part))
-    return {each.argval for each in instructions if each.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
-
-
-@functools.lru_cache(maxsize=1024)
-def _changed(code: CodeType) -> frozenset[str]:
-    """Names of globals, outer variables and attributes that ``code`` assigns, or calls a method of that changes them."""
-    names = set()
-    for part in _codes(code):
-        steps = [each for each in dis.get_instructions(part) if each.opname not in ("CACHE", "PRECALL", "PUSH_NULL")]
-        for place, step in enumerate(steps):
-            changed = step
-            if step.opname in ("LOAD_ATTR", "LOAD_METHOD") and step.argval in _MUTATING and place:
-                changed = steps[place - 1]
-            elif step.opname == "STORE_SUBSCR" and place > 1:  # container, key, store
-                changed = steps[place - 2]
-            elif step.opname not in _STORING:
-                continue
-            if changed.opname in _OUTER and (
-                not changed.opname.endswith("_DEREF") or changed.argval in part.co_freevars
-            ):
-                names.add(changed.argval)
-    return frozenset(names)
-
-
-def _changed_by(kind: type) -> set[str]:
-    methods = (each for base in kind.__mro__ for name, each in vars(base).items() if name != "__init__")
-    found = (function for each in methods if isinstance(function := _function_of(each), FunctionType))
-    return {name for function in found for name in _changed(function.__code__)}
-
-
-def _code_text(code: CodeType) -> str:
-    constants = []
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            constants.append(_code_text(constant))
-        else:
-            constants.append(repr(sorted(map(repr, constant)) if isinstance(constant, frozenset) else constant))
-    return f"{code.co_code.hex()} {code.co_names} {constants}"
 
 
 def _digest(text: str) -> str:

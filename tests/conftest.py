@@ -1,5 +1,7 @@
 """What holds for every test."""
 
+import shutil
+import subprocess
 import sys
 from contextlib import ExitStack
 from importlib import import_module
@@ -28,3 +30,15 @@ def _kernels_by_table():
             if framework in sys.modules:
                 stack.enter_context(import_module(race).racing(None))
         yield
+
+
+@pytest.fixture
+def tiny_disk(tmp_path):
+    """A file system of 96 kB."""
+    mount = tmp_path / "tiny"
+    mount.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=96k", "tmpfs", mount]
+    if shutil.which("mount") is None or subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("needs the right to mount a file system")
+    yield mount
+    subprocess.run(["umount", "--lazy", mount], check=True)

@@ -359,6 +359,17 @@ def test_a_workspace_that_cannot_be_written(fit, evaluate, tmp_path):
         fit(PostTrainingQuantConfig(), eval_func=evaluate, workspace=tmp_path / "file" / "ws")
 
 
+def test_a_report_that_cannot_be_written_does_not_cost_the_model(fit, monkeypatch, capsys):
+    def full(result, workspace):
+        raise WorkspaceError("No space left on device (report.html)")
+
+    monkeypatch.setattr(quantization, "keep_report", full)
+    q_model = fit(PostTrainingQuantConfig(), quiet=False)
+    assert set(precisions(q_model).values()) == {"int8"}
+    assert q_model.result.report is None
+    assert "the report of this run is lost" in capsys.readouterr().out
+
+
 # -- stop and go on -------------------------------------------------------------------------------------------------
 
 SCRIPT = """
@@ -408,4 +419,4 @@ def test_killed_tuning_goes_on_where_it_stopped(tmp_path):
     _, whole_trials, _, whole_plans = finish(start("whole"))
     assert (trials, plans) == (whole_trials, whole_plans)
     assert int(resumed) >= 4
-    assert int(evaluated) == int(trials) - int(resumed), "the baseline and the trials done are not evaluated again"
+    assert int(evaluated) == 1 + int(trials) - int(resumed), "the baseline is looked at again, and no trial"

@@ -11,7 +11,7 @@ from neural_compressor.adaptor.contract import Adaptor, adaptor_for
 from neural_compressor.adaptor.records import OpRecord
 from neural_compressor.config import PostTrainingQuantConfig
 from neural_compressor.errors import CalibrationError, ConfigError
-from neural_compressor.report.html import write_report
+from neural_compressor.report.html import keep_report
 from neural_compressor.report.terminal import TuningProgress, print_result
 from neural_compressor.strategy.build import build_space, unapplied_recipes
 from neural_compressor.strategy.choice import strategy_for
@@ -76,7 +76,8 @@ def fit(
 
     Accuracy comes from ``eval_func(model) -> float``, or from ``eval_dataloader`` and ``eval_metric``. Without either the
     model is quantized once, with the default configuration. Trials are journaled under ``workspace`` (or in the Optuna
-    ``storage``): the same call after a crash goes on where it stopped. An HTML report is written there too.
+    ``storage``): the same call after a crash goes on where it stopped, and one with more ``max_trials`` or ``timeout``
+    after the end. Each run keeps its HTML report in ``reports`` there; ``report.html`` is the last one.
     """
     _check_arguments(conf, calib_dataloader, calib_func, eval_func, eval_dataloader, eval_metric)
     info = {
@@ -107,6 +108,13 @@ def fit(
     if eval_func is not None or eval_dataloader is not None:
         evaluator = Evaluator(adaptor, eval_func=eval_func, eval_dataloader=eval_dataloader, eval_metric=eval_metric)
     trials = conf.tuning_criterion.max_trials if evaluator else 1
+
+    def conclude(result: TuningResult) -> None:
+        result.ops = [_explained(record, space) for record in result.ops]
+        if note := slower_note(result):
+            result.metadata["notes"] = [*result.metadata.get("notes", ()), note]
+        result.report = keep_report(result, workspace)
+
     with TuningProgress(trials, quiet=quiet, title=title) as progress:
         best, result = tune(
             adaptor,
@@ -123,11 +131,8 @@ def fit(
             title=title,
             progress=progress,
             resume=resume,
+            conclude=conclude,
         )
-    result.ops = [_explained(record, space) for record in result.ops]
-    if note := slower_note(result):
-        result.metadata["notes"] = [*result.metadata.get("notes", ()), note]
-    result.report = write_report(result, Path(workspace) / "report.html")
     if not quiet:
         print_result(result)
     return QuantizedModel(best, adaptor, result)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import numpy as np
@@ -131,10 +133,39 @@ def test_a_failed_write_leaves_the_old_model(tmp_path: Path, monkeypatch: pytest
         raise OSError("no space left on device")
 
     monkeypatch.setattr(model_file, "write_one_file", fail)
-    with pytest.raises(WorkspaceError, match="no space left"):
+    with pytest.raises(WorkspaceError, match="No space left"):
         write_model(read_model(proto(4)), out)
     assert out.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["out.onnx"]
+
+
+def test_a_full_disk_says_how_much_is_needed_and_leaves_the_old_model(tiny_disk: Path) -> None:
+    write_model(read_model(proto()), tiny_disk / "m.onnx")
+    before = (tiny_disk / "m.onnx").read_bytes()
+    with pytest.raises(
+        WorkspaceError, match=r"m\.onnx cannot be written: No space left.*where 160,000 bytes.*has been changed"
+    ) as caught:
+        write_model(read_model(proto(200)), tiny_disk / "m.onnx")
+    assert caught.value.__suppress_context__
+    assert (tiny_disk / "m.onnx").read_bytes() == before
+    assert [path.name for path in tiny_disk.iterdir()] == ["m.onnx"]
+
+
+@pytest.mark.parametrize("step", ["open", "replace"])
+def test_a_disk_that_is_full_at_any_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    out = tmp_path / "m.onnx"
+    write_model(read_model(proto()), out)
+    before = out.read_bytes()
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path if step == "open" else os, step, full)
+        with pytest.raises(WorkspaceError, match=r"m\.onnx cannot be written: No space left"):
+            write_model(read_model(proto(4)), out)
+    assert out.read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["m.onnx"]
 
 
 def test_an_output_that_cannot_be_written(tmp_path: Path) -> None:

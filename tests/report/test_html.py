@@ -10,7 +10,7 @@ import pytest
 from sample_result import HOSTILE, sample_result
 
 from neural_compressor.errors import WorkspaceError
-from neural_compressor.report.html import render, write_report
+from neural_compressor.report.html import keep_report, render, write_report
 from neural_compressor.tuning.result import Measurement
 
 
@@ -170,3 +170,17 @@ def test_a_place_that_cannot_be_written_is_an_error(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(WorkspaceError, match="cannot write"):
         write_report(sample_result(), tmp_path / "file" / "report.html")
+
+
+def test_each_run_keeps_its_report_and_the_last_has_a_fixed_name(tmp_path):
+    kept = []
+    for title in ("first", "second", "second"):
+        result = sample_result()
+        result.title = title
+        result.metadata["study"] = f"{title}-0123"
+        kept.append(keep_report(result, tmp_path))
+        assert title in kept[-1].read_text(encoding="utf-8")
+        assert (tmp_path / "report.html").read_bytes() == kept[-1].read_bytes()
+    assert sorted((tmp_path / "reports").iterdir()) == sorted(kept)
+    assert len(set(kept)) == 3
+    assert re.fullmatch(r"\d{8}-\d{6}-first-0123\.html", kept[0].name)

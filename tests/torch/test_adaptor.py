@@ -371,3 +371,30 @@ def test_bad_input(convnet, images):
     convnet.fc.weight.data[0, 0] = float("inf")
     with pytest.raises(QuantizationError, match=r"fc\.weight"):
         adaptor.query_fw_capability(convnet)
+
+
+def scaled_model(extra):
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.layer = nn.Linear(2, 2)
+
+        def forward(self, x):
+            return self.layer(x) * 2
+
+        if extra:
+
+            def forward(self, x):
+                return self.layer(x) * 2 + 1
+
+    return Scaled()
+
+
+def test_the_code_of_a_model_is_part_of_what_it_is():
+    adaptor = PyTorchAdaptor()
+    assert adaptor.fingerprint(scaled_model(False)) == adaptor.fingerprint(scaled_model(False))
+    assert adaptor.fingerprint(scaled_model(False)) != adaptor.fingerprint(scaled_model(True))
+    patched = scaled_model(False)
+    patched.forward = lambda x: x
+    assert adaptor.fingerprint(patched) != adaptor.fingerprint(scaled_model(False))

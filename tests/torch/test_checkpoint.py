@@ -1,14 +1,19 @@
 """Saving and loading: bit for bit, atomically, and never from a damaged file."""
 
+import errno
 import json
+import os
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
 from neural_compressor.errors import FormatError, WorkspaceError
+from neural_compressor.torch import checkpoint
 from neural_compressor.torch.adaptor import PyTorchAdaptor
 from neural_compressor.torch.checkpoint import load_model, save_model
 from neural_compressor.torch.nn import kernels
@@ -160,8 +165,44 @@ def test_a_folder_with_other_things_is_not_overwritten(saved, tmp_path):
 def test_an_unwritable_place_is_a_clear_error(saved, tmp_path):
     adaptor, new, _ = saved
     (tmp_path / "file").write_text("")
-    with pytest.raises(WorkspaceError, match="cannot write"):
+    with pytest.raises(WorkspaceError, match="cannot be written"):
         adaptor.save(new, tmp_path / "file" / "model")
+
+
+def test_a_disk_that_is_full_says_how_much_is_needed_and_leaves_the_old_model(tiny_disk):
+    """The weights are written by a library that has errors of its own."""
+    model = nn.Sequential(nn.Linear(8, 4)).eval()
+    small = PyTorchAdaptor().quantize({"op": {("0", "Linear"): STATIC}}, model, [torch.randn(4, 8)])
+    save_model(small, tiny_disk / "m")
+    before = {path.name: path.read_bytes() for path in (tiny_disk / "m").iterdir()}
+    wide = nn.Sequential(nn.Linear(400, 400)).eval()
+    large = PyTorchAdaptor().quantize({"op": {("0", "Linear"): STATIC}}, wide, [torch.randn(4, 400)])
+    with pytest.raises(
+        WorkspaceError, match=r"tiny/m cannot be written: No space left.*where 16\d,\d+ bytes.*has been changed"
+    ) as caught:
+        save_model(large, tiny_disk / "m")
+    assert caught.value.__suppress_context__
+    assert {path.name: path.read_bytes() for path in (tiny_disk / "m").iterdir()} == before
+    assert [path.name for path in tiny_disk.iterdir()] == ["m"]
+
+
+@pytest.mark.parametrize("step", ["weights", "config", "place"])
+def test_a_disk_that_is_full_at_any_step(saved, tmp_path, monkeypatch, step):
+    adaptor, new, _ = saved
+    adaptor.save(new, tmp_path / "m")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "m").iterdir()}
+
+    def full(*_, **__):
+        if step == "weights":
+            raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    place = {"weights": (checkpoint, "save_file"), "config": (Path, "write_text"), "place": (os, "chmod")}[step]
+    with monkeypatch.context() as patch:
+        patch.setattr(*place, full)
+        with pytest.raises(WorkspaceError, match=r"m cannot be written: No space left on device, where [\d,]+ bytes"):
+            adaptor.save(new, tmp_path / "m")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "m").iterdir()} == before
 
 
 def test_loading_warns_of_int8_ops_that_this_cpu_cannot_run(tmp_path, monkeypatch, caplog):

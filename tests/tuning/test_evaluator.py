@@ -1,5 +1,4 @@
 from functools import partial
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,7 +7,7 @@ import torch
 from neural_compressor.adaptor.evaluation import evaluate_batches
 from neural_compressor.errors import ConfigError, EvaluationError
 from neural_compressor.tuning.criterion import Criterion
-from neural_compressor.tuning.evaluator import Evaluator, data_identity
+from neural_compressor.tuning.evaluator import Evaluator
 
 
 def returning(value):
@@ -98,6 +97,7 @@ def test_identity_follows_the_code_and_not_the_object():
     assert same[0] == same[1]
     changed.__qualname__ = make(1).__qualname__
     assert Evaluator(eval_func=changed).identity != same[0]
+    assert Evaluator(eval_func=make(2)).identity != same[0]
     assert Evaluator(eval_func=partial(make(1))).identity
 
 
@@ -131,7 +131,34 @@ def test_a_dataloader_that_runs_dry_is_refused_up_front():
         Evaluator(Doubling(), eval_dataloader=(batch for batch in []), eval_metric="mse")
 
 
-def test_data_identity_is_type_and_length():
-    assert data_identity([1, 2]) == "builtins.list[2]"
-    assert data_identity(None) == "none"
-    assert data_identity(SimpleNamespace()) == "types.SimpleNamespace"
+class Margin:
+    def __init__(self, width):
+        self.width = width
+        self.reset()
+
+    def reset(self):
+        self.total = 0.0
+
+    def update(self, preds, labels):
+        self.total += abs(preds - labels) < self.width
+
+    def result(self):
+        return self.total
+
+
+@pytest.mark.parametrize("other", [{"eval_metric": {"topk": {"k": 2}}}, {"eval_dataloader": [([1.0], [3])]}])
+def test_identity_follows_the_metric_and_the_data(other):
+    def known(**changed):
+        usual = {"eval_dataloader": [([1.0], [2])], "eval_metric": {"topk": {"k": 1}}}
+        return Evaluator(Doubling(), **usual | changed).identity
+
+    assert known() == known() != known(**other)
+
+
+def test_a_metric_is_known_by_its_settings_and_not_by_what_it_has_counted():
+    def known(metric):
+        return Evaluator(Doubling(), eval_dataloader=[([1.0], [2.0])], eval_metric=metric).identity
+
+    used = Margin(1.0)
+    used.total = 7.0
+    assert known(Margin(1.0)) == known(used) != known(Margin(2.0))

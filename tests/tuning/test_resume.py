@@ -1,7 +1,10 @@
 """A run that is stopped and started again ends as if it had never been stopped."""
 
+import errno
 import functools
+import itertools
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -15,6 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_tuning import COSTS, Accuracy, Narrowing, Scripted, ToyAdaptor, ToyModel, toy_conf, toy_space
 
+from neural_compressor.errors import WorkspaceError
+from neural_compressor.report.html import keep_report
 from neural_compressor.tuning.loop import tune
 
 SPACE = toy_space()
@@ -63,8 +68,9 @@ def test_resume_equals_uninterrupted(kills, timeout):
     quantized, expected, calls, _ = uninterrupted(timeout)
     with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
         useful = 0
-        for kill in kills:
+        for run, kill in enumerate(kills):
             accuracy = Accuracy()
+            useful -= run > 0  # a run that goes on looks at the baseline again
 
             def pull():
                 raise PulledPlugError
@@ -80,7 +86,7 @@ def test_resume_equals_uninterrupted(kills, timeout):
         else:
             accuracy = Accuracy()
             model, result = attempt(folder, accuracy, conf)
-            useful += accuracy.calls
+            useful += accuracy.calls - 1
     assert model.quantized == quantized
     assert facts(result) == expected
     assert useful == calls
@@ -103,7 +109,9 @@ def test_any_prefix_of_the_journal_is_gone_on_with(share):
     assert facts(result) == expected
     tail = journal[:cut].rpartition(b"\n")[2]
     done = sum(journal[: cut - len(tail)].count(word) for word in (b'"outcome"', b'"baseline"'))
-    assert calls - done - 1 <= accuracy.calls <= calls - done  # one less if the cut took but the end of the line
+    again = b'"baseline"' in journal[: cut - len(tail)]
+    # one less if the cut took but the end of the line
+    assert calls - done - 1 <= accuracy.calls - again <= calls - done
     assert kept.startswith(journal[: cut - len(tail)])
     assert len(torn) <= bool(tail)
 
@@ -159,6 +167,116 @@ def test_a_larger_budget_goes_on_with_the_same_job(tmp_path):
         attempt(tmp_path, pull_at(4), toy_conf(max_trials=3))
     _, result = attempt(tmp_path, Accuracy(), toy_conf(max_trials=50))
     assert [trial.resumed for trial in result.trials[:3]] == [True, True, False]
+
+
+@pytest.mark.parametrize("more", [{"max_trials": 9}, {"max_trials": 2, "timeout": 60}], ids=["max_trials", "timeout"])
+def test_a_larger_budget_goes_on_with_a_job_that_ended(tmp_path, more):
+    _, before = attempt(tmp_path, Accuracy(), toy_conf(max_trials=2))
+    assert before.metadata["stopped"] == "max_trials=2 reached"
+    accuracy = Accuracy()
+    _, after = attempt(tmp_path, accuracy, toy_conf(**more))
+    assert after.metadata["study"] == before.metadata["study"]
+    assert [trial.resumed for trial in after.trials[:2]] == [True, True]
+    assert accuracy.calls == 1 + len(after.trials) - 2
+    _, last = attempt(tmp_path, Accuracy(), toy_conf(**more))
+    assert not any(trial.resumed for trial in last.trials)  # it ended with this budget
+
+
+def test_a_larger_budget_ends_as_if_it_had_been_given_at_once(tmp_path):
+    attempt(tmp_path, Accuracy(), toy_conf(max_trials=2))
+    attempt(tmp_path, Accuracy(), toy_conf(max_trials=5))
+    model, result = attempt(tmp_path, Accuracy())
+    quantized, expected, _, _ = uninterrupted()
+    assert model.quantized == quantized
+    assert facts(result) == expected
+
+
+@pytest.mark.parametrize("less", [{"max_trials": 1}, {"max_trials": 2}])
+def test_a_smaller_budget_begins_again(tmp_path, less):
+    attempt(tmp_path, Accuracy(), toy_conf(max_trials=2))
+    _, result = attempt(tmp_path, Accuracy(), toy_conf(**less))
+    assert not any(trial.resumed for trial in result.trials)
+
+
+class Hidden:
+    """An object in which nobody can see what matters."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value):
+        self.value = value
+
+
+def labelled(labels, stop_at=None):
+    """An evaluation that counts right answers; the model always says yes."""
+    left = Hidden(stop_at or -1)
+
+    def evaluate(model):
+        left.value -= 1
+        if left.value == 0:
+            raise PulledPlugError
+        return sum(labels) / len(labels) - sum(model.costs[name] for name in model.quantized)
+
+    return evaluate
+
+
+def test_labels_that_were_put_right_begin_a_new_study(tmp_path, caplog):
+    for folder in ("same", "other"):
+        with pytest.raises(PulledPlugError):
+            attempt(tmp_path / folder, labelled([1, 0, 0], stop_at=4))
+    _, same = attempt(tmp_path / "same", labelled([1, 0, 0]))
+    assert same.trials[0].resumed
+    _, result = attempt(tmp_path / "other", labelled([1, 1, 1]))
+    assert result.baseline.accuracy == 1.0
+    assert not any(trial.resumed for trial in result.trials)
+    (note,) = result.metadata["notes"]
+    assert "was not finished" in note
+    assert note.endswith("differs in its evaluation")
+    assert note in caplog.text
+
+
+def test_other_calibration_data_of_the_same_length_begins_a_new_study(tmp_path):
+    with pytest.raises(PulledPlugError):
+        attempt(tmp_path, pull_at(4), calib_dataloader=[[1.0], [2.0]])
+    _, result = attempt(tmp_path, Accuracy(), calib_dataloader=[[1.0], [3.0]])
+    assert not any(trial.resumed for trial in result.trials)
+    assert result.metadata["notes"][0].endswith("differs in its calibration")
+
+
+def hidden(make, stop_at=None):
+    """An evaluation whose baseline is what ``make`` gives, one after the other."""
+    held, left = Hidden(make), Hidden(stop_at or -1)
+
+    def evaluate(model):
+        left.value -= 1
+        if left.value == 0:
+            raise PulledPlugError
+        return held.value() - sum(model.costs[name] for name in model.quantized)
+
+    return evaluate
+
+
+def test_a_baseline_that_has_changed_begins_a_new_study(tmp_path, caplog):
+    """Whatever has changed, and however well it hides: the trials were compared with another baseline."""
+    with pytest.raises(PulledPlugError):
+        attempt(tmp_path, hidden(lambda: 0.297, stop_at=4))
+    _, result = attempt(tmp_path, hidden(lambda: 1.0))
+    assert result.baseline.accuracy == 1.0
+    assert not any(trial.resumed for trial in result.trials)
+    assert result.metadata["study"].endswith("-2")
+    assert Path(result.metadata["best_model"]).parent.name == result.metadata["study"]
+    (note,) = result.metadata["notes"]
+    assert note.startswith("the float model reaches 1 now and reached 0.297 in study ")
+    assert note in caplog.text
+
+
+def test_a_baseline_that_never_gives_the_same_twice_is_gone_on_with(tmp_path):
+    noise = itertools.cycle([0.9, 0.92, 0.88, 0.91])
+    with pytest.raises(PulledPlugError):
+        attempt(tmp_path, hidden(lambda: next(noise), stop_at=3))
+    _, result = attempt(tmp_path, hidden(lambda: next(noise)))
+    assert result.trials[0].resumed
+    assert result.baseline.accuracy == 0.9
 
 
 def test_failed_trials_are_not_tried_again(tmp_path):
@@ -247,4 +365,55 @@ def test_kill_9_in_the_middle_of_tuning(tmp_path):
     # of what was begun, the baseline is no trial; the last was cut off, or the kill came just after it
     cut_off = before - 1 - int(resumed)
     assert cut_off in (0, 1)
-    assert len(log.read_text().splitlines()) == calls + cut_off
+    assert len(log.read_text().splitlines()) == calls + cut_off + 1  # the baseline is looked at again
+
+
+def full_disk(*_):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+def test_a_report_that_does_not_fit_costs_neither_the_model_nor_an_evaluation(tmp_path, monkeypatch, caplog, step):
+    def conclude(result):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, step, full_disk)
+            result.report = keep_report(result, tmp_path)
+
+    model, result = attempt(tmp_path, Accuracy(), conclude=conclude)
+    quantized, expected, _, _ = uninterrupted()
+    assert model.quantized == quantized
+    assert result.report is None
+    (note,) = result.metadata["notes"]
+    assert "the report of this run is lost; the model is not lost" in note
+    assert re.search(rf"No space left on device \({tmp_path}/reports/[^)]*\.html\)", note)
+    assert note in caplog.text
+    assert not list((tmp_path / "reports").iterdir())
+
+    accuracy = Accuracy()
+    model, again = attempt(
+        tmp_path, accuracy, conclude=lambda r: setattr(r, "report", keep_report(r, tmp_path)), title="model"
+    )
+    assert accuracy.calls == 1  # the baseline
+    assert facts(again) == expected
+    assert model.quantized == quantized
+    assert again.report.is_file()
+    assert again.metadata["study"] == result.metadata["study"]
+
+
+def test_an_end_that_cannot_be_journaled_costs_nothing(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        _, result = attempt(tmp_path, Accuracy(), conclude=lambda result: patch.setattr(os, "fsync", full_disk))
+    assert "that this run has ended is not in the journal" in result.metadata["notes"][0]
+    accuracy = Accuracy()
+    _, again = attempt(tmp_path, accuracy)
+    assert accuracy.calls == 1
+    assert facts(again) == facts(result)
+
+
+def test_without_an_evaluation_a_lost_report_costs_nothing_either(tmp_path):
+    def conclude(result):
+        raise WorkspaceError("no space")
+
+    model, result = attempt(tmp_path, None, conclude=conclude)
+    assert model.quantized == set(COSTS)
+    assert "no space" in result.metadata["notes"][0]

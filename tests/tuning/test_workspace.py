@@ -72,6 +72,19 @@ def test_a_full_disk_while_saving_is_a_workspace_error(tmp_path):
         best.replace(trial("a"), full)
 
 
+def test_a_best_model_that_does_not_fit_leaves_the_old_one_and_says_so(tmp_path):
+    best = BestModelFolder(tmp_path / "study")
+    best.replace(trial("a"), saver("old"))
+
+    def full(path):
+        raise WorkspaceError("weights cannot be written")
+
+    with pytest.raises(WorkspaceError, match=rf"in {best.model}; the one there stays: weights") as caught:
+        best.replace(trial("b"), full)
+    assert caught.value.__suppress_context__
+    assert (best.model / "weights").read_text() == "old"
+
+
 def test_the_plan_on_disk_can_be_read_back(tmp_path):
     best = BestModelFolder(tmp_path)
     best.replace(trial("ab"), saver("x"))

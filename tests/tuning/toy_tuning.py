@@ -71,6 +71,19 @@ class ToyAdaptor(Adaptor):
         return json.dumps(model.costs)
 
 
+class Acts:
+    """What happens at the n-th call: an object, so that it is no part of what a journal knows an evaluation by."""
+
+    def __init__(self) -> None:
+        self._at: dict[int, Callable[[], Any]] = {}
+
+    def __setitem__(self, call: int, act: Callable[[], Any]) -> None:
+        self._at[call] = act
+
+    def __call__(self, call: int) -> Any:
+        return self._at[call]() if call in self._at else None
+
+
 class Accuracy:
     """``eval_func`` of a toy model that counts its calls and can act on the n-th."""
 
@@ -78,14 +91,12 @@ class Accuracy:
         self.baseline = baseline
         self.sign = sign
         self.calls = 0
-        self.at: dict[int, Callable[[], Any]] = {}
+        self.at = Acts()
 
     def __call__(self, model: ToyModel) -> Any:
         self.calls += 1
-        if self.calls in self.at:
-            acted = self.at[self.calls]()
-            if acted is not None:
-                return acted
+        if (acted := self.at(self.calls)) is not None:
+            return acted
         return self.baseline + self.sign * sum(model.costs[name] for name in model.quantized)
 
 

@@ -38,6 +38,9 @@ class Adaptor(ABC):
     #: Inputs of one batch, with which latency is measured; set by ``query_fw_capability`` where it knows of data.
     example: Any = None
 
+    #: Calibration data that the adaptor holds itself, besides what :meth:`quantize` is given; a job is known by it too.
+    calibration_data: Sequence[Any] = ()
+
     def __init__(self, framework_specific_info: Mapping[str, Any] | None = None) -> None:
         self.info: dict[str, Any] = dict(framework_specific_info or {})
         self.quantize_config: dict[str, Any] = {}

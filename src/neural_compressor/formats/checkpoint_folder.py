@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from neural_compressor.disk_errors import write_errors
 from neural_compressor.errors import FormatError, WorkspaceError
 from neural_compressor.formats.json_files import read_json, write_json
 from neural_compressor.formats.safetensors_files import PICKLES, SafetensorsCheckpoint
@@ -73,10 +74,13 @@ def quantize_checkpoint(
 
 
 @contextmanager
-def new_folder(path: str | Path, overwrite: bool = False, keep: Path | None = None) -> Iterator[Path]:
+def new_folder(
+    path: str | Path, overwrite: bool = False, keep: Path | None = None, needed: int | None = None
+) -> Iterator[Path]:
     """A folder to write to that becomes ``path`` when the block ends well, and is gone when it does not.
 
-    ``keep`` is a folder that is read meanwhile and must not be replaced.
+    ``keep`` is a folder that is read meanwhile and must not be replaced. ``needed`` is about how many bytes will be written,
+    for the error of a full disk.
     """
     path = Path(path)
     if keep is not None and path.resolve() in (keep.resolve(), *keep.resolve().parents):
@@ -84,19 +88,15 @@ def new_folder(path: str | Path, overwrite: bool = False, keep: Path | None = No
     taken = path.exists() and not (path.is_dir() and not any(path.iterdir()))
     if taken and not (overwrite and path.is_dir()):
         raise WorkspaceError(f"{path} exists and is not an empty folder; choose another, or pass overwrite=True")
-    try:
+    with write_errors(path, needed):
         path.parent.mkdir(parents=True, exist_ok=True)
         part = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
-    except OSError as error:
-        raise WorkspaceError(f"cannot write to {path}: {error}") from error
-    try:
-        yield part
-        os.chmod(part, 0o755)
-        _put_in_place(part, path)
-    except OSError as error:
-        raise WorkspaceError(f"cannot write to {path}: {error}; nothing that was there has been changed") from error
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
+        try:
+            yield part
+            os.chmod(part, 0o755)
+            _put_in_place(part, path)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
 
 
 def copy_small_files(src: Path, dst: Path) -> tuple[str, ...]:

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from neural_compressor.errors import FormatError, MissingDependencyError, WorkspaceError
+from neural_compressor.disk_errors import write_errors
+from neural_compressor.errors import FormatError, MissingDependencyError
 from neural_compressor.formats.gguf_blocks import BLOCK, BLOCK_BYTES, GGUF, block_type
 from neural_compressor.formats.linear_weight import LinearWeight
 from neural_compressor.schemes.arrays import Array, as_float32
@@ -66,7 +67,7 @@ def write_gguf(
     package, path = gguf_package(), Path(path)
     types: dict[str, str] = {}
     weight_of_type: dict[str, int] = {}
-    try:
+    with write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, part = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
         os.close(handle)
@@ -89,8 +90,6 @@ def write_gguf(
         finally:
             writer.close()
             Path(part).unlink(missing_ok=True)
-    except OSError as error:
-        raise WorkspaceError(f"cannot write {path}: {error}") from error
     return types
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Collection, Mapping
-from pathlib import Path
 
 import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 
 from neural_compressor.onnx.op_signature import signature
+from neural_compressor.onnx.scratch import raise_if_full, scratch_folder
 
 _COPIES = ("MemcpyFromHost", "MemcpyToHost")
 """What the runtime puts between devices."""
@@ -26,8 +25,8 @@ def computes(
     model = _alone(node, versions, variables, kind)
     if model is None:
         return False
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "taken.onnx")
+    with scratch_folder() as folder:
+        path = folder / "taken.onnx"
         options = ort.SessionOptions()
         options.log_severity_level = 4
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -37,6 +36,7 @@ def computes(
         try:
             ort.InferenceSession(model.SerializeToString(), options, providers=[provider], enable_fallback=0)
         except Exception:  # noqa: BLE001 - the runtime's errors share no other base class
+            raise_if_full(folder, model.ByteSize())
             return False
         taken = onnx.load(path)
     return [each.op_type for each in taken.graph.node if each.op_type not in _COPIES] == [node.op_type]

@@ -13,7 +13,8 @@ import onnx
 import onnx_ir as ir
 from google.protobuf.message import DecodeError
 
-from neural_compressor.errors import ConfigError, FormatError, WorkspaceError
+from neural_compressor.disk_errors import write_errors
+from neural_compressor.errors import ConfigError, FormatError
 from neural_compressor.onnx.mapped_file import can_map, read_mapped
 from neural_compressor.onnx.one_file import write_one_file
 
@@ -54,8 +55,9 @@ def write_model(model: ir.Model, path: str | Path) -> Path:
     stale = _data_files(path)
     mark = secrets.token_hex(4)
     draft = path.with_name(f".{path.name}.{mark}")
-    data = f"{path.stem}.{mark}.data" if weight_bytes(model) > ONE_FILE_BYTES else None
-    try:
+    size = weight_bytes(model)
+    data = f"{path.stem}.{mark}.data" if size > ONE_FILE_BYTES else None
+    with write_errors(path, size):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with without_inferable(model):
@@ -69,8 +71,6 @@ def write_model(model: ir.Model, path: str | Path) -> Path:
             if data is not None:
                 path.with_name(data).unlink(missing_ok=True)
             raise
-    except OSError as error:
-        raise WorkspaceError(f"{path} cannot be written: {error}") from error
     for file in stale:
         file.unlink(missing_ok=True)
     return path

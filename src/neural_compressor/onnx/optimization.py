@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import tempfile
-from pathlib import Path
 
 import onnx_ir as ir
 from onnx_ir.passes import common
@@ -14,6 +12,7 @@ from neural_compressor.onnx.early_passes import EarlyPasses
 from neural_compressor.onnx.graph import normalise
 from neural_compressor.onnx.mapped_file import map_external
 from neural_compressor.onnx.model_file import ONE_FILE_BYTES, read_model, weight_bytes
+from neural_compressor.onnx.scratch import scratch_folder
 from neural_compressor.onnx.session import make_session
 from neural_compressor.registry import close_matches
 
@@ -48,8 +47,8 @@ def optimise(model: ir.Model, level: str | None = None) -> ir.Model:
         logger.warning("the graph is not simplified first: its weights take more than %d bytes", ONE_FILE_BYTES)
         return model
     disabled = (*_MACHINE_LAYOUT, *(_RENAMING if level is None else ()))
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "optimised.onnx"
+    with scratch_folder() as folder:
+        path = folder / "optimised.onnx"
         make_session(model, level=name, optimized_path=str(path), disabled_optimizers=disabled)
         early = EarlyPasses()
         new = read_model(path, early)

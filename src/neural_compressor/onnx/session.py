@@ -13,6 +13,7 @@ import onnxruntime as ort
 from neural_compressor.errors import FormatError
 from neural_compressor.onnx.mapped_file import release
 from neural_compressor.onnx.model_file import initializers
+from neural_compressor.onnx.scratch import raise_if_full
 
 _PROVIDER_OPTIONS = {
     # By default CUDA times every way to compute a convolution for each shape it sees: minutes where sizes of images vary.
@@ -70,6 +71,8 @@ def make_session(
             enable_fallback=0,  # to what was not asked for
         )
     except Exception as error:  # the runtime's errors share no base class but this
+        if optimized_path is not None:
+            raise_if_full(Path(optimized_path).parent, len(data) + sum(array.nbytes for array in arrays.values()))
         raise FormatError(f"ONNX Runtime does not take the model: {error}") from error
 
 

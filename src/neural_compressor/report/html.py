@@ -6,8 +6,10 @@ import base64
 import hashlib
 import json
 import math
+from datetime import datetime
 from html import escape
 from importlib.resources import files
+from itertools import count
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -17,15 +19,28 @@ from neural_compressor.report.plots import plots
 from neural_compressor.report.quantities import printable
 from neural_compressor.report.tables import op_section, trial_table
 from neural_compressor.tuning.result import TuningResult
-from neural_compressor.tuning.workspace import workspace_errors, write_text_atomically
+from neural_compressor.tuning.workspace import slug, workspace_errors, write_text_atomically
+
+
+def keep_report(result: TuningResult, workspace: str | Path) -> Path:
+    """Write the report of this run to a file of its own in ``reports``, which is returned, and a copy of it as
+    ``report.html``, which is that of the last run."""
+    workspace = Path(workspace).expanduser().absolute()
+    name = f"{datetime.now():%Y%m%d-%H%M%S}-{slug(str(result.metadata.get('study', result.title)))}"
+    folder = workspace / "reports"
+    path = next(p for n in count(1) if not (p := folder / f"{name}{'' if n == 1 else f'-{n}'}.html").exists())
+    write_report(result, path)
+    write_report(result, workspace / "report.html")
+    return path
 
 
 def write_report(result: TuningResult, path: str | Path) -> Path:
     """Write the report of ``result`` to ``path`` (a file name), whole or not at all, and return its absolute path."""
     target = Path(path).expanduser().absolute()
-    with workspace_errors(target.parent):
+    text = render(result)
+    with workspace_errors(target.parent, target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        write_text_atomically(target, render(result))
+        write_text_atomically(target, text)
     return target
 
 

@@ -32,6 +32,7 @@ from neural_compressor.torch.nn import QuantModule
 from neural_compressor.torch.ops import find_blocks, find_ops
 from neural_compressor.torch.qat import QatSession
 from neural_compressor.torch.watch import Trace, watch
+from neural_compressor.tuning.identity import identity
 
 
 class PyTorchAdaptor(Adaptor):
@@ -115,7 +116,9 @@ class PyTorchAdaptor(Adaptor):
         model.eval()
 
     def fingerprint(self, model: nn.Module) -> str:
-        digest = hashlib.sha256(type(model).__qualname__.encode())
+        classes = sorted({identity(type(module)) for module in model.modules()})
+        patched = [identity(module.forward) for module in model.modules() if "forward" in vars(module)]
+        digest = hashlib.sha256(f"{classes} {patched}".encode())
         for name, tensor in model.state_dict().items():
             if not isinstance(tensor, torch.Tensor):
                 digest.update(f"{name} {tensor!r}".encode())

@@ -58,7 +58,8 @@ def save_model(model: nn.Module, path: str | Path) -> None:
     if path.is_dir() and any(path.iterdir()) and not (path / CONFIG).exists():
         raise WorkspaceError(f"{path} exists and holds no quantized model: choose another folder, or empty it")
     tensors, aliases = unique_state(model)
-    with new_folder(path, overwrite=True) as folder:
+    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    with new_folder(path, overwrite=True, needed=size) as folder:
         save_file({n: t.detach().cpu().contiguous() for n, t in tensors.items()}, folder / WEIGHTS)
         config = {
             "format": "neural_compressor.torch",

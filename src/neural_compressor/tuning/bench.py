@@ -41,8 +41,7 @@ class Bench:
 
     def measure(self, model: Any) -> Measurement:
         """Everything that can be told of ``model``."""
-        accuracy = self.evaluator(model) if self.evaluator is not None else None
-        self.adaptor.settle(model)
+        accuracy = self.accuracy(model)
         latency = footprint = None
         if self.example_batch is not None:
             # memory first: a warmed-up allocator hides what the first call needs
@@ -51,6 +50,12 @@ class Bench:
             latency = self._latency_ms(model)
         size, exactness = self.adaptor.model_size(model), self.adaptor.output_sqnr(model)
         return Measurement(accuracy, latency, size, footprint, exactness)
+
+    def accuracy(self, model: Any) -> float | None:
+        """What the evaluation says of ``model``, and None where there is none."""
+        accuracy = self.evaluator(model) if self.evaluator is not None else None
+        self.adaptor.settle(model)
+        return accuracy
 
     def _latency_ms(self, model: Any) -> float:
         def predict(candidate: Any) -> Callable[[], Any]:

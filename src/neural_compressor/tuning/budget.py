@@ -27,6 +27,10 @@ class Budget:
         """The budget that a ``TuningCriterion`` describes."""
         return cls(float(config.timeout), int(config.max_trials))
 
+    def exceeds(self, other: Budget) -> bool:
+        """Whether a run that ended with ``other`` may have more to do."""
+        return self.max_trials > other.max_trials or self.timeout > other.timeout
+
     def end(self, trials: int, spent_s: float, passed: bool) -> str:
         """Why to stop after a trial that ``passed`` or did not; empty while there is reason to go on."""
         if self.timeout == 0 and passed:

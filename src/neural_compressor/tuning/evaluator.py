@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Iterable
-from types import CodeType
 from typing import TYPE_CHECKING, Any
 
-from neural_compressor.errors import ConfigError, EvaluationError
+from neural_compressor.errors import ConfigError, EvaluationError, WorkspaceError
 from neural_compressor.tuning.criterion import Criterion
+from neural_compressor.tuning.identity import identity, name_of
 from neural_compressor.tuning.metrics import Metric, resolve_metric
 
 if TYPE_CHECKING:
@@ -39,8 +38,8 @@ class Evaluator:
             if not callable(eval_func):
                 raise ConfigError(f"eval_func must be a function of the model, got {type(eval_func).__name__}")
             self._function = eval_func
-            self.name = _name(eval_func)
-            self.identity = f"{self.name}#{_code_digest(eval_func)}"
+            self.name = name_of(eval_func)
+            self.identity = identity(eval_func)
             return
         if adaptor is None or eval_dataloader is None or eval_metric is None:
             raise ConfigError("an evaluation needs an eval_func, or an eval_dataloader together with an eval_metric")
@@ -54,7 +53,9 @@ class Evaluator:
 
         self._function = evaluate
         self.name = f"metric {metric.name}"
-        self.identity = f"{self.name} {data_identity(eval_dataloader)}"
+        self.identity = (
+            f"{identity(metric if isinstance(eval_metric, type) else eval_metric)} {identity(eval_dataloader)}"
+        )
 
     def check(self, criterion: Criterion) -> None:
         """Refuse a criterion that takes the metric the wrong way round: it would accept the worst model."""
@@ -68,7 +69,7 @@ class Evaluator:
     def __call__(self, model: Any) -> float:
         try:
             value = self._function(model)
-        except EvaluationError:
+        except (EvaluationError, WorkspaceError):
             raise
         except Exception as error:
             raise EvaluationError(f"{self.name} raised {type(error).__name__}: {error}") from error
@@ -108,34 +109,3 @@ def require_repeatable(data: Any, name: str) -> None:
             f"{name} is a {type(data).__name__}, which can be gone through only once, and each trial needs it anew; "
             "give a list or a dataloader"
         )
-
-
-def data_identity(data: Any) -> str:
-    """What can be said cheaply of a dataloader: its type and how many batches it has."""
-    if data is None:
-        return "none"
-    try:
-        return f"{_name(type(data))}[{len(data)}]"
-    except TypeError:
-        return _name(type(data))
-
-
-def _name(function: Any) -> str:
-    named = function if hasattr(function, "__qualname__") else type(function)
-    return f"{named.__module__}.{named.__qualname__}"
-
-
-def _code_digest(function: Any) -> str:
-    """Identity of the function's code, so that a changed evaluation does not resume the old one's journal."""
-    for candidate in (function, getattr(function, "__func__", None), getattr(function, "func", None)):
-        code = getattr(candidate, "__code__", None)
-        if code is not None:
-            return hashlib.sha256(_code_text(code).encode()).hexdigest()[:12]
-    return "object"
-
-
-def _code_text(code: CodeType) -> str:
-    constants = [
-        _code_text(c) if isinstance(c, CodeType) else repr(c) for c in code.co_consts if not isinstance(c, frozenset)
-    ]
-    return f"{code.co_code.hex()} {code.co_names} {constants}"

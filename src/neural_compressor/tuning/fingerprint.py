@@ -11,7 +11,7 @@ from neural_compressor.strategy.base import Strategy
 from neural_compressor.strategy.space import TuningSpace
 from neural_compressor.tuning.bench import Bench
 from neural_compressor.tuning.criterion import Criterion
-from neural_compressor.tuning.evaluator import data_identity
+from neural_compressor.tuning.identity import identity
 from neural_compressor.tuning.objective import Scoring
 
 
@@ -34,9 +34,10 @@ def job_inputs(
     criterion: Criterion,
     scoring: Scoring,
     calib_data: Any,
+    calib_func: Any,
 ) -> dict[str, str]:
     """What decides the course of a run. The budget (time, trials) is left out: more of it continues the same job.
-    Data is known by type and length alone."""
+    See :mod:`neural_compressor.tuning.identity` for how data and functions are known."""
     return {
         "model": bench.adaptor.fingerprint(model),
         "adaptor": type(bench.adaptor).__qualname__,
@@ -46,7 +47,7 @@ def job_inputs(
         "objective": _canonical(dict(scoring.weights)),
         "evaluation": bench.evaluator.identity if bench.evaluator else "none",
         "measured": bench.identity,
-        "calibration": data_identity(calib_data),
+        "calibration": " ".join(map(identity, (calib_data, calib_func, *bench.adaptor.calibration_data))),
     }
 
 

@@ -8,12 +8,14 @@ import socket
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from neural_compressor.errors import WorkspaceError
 from neural_compressor.schemes import Plan
+from neural_compressor.tuning.budget import Budget
 from neural_compressor.tuning.file_lock import FileLock
 from neural_compressor.tuning.fingerprint import fingerprint
 from neural_compressor.tuning.journal_file import open_journal_file
@@ -53,8 +55,9 @@ class Entry:
 class Journal:
     """The trials of one tuning job, found again by the digest of their plan.
 
-    A job is known by its ``inputs``. Its last study is gone on with where that was not finished, unless ``resume`` is
-    False; otherwise a new study begins. Use as a context manager: the job is locked against a second process meanwhile.
+    A job is known by its ``inputs``. Its last study is gone on with where that was not finished, or ended with a smaller
+    ``budget`` than this; with ``resume`` False and otherwise a new study begins. Use as a context manager: the job is
+    locked against a second process meanwhile. ``notes`` says what a user may not have expected.
     """
 
     def __init__(
@@ -64,18 +67,23 @@ class Journal:
         inputs: Mapping[str, str],
         storage: str | Path | None = None,
         resume: bool = True,
+        budget: Budget | None = None,
     ) -> None:
         self.workspace = workspace
+        self.budget = budget or Budget()
+        self.notes: list[str] = []
+        self._inputs = dict(inputs)
+        self._base = base = f"{slug(title)}-{fingerprint(inputs)}"
+        self._title = slug(title)
         self.storage = str(storage) if storage is not None else str(workspace / FILE_NAME)
         self._shared = bool(_URL.match(self.storage))
         self._worker = f"{socket.gethostname()}:{workspace}"
-        base = f"{slug(title)}-{fingerprint(inputs)}"
         self._lock = FileLock(workspace / f".{base}.lock")
         self._claim(base)
         try:
             with self._writing():
-                self._study = self._open_study(base, inputs, resume)
-                self.name: str = self._study.study_name
+                self._backend = self._open_storage()
+                self._study = self._open_study(resume)
                 self.entries = self._read_entries()
         except BaseException:
             self._lock.release()
@@ -87,6 +95,11 @@ class Journal:
 
     def __exit__(self, *_: object) -> None:
         self._lock.release()
+
+    @property
+    def name(self) -> str:
+        """The name of the study."""
+        return str(self._study.study_name)
 
     @property
     def address(self) -> str:
@@ -107,10 +120,18 @@ class Journal:
             self._study.set_user_attr("baseline", measurement.to_dict())
 
     def finish(self, verdict: str) -> None:
-        """Close the study: the next run of the same job begins a new one."""
+        """Close the study: the next run of the same job begins a new one, unless it has a larger budget."""
         with self._writing():
             self._study.set_user_attr("verdict", verdict)
+            self._study.set_user_attr("budget", asdict(self.budget))
             self._study.set_user_attr("finished", True)
+
+    def renew(self) -> None:
+        """Leave the study as it is and begin another one, without trials."""
+        with self._writing():
+            self._study.set_user_attr("finished", True)
+            self._study = self._new_study(self._runs() + 1)
+        self.entries, self.resumed = {}, False
 
     # -- the trials ------------------------------------------------------------------------------------------------
 
@@ -153,24 +174,58 @@ class Journal:
                 )
             self._lock.sign()
 
-    def _open_study(self, base: str, inputs: Mapping[str, str], resume: bool) -> optuna.Study:
+    def _open_study(self, resume: bool) -> optuna.Study:
         import optuna
 
-        storage = self._open_storage()
-        taken = set(optuna.get_all_study_names(storage))
-        runs = 0
-        while _run_name(base, runs + 1) in taken:
-            runs += 1
+        runs = self._runs()
         if runs:
-            last = optuna.load_study(study_name=_run_name(base, runs), storage=storage)
-            if not last.user_attrs.get("finished"):
-                if resume:
-                    self._reap(last)
-                    return last
-                last.set_user_attr("finished", True)
-        study = optuna.create_study(study_name=_run_name(base, runs + 1), storage=storage, direction="minimize")
-        study.set_user_attr("inputs", dict(inputs))
+            last = optuna.load_study(study_name=_run_name(self._base, runs), storage=self._backend)
+            if resume and self._has_more_to_do(last):
+                if last.user_attrs.get("finished"):
+                    last.set_user_attr("finished", False)
+                self._reap(last)
+                return last
+            last.set_user_attr("finished", True)
+        elif resume:
+            self._explain_the_new_study()
+        return self._new_study(runs + 1)
+
+    def _runs(self) -> int:
+        """How many studies of this job there are."""
+        import optuna
+
+        taken = set(optuna.get_all_study_names(self._backend))
+        return next(run for run in count() if _run_name(self._base, run + 1) not in taken)
+
+    def _new_study(self, run: int) -> optuna.Study:
+        import optuna
+
+        name = _run_name(self._base, run)
+        study = optuna.create_study(study_name=name, storage=self._backend, direction="minimize")
+        study.set_user_attr("inputs", self._inputs)
         return study
+
+    def _has_more_to_do(self, study: optuna.Study) -> bool:
+        attrs = study.user_attrs
+        if not attrs.get("finished"):
+            return True
+        return "budget" in attrs and self.budget.exceeds(Budget(**attrs["budget"]))
+
+    def _explain_the_new_study(self) -> None:
+        """Note what keeps the last unfinished study of the same title from being gone on with."""
+        import optuna
+
+        for study in reversed(optuna.get_all_study_summaries(self._backend)):
+            theirs = study.user_attrs.get("inputs")
+            if not isinstance(theirs, dict) or study.user_attrs.get("finished") or not study.n_trials:
+                continue
+            if re.fullmatch(rf"{re.escape(self._title)}-[0-9a-f]{{12}}(-\d+)?", study.study_name):
+                changed = [name for name, value in self._inputs.items() if theirs.get(name) != value]
+                self.notes.append(
+                    f"study {study.study_name} was not finished, and is not gone on with, as this run differs in its "
+                    f"{', '.join(changed)}"
+                )
+                return
 
     def _open_storage(self) -> Any:
         if not self._shared:
@@ -210,7 +265,7 @@ class Journal:
         level = optuna.logging.get_verbosity()
         optuna.logging.set_verbosity(logging.ERROR)
         try:
-            with warnings.catch_warnings(), workspace_errors(self.workspace):
+            with warnings.catch_warnings(), workspace_errors(self.workspace, "" if self._shared else self.storage):
                 warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
                 yield
         except (WorkspaceError, KeyboardInterrupt):

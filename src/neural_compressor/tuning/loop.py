@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from neural_compressor.errors import WorkspaceError
 from neural_compressor.strategy.base import Strategy
 from neural_compressor.strategy.space import TuningSpace
 from neural_compressor.tuning.bench import Bench
@@ -21,11 +23,16 @@ from neural_compressor.tuning.progress import Progress, Silent
 from neural_compressor.tuning.result import Trial, TuningResult
 from neural_compressor.tuning.run import TuningRun
 from neural_compressor.tuning.verdict import UNCHECKED
-from neural_compressor.tuning.workspace import BestModelFolder, writable_folder
+from neural_compressor.tuning.workspace import writable_folder
 
 if TYPE_CHECKING:
     from neural_compressor.adaptor.contract import Adaptor
     from neural_compressor.schemes import Plan
+
+logger = logging.getLogger("neural_compressor")
+
+_REPORT = "the report of this run is lost"
+_END = "that this run has ended is not in the journal, and the same call gives the same result again"
 
 
 def tune(
@@ -44,6 +51,7 @@ def tune(
     title: str = "model",
     progress: Progress | None = None,
     resume: bool = True,
+    conclude: Callable[[TuningResult], object] | None = None,
 ) -> tuple[Any, TuningResult]:
     """Quantize ``model`` with the plans that ``strategy`` proposes until the promise of ``conf`` is kept.
 
@@ -52,6 +60,9 @@ def tune(
     starts, and the best model so far is on disk: the same call goes on where a killed one stopped. ``storage`` puts
     the journal elsewhere: a path, or a database URL. Without an ``evaluator`` the default plan is applied once and no
     promise is checked.
+
+    ``conclude(result)`` is called when all is measured, to write a report. What cannot be written then is no reason to lose
+    the model: it is a warning and a note, and the study stays open, so that the same call repeats no trial.
     """
     started = time.perf_counter()
     criterion = Criterion.from_config(conf.accuracy_criterion)
@@ -65,13 +76,20 @@ def tune(
     def quantize(plan: Plan) -> Any:
         return adaptor.quantize(plan.to_tune_cfg(), model, calib_dataloader, calib_func)
 
+    def ended(quantized: Any, result: TuningResult) -> None:
+        result.title = title
+        result.ops = adaptor.summary(quantized)
+        result.seconds = time.perf_counter() - started
+        if conclude is not None:
+            conclude(result)
+
     if evaluator is None:
         quantized, result = _quantize_once(quantize, model, space.default_plan(), bench, watcher)
+        _was_written(result, _REPORT, lambda: ended(quantized, result))
     else:
         evaluator.check(criterion)
         require_repeatable(calib_dataloader, "calib_dataloader")
         folder = writable_folder(workspace)
-        data = calib_dataloader if calib_dataloader is not None else calib_func
         inputs = job_inputs(
             bench=bench,
             model=model,
@@ -79,16 +97,29 @@ def tune(
             strategy=strategy,
             criterion=criterion,
             scoring=scoring,
-            calib_data=data,
+            calib_data=calib_dataloader,
+            calib_func=calib_func,
         )
-        with Journal(folder, title, inputs, storage, resume) as journal:
-            store = BestModelFolder(folder / journal.name)
-            run = TuningRun(quantize, bench, criterion, scoring, budget, strategy, journal, store, watcher, started)
+        with Journal(folder, title, inputs, storage, resume, budget) as journal:
+            for note in journal.notes:
+                logger.warning("%s", note)
+            run = TuningRun(quantize, bench, criterion, scoring, budget, strategy, journal, watcher, started)
             quantized, result = run.to_the_end(model)
-    result.title = title
-    result.ops = adaptor.summary(quantized)
-    result.seconds = time.perf_counter() - started
+            if _was_written(result, _REPORT, lambda: ended(quantized, result)):
+                _was_written(result, _END, lambda: journal.finish(result.verdict))
     return quantized, result
+
+
+def _was_written(result: TuningResult, lost: str, write: Callable[[], None]) -> bool:
+    """Whether ``write`` went well; where not, what was ``lost`` is a warning and a note."""
+    try:
+        write()
+    except WorkspaceError as error:
+        note = f"{lost}; the model is not lost. {error}"
+        logger.warning("%s", note)
+        result.metadata["notes"] = [*result.metadata.get("notes", ()), note]
+        return False
+    return True
 
 
 def _quantize_once(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +25,12 @@ from neural_compressor.tuning.workspace import BestModelFolder
 if TYPE_CHECKING:
     from neural_compressor.schemes import Plan
 
+logger = logging.getLogger("neural_compressor")
+
 #: A strategy that only repeats itself for this long has nothing more to say.
 _MAX_REPEATS = 1000
+#: How many times the difference of two evaluations a third may be off.
+_SPREADS = 2
 
 
 @dataclass
@@ -38,28 +44,28 @@ class TuningRun:
     budget: Budget
     strategy: Strategy
     journal: Journal
-    store: BestModelFolder
     progress: Progress
     started: float
     trials: list[Trial] = field(default_factory=list)
     best: Trial | None = None
     best_model: Any = None
+    _store: BestModelFolder | None = None
 
     def to_the_end(self, model: Any) -> tuple[Any, TuningResult]:
-        """Baseline, trials, best model, verdict."""
+        """Baseline, trials, best model, verdict. The study is left open."""
         try:
             baseline = self._baseline(model)
             stopped = self._search(baseline)
             if self.best is None:
                 error = all_failed(self.trials)
-                self.journal.finish(str(error))
+                with suppress(WorkspaceError):  # of the two the user needs the other one
+                    self.journal.finish(str(error))
                 raise error
             quantized = self._model_of(self.best)
         except KeyboardInterrupt as interrupt:
             self._explain(interrupt)
             raise
         sentence = verdict(self.best, baseline, self.criterion)
-        self.journal.finish(sentence)
         return quantized, TuningResult(
             baseline=baseline,
             trials=self.trials,
@@ -73,12 +79,44 @@ class TuningRun:
     def _baseline(self, model: Any) -> Measurement:
         baseline = self.journal.baseline
         self.progress.baseline_start()
+        if baseline is not None and (now := self._moved(_accuracy(baseline), model)) is not None:
+            self._begin_anew(_accuracy(baseline), now)
+            baseline = None
         if baseline is None:
             baseline = self.bench.measure(model)
             self.journal.record_baseline(baseline)
         self.bench = self.bench.against(model, baseline)
         self.progress.baseline_done(baseline)
         return baseline
+
+    def _moved(self, known: float, model: Any) -> float | None:
+        """The accuracy of the float model where it is no longer the ``known`` one, by more than evaluations differ among
+        themselves and more than a tenth of what may be lost: None where it still is."""
+        now = _accuracy(Measurement(self.bench.accuracy(model)))
+        if abs(now - known) <= abs(known - self.criterion.limit(known)) / 10:
+            return None
+        again = _accuracy(Measurement(self.bench.accuracy(model)))
+        low, high, spread = min(now, again), max(now, again), abs(now - again)
+        return None if low - _SPREADS * spread <= known <= high + _SPREADS * spread else now
+
+    def _begin_anew(self, known: float, now: float) -> None:
+        old = self.journal.name
+        self.journal.renew()
+        self._note(
+            f"the float model reaches {now:.6g} now and reached {known:.6g} in study {old}: data, labels or code have "
+            f"changed. The trials of that study are not used, and study {self.journal.name} begins"
+        )
+
+    def _note(self, text: str) -> None:
+        self.journal.notes.append(text)
+        logger.warning("%s", text)
+
+    @property
+    def store(self) -> BestModelFolder:
+        """Where the best model of the study is."""
+        if self._store is None or self._store.folder.name != self.journal.name:
+            self._store = BestModelFolder(self.journal.workspace / self.journal.name)
+        return self._store
 
     def _search(self, baseline: Measurement) -> str:
         """Try what the strategy proposes; returns why it ended."""
@@ -180,7 +218,10 @@ class TuningRun:
             "relative": self.criterion.relates_to(reference),
             "promise": self.criterion.limit(reference),
             "stopped": stopped,
-            "notes": [f"objective {name!r} could not be measured and had no say in the choice" for name in missing],
+            "notes": [
+                *self.journal.notes,
+                *(f"objective {name!r} could not be measured and had no say in the choice" for name in missing),
+            ],
         }
 
 

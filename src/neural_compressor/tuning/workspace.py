@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from neural_compressor.disk_errors import is_full
 from neural_compressor.errors import WorkspaceError
 from neural_compressor.tuning.result import Trial
 
@@ -39,16 +40,17 @@ def writable_folder(path: str | Path) -> Path:
 
 
 @contextmanager
-def workspace_errors(folder: Path) -> Iterator[None]:
-    """Operating-system errors inside become a :class:`WorkspaceError` that names the folder and the way out."""
+def workspace_errors(folder: Path, file: str | Path = "") -> Iterator[None]:
+    """Operating-system errors inside become a :class:`WorkspaceError` that names folder, ``file`` and the way out."""
     try:
         yield
     except OSError as error:
+        place = file or error.filename
         raise WorkspaceError(
-            f"cannot write to the workspace {folder}: {error.strerror or error}"
-            f"{f' ({error.filename})' if error.filename else ''}. "
+            f"cannot write to the workspace {folder}: {error.strerror or error}{f' ({place})' if place else ''}. "
+            "What was written before is kept. "
             "Free some space or make it writable and run the same command again, or choose another workspace"
-        ) from error
+        ) from (None if is_full(error) else error)
 
 
 def write_text_atomically(path: Path, text: str) -> None:
@@ -101,7 +103,13 @@ class BestModelFolder:
         with workspace_errors(self.folder):
             scratch = Path(tempfile.mkdtemp(dir=self.folder, prefix="best_model.new-"))
             try:
-                save(scratch / "model")
+                try:
+                    save(scratch / "model")
+                except WorkspaceError as error:
+                    kept = "; the one there stays" if self.model.exists() else ""
+                    raise WorkspaceError(
+                        f"the best model so far cannot be kept in {self.model}{kept}: {error}"
+                    ) from None
                 # the plan is the seal: while it is away nobody takes the folder for the model of a known plan
                 self.plan.unlink(missing_ok=True)
                 if self.model.exists():

@@ -116,13 +116,35 @@ def test_a_killed_run_goes_on(digits, accuracy, tmp_path):
         calls.append(path)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return 1.0 if len(calls) == 1 else 0.5
+        return 1.0 if len(calls) in (1, 4) else 0.5
 
     tuning = TuningConfig(RTNConfig(weight_bits=[2, 4, 8]), workspace=tmp_path, max_trials=3)
     with pytest.raises(KeyboardInterrupt):
         autotune(digits[0], tuning, evaluate)
     autotune(digits[0], tuning, evaluate)
-    assert len(calls) == 5  # float, one trial, the killed one; then only what was missing
+    assert len(calls) == 6  # float, one trial, the killed one; then float once more, and only what was missing
+
+
+def test_a_killed_run_does_not_go_on_with_other_data(digits, reader, tmp_path, caplog):
+    _, pixels, _ = digits
+    calls = []
+
+    def evaluate(path):
+        calls.append(path)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return 1.0
+
+    def tuned(first):
+        config = StaticQuantConfig(reader([{"pixels": pixels[first : first + 8]}]), per_channel=[False, True])
+        return autotune(digits[0], TuningConfig(config, workspace=tmp_path, timeout=60, max_trials=2), evaluate)
+
+    with pytest.raises(KeyboardInterrupt):
+        tuned(0)
+    tuned(8)
+    assert "differs in its calibration" in caplog.text
+    assert len(calls) == 6  # all three of the second run
+    assert len(list((tmp_path / "reports").iterdir())) == 1
 
 
 def test_data_comes_from_the_call(digits, accuracy, data, tmp_path):
@@ -174,13 +196,13 @@ def test_ranges_are_collected_once_for_all_trials(digits, data, tmp_path):
     trials = []
 
     def evaluate(path):
-        trials.append(path)
+        trials.append(data.starts)
         return 1.0 if len(trials) == 1 else 0.5 + 0.01 * len(trials)
 
     config = StaticQuantConfig(data, per_channel=[False, True])
     autotune(digits[0], TuningConfig(config, workspace=tmp_path), evaluate)
     assert len(trials) > 4
-    assert data.starts <= 4  # made, rewound before and after a look at the first sample, and for the first trial
+    assert set(trials[1:]) == {data.starts}  # none after the first trial
 
 
 # -- evidence --------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import onnx
 import onnx_ir as ir
 
 from neural_compressor.config.composition import Composition
+from neural_compressor.disk_errors import write_errors
 from neural_compressor.errors import WorkspaceError
 from neural_compressor.onnx.model_file import read_model, write_model
 from neural_compressor.onnx.model_forms import as_proto
@@ -86,9 +87,7 @@ def check_writable(path: Path) -> None:
     """Say before any work that the result could not be written."""
     if path.is_dir():
         raise WorkspaceError(f"{path} is a folder; give the path of the file to write")
-    try:
+    with write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path.parent):
             pass
-    except OSError as error:
-        raise WorkspaceError(f"{path} cannot be written: {error}") from error

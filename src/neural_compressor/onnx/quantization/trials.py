@@ -74,6 +74,9 @@ class ConfigAdaptor(ONNXRTAdaptor):
         super().__init__()
         self._tried = {_key(candidate.config.to_dict()): candidate for candidate in tried}
         self._store = store
+        work = (each for candidate in self._tried.values() for each in candidate.resolution.work.values())
+        readers = {id(reader): reader for reader in (store.reader, *(each.config.reader for each in work))}
+        self.calibration_data = tuple(readers.values())
 
     def quantize(
         self,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,17 +14,19 @@ import onnx_ir as ir
 from neural_compressor.config import PostTrainingQuantConfig, TuningCriterion
 from neural_compressor.config.objective import objectives
 from neural_compressor.errors import ConfigError
-from neural_compressor.onnx.model_file import read_model, write_model
+from neural_compressor.onnx.model_file import read_model, weight_bytes, write_model
 from neural_compressor.onnx.quantization.calibration_store import CalibrationStore
 from neural_compressor.onnx.quantization.config import TuningConfig
 from neural_compressor.onnx.quantization.selection import require_onnx
 from neural_compressor.onnx.quantization.trials import RECIPE, ConfigAdaptor, candidates
-from neural_compressor.report.html import write_report
+from neural_compressor.onnx.scratch import raise_if_full, scratch_folder
+from neural_compressor.report.html import keep_report
 from neural_compressor.report.terminal import TuningProgress, print_result
 from neural_compressor.strategy.listed_fallback import ListedFallbackStrategy
 from neural_compressor.strategy.space import TuningSpace
 from neural_compressor.tuning.evaluator import Evaluator
 from neural_compressor.tuning.loop import tune
+from neural_compressor.tuning.result import TuningResult
 
 logger = logging.getLogger("neural_compressor")
 
@@ -68,8 +69,12 @@ def autotune(
     )
     workspace = tune_config.workspace or Path("nc_workspace")
     adaptor = ConfigAdaptor(tried, CalibrationStore(calibration_data_reader))
+
+    def conclude(result: TuningResult) -> None:
+        result.report = keep_report(result, workspace)
+
     with (
-        tempfile.TemporaryDirectory() as folder,
+        scratch_folder() as folder,
         TuningProgress(tune_config.max_trials, quiet=quiet) as progress,
     ):
         best, result = tune(
@@ -78,12 +83,12 @@ def autotune(
             conf,
             space,
             ListedFallbackStrategy(space, listed, tune_config.seed),
-            evaluator=Evaluator(eval_func=_OnFile(eval_fn, eval_args, model_input, Path(folder))),
+            evaluator=Evaluator(eval_func=_OnFile(eval_fn, eval_args, model_input, folder)),
             workspace=workspace,
             title=_title(model_input),
             progress=progress,
+            conclude=conclude,
         )
-    result.report = write_report(result, workspace / "report.html")
     if not quiet:
         print_result(result)
     logger.log(logging.INFO if result.met else logging.WARNING, "%s", result.verdict)
@@ -92,7 +97,7 @@ def autotune(
 
 
 class _OnFile:
-    """An evaluation of paths as one of models; ``func`` is what a journal knows it by."""
+    """An evaluation of paths as one of models."""
 
     def __init__(self, func: Callable[..., Any], arguments: Any, source: Any, folder: Path) -> None:
         if not callable(func):
@@ -108,10 +113,17 @@ class _OnFile:
         if beside is not None and beside.is_file():
             shutil.copyfile(beside, folder / beside.name)
 
+    @property
+    def known_by(self) -> tuple[Any, ...]:
+        """What a journal knows it by: not the folder, which is another one each time."""
+        return self.func, self.arguments
+
     def __call__(self, model: Any) -> Any:
         if isinstance(model, str | Path):
             return self.func(str(model), *self.arguments)
-        path = write_model(read_model(model), self.folder / "model.onnx")
+        quantized = read_model(model)
+        raise_if_full(self.folder, weight_bytes(quantized))
+        path = write_model(quantized, self.folder / "model.onnx")
         return self.func(str(path), *self.arguments)
 
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import logging
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import onnx
 import onnx_ir as ir
 
 from neural_compressor.onnx.graph import is_float, standard
 from neural_compressor.onnx.op_table import OP_TYPES, OpType, Output
+from neural_compressor.onnx.scratch import scratch_folder
 from neural_compressor.onnx.session import make_session
 from neural_compressor.onnx.static.integer_params import EIGHT_BITS
 
@@ -81,8 +80,8 @@ INTEGER_OPS = frozenset(
 
 def as_run(model: ir.Model, providers: Sequence[str]) -> dict[str, RunningNode]:
     """The nodes that the runtime executes, by name; the next level would change layouts and with them the names."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "optimized.onnx"
+    with scratch_folder() as folder:
+        path = folder / "optimized.onnx"
         make_session(model, providers=providers, level="extended", threads=1, optimized_path=str(path))
         nodes = onnx.load(path, load_external_data=False).graph.node
     floats = {output for node in nodes if _is_dequantizer(node) for output in node.output}

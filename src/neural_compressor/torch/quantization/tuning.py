@@ -13,7 +13,7 @@ from torch import nn
 from neural_compressor.config import PostTrainingQuantConfig, TuningCriterion
 from neural_compressor.config.composition import Composition
 from neural_compressor.config.objective import objectives
-from neural_compressor.report.html import write_report
+from neural_compressor.report.html import keep_report
 from neural_compressor.report.terminal import TuningProgress, print_result
 from neural_compressor.schemes import Plan
 from neural_compressor.strategy.base import Proposal
@@ -26,6 +26,7 @@ from neural_compressor.torch.quantization.layer_jobs import jobs_for
 from neural_compressor.torch.quantization.preparation import quantize
 from neural_compressor.tuning.evaluator import Evaluator
 from neural_compressor.tuning.loop import tune
+from neural_compressor.tuning.result import TuningResult
 
 _RECIPE = "config"
 
@@ -77,6 +78,10 @@ def autotune(
     )
     workspace = tune_config.workspace or Path("nc_workspace")
     adaptor = ConfigAdaptor({"example_inputs": example_inputs, "model": model, "workspace": str(workspace)})
+
+    def conclude(result: TuningResult) -> None:
+        result.report = keep_report(result, workspace)
+
     with TuningProgress(min(tune_config.max_trials, len(listed)), quiet=quiet) as progress:
         best, result = tune(
             adaptor,
@@ -90,8 +95,8 @@ def autotune(
             workspace=workspace,
             title=type(model).__name__,
             progress=progress,
+            conclude=conclude,
         )
-    result.report = write_report(result, workspace / "report.html")
     if not quiet:
         print_result(result)
     best.tuning = result
@@ -100,10 +105,15 @@ def autotune(
 
 @dataclass(frozen=True)
 class _WithArguments:
-    """A function of a model and more as one of a model; ``func`` is what a journal knows it by."""
+    """A function of a model and more as one of a model."""
 
     func: Callable[..., Any]
     arguments: Sequence[Any]
+
+    @property
+    def known_by(self) -> tuple[Any, ...]:
+        """What a journal knows it by."""
+        return self.func, self.arguments
 
     def __call__(self, model: Any) -> Any:
         return self.func(model, *self.arguments)

@@ -1,0 +1,40 @@
+"""Files for ONNX Runtime to write and for us to read back, in the temporary folder of the system."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from neural_compressor.disk_errors import is_full, reason
+from neural_compressor.errors import WorkspaceError
+
+_ADVICE = "free some space there, or set TMPDIR to a folder that has more"
+
+
+@contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """A temporary folder that is gone when the block ends; an error of the disk says that it is about that folder."""
+    folder = None
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            yield Path(folder)
+    except OSError as error:
+        # The block may read files of the user, too.
+        within = folder is not None and str(error.filename or "").startswith(folder)
+        if folder is not None and not within and not (is_full(error) and error.filename is None):
+            raise
+        place = folder or error.filename or "of the system"
+        raise WorkspaceError(f"the temporary folder {place} cannot be written: {reason(error)}; {_ADVICE}") from error
+
+
+def raise_if_full(folder: Path, needed: int) -> None:
+    """Say so where ``needed`` bytes do not fit into the temporary ``folder``: the runtime's own error does not."""
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise WorkspaceError(
+            f"the temporary folder {tempfile.gettempdir()} is full: the model takes {needed:,} bytes there "
+            f"and {free:,} are free; {_ADVICE}"
+        ) from None

@@ -22,6 +22,7 @@ from neural_compressor.onnx.quantization.selection import require_onnx
 from neural_compressor.onnx.saturation import warn_if_saturating
 from neural_compressor.onnx.speed_check import warn_if_slower
 from neural_compressor.onnx.static.fusion_check import check_fusion
+from neural_compressor.output_paths import output_file
 
 
 def quantize(
@@ -84,11 +85,10 @@ def quantized(
 
 def check_writable(path: Path) -> None:
     """Say before any work that the result could not be written."""
-    if path.is_dir():
-        raise WorkspaceError(f"{path} is a folder; give the path of the file to write")
+    target = output_file(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path.parent):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=target.parent):
             pass
     except OSError as error:
         raise WorkspaceError(f"{path} cannot be written: {error}") from error

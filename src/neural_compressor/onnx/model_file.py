@@ -19,9 +19,11 @@ from google.protobuf.message import DecodeError
 from neural_compressor.errors import ConfigError, FormatError, WorkspaceError
 from neural_compressor.onnx.external_data import located
 from neural_compressor.onnx.mapped_file import can_map, read_mapped
+from neural_compressor.onnx.message_check import checked_message
 from neural_compressor.onnx.one_file import write_one_file
 from neural_compressor.output_paths import output_file
 
+_GIVEN = "the model given"
 Early = Callable[[onnx.ModelProto], onnx.ModelProto]
 ONE_FILE_BYTES = 1 << 30
 """Up to here a model with its weights is one file; protobuf ends at twice that."""
@@ -37,18 +39,31 @@ def read_model(source: str | Path | onnx.ModelProto | ir.Model, early: Early | N
     if isinstance(source, ir.Model):
         return source
     if isinstance(source, onnx.ModelProto):
-        return _with_files(_checked(ir.from_proto(source), "the model given"), Path("the model given"))
+        return _with_files(_parsed(lambda: ir.from_proto(checked_message(source, _GIVEN)), _GIVEN), Path(_GIVEN))
     if not isinstance(source, str | Path):
         raise ConfigError(f"got a model of type {type(source).__name__}, expected a path or an onnx.ModelProto")
     path = Path(source)
     if not path.is_file():
-        what = "is a folder" if path.is_dir() else "does not exist"
+        what = "is a folder" if path.is_dir() else "is no regular file" if path.exists() else "does not exist"
         raise FormatError(f"{path} {what}; give the path of an ONNX file")
+    return _with_files(_parsed(lambda: _from_file(path, early), str(path)), path)
+
+
+def _from_file(path: Path, early: Early | None) -> ir.Model:
+    if can_map() and path.suffix == ".onnx":
+        return read_mapped(path, early)
+    return ir.from_proto(checked_message(onnx.load(path, load_external_data=False), str(path)))
+
+
+def _parsed(read: Callable[[], ir.Model], name: str) -> ir.Model:
+    """What ``read`` gives, or an error that names the model."""
     try:
-        model = read_mapped(path, early) if can_map() and path.suffix == ".onnx" else ir.load(path)
-    except (DecodeError, ValueError, UnicodeDecodeError, KeyError, TypeError) as error:
-        raise FormatError(f"{path} is not an ONNX model, or is truncated: {error}") from error
-    return _with_files(_checked(model, str(path)), path)
+        model = read()
+    except (DecodeError, OSError, ValueError, KeyError, TypeError, IndexError, RuntimeError) as error:
+        raise FormatError(f"{name} is not an ONNX model, or is truncated: {error}") from error
+    if not model.graph.outputs:
+        raise FormatError(f"{name} is not an ONNX model: its graph has no outputs")
+    return model
 
 
 def write_model(model: ir.Model, path: str | Path) -> Path:
@@ -128,12 +143,6 @@ def initializers(model: ir.Model) -> Iterator[tuple[ir.Value, ir.TensorProtocol]
         for value in graph.initializers.values():
             if value.const_value is not None:
                 yield value, value.const_value
-
-
-def _checked(model: ir.Model, name: str) -> ir.Model:
-    if not model.graph.outputs:
-        raise FormatError(f"{name} is not an ONNX model: its graph has no outputs")
-    return model
 
 
 def _with_files(model: ir.Model, path: Path) -> ir.Model:

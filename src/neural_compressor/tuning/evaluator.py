@@ -121,6 +121,9 @@ def data_identity(data: Any) -> str:
 
 
 def _name(function: Any) -> str:
+    """What a user knows the function by; where it is wrapped, the one inside."""
+    inside = getattr(function, "func", None)
+    function = inside if callable(inside) else function
     named = function if hasattr(function, "__qualname__") else type(function)
     return f"{named.__module__}.{named.__qualname__}"
 

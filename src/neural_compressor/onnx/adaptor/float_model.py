@@ -21,6 +21,7 @@ from neural_compressor.onnx.graph import constant, normalise
 from neural_compressor.onnx.half import to_half
 from neural_compressor.onnx.ops import quantizable_nodes, unquantizable_nodes
 from neural_compressor.onnx.optimization import optimise
+from neural_compressor.onnx.overridable_inputs import restore_overridable
 from neural_compressor.onnx.providers import CPU, DML, Target
 from neural_compressor.onnx.quantization_record import QuantizationRecord, write_record
 from neural_compressor.onnx.saturation import ANY, for_any_cpu, target_cpu
@@ -133,6 +134,7 @@ class FloatModel:
         new = new.clone() if new is self.model else new
         refused = store_weights(new, whole)
         write_record(new, self._record(whole, left, refused, smoothing))
+        restore_overridable(new)
         return new
 
     def _for_any_cpu(self, plan: Plan) -> Plan:

@@ -82,9 +82,9 @@ def _share_between_branches(model: ir.Model) -> None:
     for values in alike.values():
         if len({value.graph for value in values}) < 2:
             continue
-        tensor = values[0].const_value
-        assert tensor is not None
-        shared = edit.weight(f"{values[0].name}_shared", tensor, model.graph)
+        held = values[0].const_value
+        assert held is not None
+        shared = edit.weight(f"{values[0].name}_shared", held, model.graph)
         for value in values:
             value.replace_all_uses_with(shared)
             discard(value)

@@ -19,6 +19,7 @@ from neural_compressor.onnx.data_reader import Samples
 from neural_compressor.onnx.dynamic.quantizer import dynamic_nodes, quantize_dynamic
 from neural_compressor.onnx.graph import constant, normalise
 from neural_compressor.onnx.half import to_half
+from neural_compressor.onnx.log_spectra import before_logarithm
 from neural_compressor.onnx.ops import quantizable_nodes, unquantizable_nodes
 from neural_compressor.onnx.optimization import optimise
 from neural_compressor.onnx.overridable_inputs import restore_overridable
@@ -80,8 +81,15 @@ class FloatModel:
         simplify(self.model)
         self.ops: dict[OpKey, list[dict[str, Any]]] = {}
         self.skipped: dict[OpKey, str] = {}
+        self._spectra = before_logarithm(self.model)
         self._find_ops()
         self._bases: list[_Base] = []
+
+    @property
+    def in_float_unless_named(self) -> dict[str, dict[Any, str]]:
+        """By mode the op types, and the ops, that compute in integers only where a user names them, with the reason."""
+        types = self.query.in_float_unless_named
+        return {mode: {**types.get(mode, {}), **self._spectra} for mode in ("static", "dynamic")}
 
     def blocks(self) -> list[list[OpKey]]:
         """Ops grouped by the repeated parts of the model that their names tell of, such as ``/layers.3/``."""
@@ -175,7 +183,7 @@ class FloatModel:
                 modes,
                 has_weight=info.weight is not None if info is not None else True,
                 per_channel=info is None or info.axis is not None,
-                stored=storable[key] is None if key in storable else None,
+                stored=storable[key] is None and key not in self._spectra if key in storable else None,
             )
             if any("quant_mode" in config["activation"] for config in configs):
                 self.ops[key] = configs

@@ -13,6 +13,7 @@ import onnx_ir as ir
 from neural_compressor.config.composition import Composition
 from neural_compressor.errors import ConfigError
 from neural_compressor.onnx.dynamic.quantizer import dynamic_nodes
+from neural_compressor.onnx.log_spectra import before_logarithm
 from neural_compressor.onnx.ops import quantizable_nodes, unquantizable_nodes
 from neural_compressor.onnx.providers import CPU
 from neural_compressor.onnx.quantization.aim import Aim, find_aim
@@ -86,7 +87,7 @@ def resolve(config: Composition, prepared: Prepared, graph_only: bool = False) -
     A rule or a name that matches no node, a value that the provider has not, and a configuration that leaves every node
     in float are errors. ``graph_only`` admits providers that do not run here. Nodes that are slower in integers have their
     weights stored in them and compute in float, and matrices too small to matter are not quantized by themselves, unless
-    they are named.
+    they are named. The same goes for what a logarithm reads.
     """
     selection = select(config, prepared.kinds)
     now = node_types(prepared.model)
@@ -94,6 +95,7 @@ def resolve(config: Composition, prepared: Prepared, graph_only: bool = False) -
     work: dict[OpKey, NodeWork] = {}
     aims: dict[str, Aim] = {}
     little: dict[OpKey, str] = {}
+    spectra = before_logarithm(prepared.model)
     for approach, examine in _APPROACHES.items():
         chosen = {(name, now[name]): each for name, each in selection.of(approach).items() if name in now}
         if not chosen:
@@ -101,10 +103,14 @@ def resolve(config: Composition, prepared: Prepared, graph_only: bool = False) -
         aim = aims[approach] = find_aim(_distinct(chosen.values()), approach, graph_only)
         unnamed = {name: (name, kind) for name, kind in chosen if name not in selection.meant}
         slower = {key for key in unnamed.values() if aim.reluctance(key[1], approach)}
+        in_float = {key: why for key, why in spectra.items() if key in unnamed.values() and approach != "weight_only"}
+        left |= in_float
         if approach == "weight_only":
             little = {unnamed[name]: why for name, why in little_matrices(prepared.model, unnamed).items()}
         left |= little
-        examined = {key: each for key, each in chosen.items() if key not in slower and key not in little}
+        slower -= in_float.keys()
+        apart = slower | little.keys() | in_float.keys()
+        examined = {key: each for key, each in chosen.items() if key not in apart}
         found = examine(prepared.model, examined, aim)
         found |= _stored(prepared.model, {key: chosen[key] for key in slower}, aim)
         for key, outcome in found.items():

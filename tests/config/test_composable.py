@@ -130,6 +130,14 @@ def test_what_cannot_be_resolved_is_an_error(config: Composition, said: list[str
         assert words in str(caught.value)
 
 
+def test_a_name_may_be_no_regular_expression() -> None:
+    ops = {"a[0].+*?": "Linear", "a0.x": "Linear"}
+    found = Alpha(bits=4).set_local("a[0].+*?", Alpha(bits=8)).resolve(ops)
+    assert [config.bits for config in found.values()] == [8, 4]
+    with pytest.raises(ConfigError, match=r"'a\[' of Alpha matches no op.*not a valid regular expression either"):
+        Alpha().set_local("a[", Alpha()).resolve(ops)
+
+
 def test_a_large_model_is_not_listed_whole_in_an_error() -> None:
     ops = {f"layers.{i}.fc": "Linear" for i in range(500)}
     with pytest.raises(ConfigError) as caught:
@@ -141,7 +149,6 @@ def test_a_large_model_is_not_listed_whole_in_an_error() -> None:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: Alpha().set_local("fc[", Alpha()), ["Alpha.set_local", "'fc['", "regular expression"]),
         (lambda: Alpha().set_local(3, Alpha()), ["Alpha.set_local", "got 3"]),
         (lambda: Alpha().set_local("", Alpha()), ["got ''"]),
         (lambda: Alpha().set_local("fc1", {"bits": 8}), ["'fc1'", "expected a configuration"]),

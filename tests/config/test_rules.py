@@ -271,6 +271,11 @@ def test_keys_are_regular_expressions() -> None:
     ] * 3
 
 
+def test_a_key_may_be_a_name_that_is_no_regular_expression() -> None:
+    rule: OpRule = read_rules("op_name_dict", {"a[0].+*?": {"weight": {"dtype": "fp32"}}})[0]
+    assert [rule.matches(name) for name in ("a[0].+*?", "a0", "a[0]")] == [True, False, False]
+
+
 VALUES = {
     "scheme": ["sym", "asym"],
     "granularity": ["per_tensor", "per_channel"],

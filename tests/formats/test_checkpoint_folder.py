@@ -155,3 +155,14 @@ def test_memory_holds_about_one_tensor(tmp_path: Path) -> None:
     with SafetensorsCheckpoint(tmp_path / "new", "np") as checkpoint:
         assert len(checkpoint) == 16
         assert float(checkpoint["t7"][5, 5]) == 8.0
+
+
+def test_a_link_to_a_folder_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "target").mkdir()
+    (tmp_path / "target" / "old").write_text("old")
+    (tmp_path / "link").symlink_to("target")
+    with new_folder(tmp_path / "link", overwrite=True) as folder:
+        (folder / "new").write_text("new")
+    assert (tmp_path / "link").is_symlink()
+    assert [file.name for file in (tmp_path / "target").iterdir()] == ["new"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["link", "target"]

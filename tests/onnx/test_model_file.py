@@ -196,3 +196,131 @@ def test_what_a_reader_infers_is_not_written(tmp_path: Path) -> None:
     onnx.checker.check_model(str(tmp_path / "m.onnx"), full_check=True)
     inferred = onnx.shape_inference.infer_shapes(written, strict_mode=False)
     assert {value.name for value in inferred.graph.value_info} >= {"h", "g", "r"}
+
+
+@pytest.fixture
+def split_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A model that was written in two files."""
+    monkeypatch.setattr(model_file, "ONE_FILE_BYTES", 100)
+    return write_model(read_model(proto(16)), tmp_path / "model.onnx")
+
+
+def data_file(path: Path) -> Path:
+    tensor = onnx.load(path, load_external_data=False).graph.initializer[0]
+    return path.with_name(next(entry.value for entry in tensor.external_data if entry.key == "location"))
+
+
+def test_files_of_the_user_stay(split_output: Path) -> None:
+    names = ("model.training.data", "model.external.data", "model.12345678.data", "model.deadbeef.data")
+    for name in names:
+        split_output.with_name(name).write_text(name)
+    old = data_file(split_output)
+    write_model(read_model(split_output), split_output)
+    assert [split_output.with_name(name).read_text() for name in names] == list(names)
+    assert not old.exists()
+
+
+def test_files_of_the_user_stay_beside_a_model_that_was_not_written_here(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(proto(), path, save_as_external_data=True, location="model.12345678.data", size_threshold=0)
+    write_model(read_model(proto(4)), path)
+    assert (tmp_path / "model.12345678.data").exists()
+
+
+def test_a_copy_of_the_model_keeps_its_weights(split_output: Path) -> None:
+    copy = split_output.with_name("copy.onnx")
+    copy.write_bytes(split_output.read_bytes())
+    write_model(read_model(proto(4)), split_output)
+    assert weight_bytes(read_model(copy)) == 16 * 16 * 4
+
+
+def test_a_name_with_wildcards(split_output: Path) -> None:
+    """``m?del[l].onnx`` is a name, no pattern."""
+    out = split_output.with_name("m?del[l].onnx")
+    for _ in range(2):
+        write_model(read_model(proto(16)), out)
+    assert sum(file.name.startswith("m?del[l].") for file in out.parent.iterdir()) == 2
+    assert data_file(split_output).exists()
+
+
+def test_one_file_in_the_place_of_two_names_no_data_file(split_output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_file, "ONE_FILE_BYTES", 1 << 30)
+    model = read_model(split_output)
+    write_model(model, split_output)
+    assert [file.name for file in split_output.parent.iterdir()] == ["model.onnx"]
+    assert model_file.DATA_FILE not in {entry.key for entry in onnx.load(split_output).metadata_props}
+
+
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    target = tmp_path / "deep" / "target.onnx"
+    target.parent.mkdir()
+    link = tmp_path / "link.onnx"
+    link.symlink_to(target)
+    for width in (4, 8):
+        write_model(read_model(proto(width)), link)
+        assert link.is_symlink()
+        assert weight_bytes(read_model(target)) == width * width * 4
+
+
+def test_a_linked_model_has_its_weights_beside_what_it_leads_to(split_output: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    link = tmp_path / "elsewhere" / "link.onnx"
+    link.symlink_to(split_output)
+    weight = read_model(link).graph.initializers["w"].const_value
+    assert weight is not None
+    np.testing.assert_array_equal(weight.numpy(), np.arange(256, dtype=np.float32).reshape(16, 16))
+
+
+def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.onnx")
+    with pytest.raises(WorkspaceError, match="no regular file"):
+        write_model(read_model(proto()), tmp_path / "pipe.onnx")
+    assert (tmp_path / "pipe.onnx").is_fifo()
+
+
+def test_a_download_cache_of_links(tmp_path: Path) -> None:
+    """``snapshots/revision`` has links to ``blobs``, where files are called by their hashes."""
+    made = tmp_path / "made"
+    made.mkdir()
+    onnx.save(proto(), made / "model.onnx", save_as_external_data=True, location="model.onnx_data", size_threshold=0)
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "0a1b"
+    blobs.mkdir()
+    snapshot.mkdir(parents=True)
+    for number, name in enumerate(("model.onnx", "model.onnx_data")):
+        (made / name).rename(blobs / f"hash{number}")
+        (snapshot / name).symlink_to(Path("..", "..", "blobs", f"hash{number}"))
+    weight = read_model(snapshot / "model.onnx").graph.initializers["w"].const_value
+    assert weight is not None
+    np.testing.assert_array_equal(weight.numpy(), numpy_helper.to_array(proto().graph.initializer[0]))
+    # What does not come from where the model does stays refused.
+    (snapshot / "model.onnx_data").unlink()
+    (tmp_path / "secret").write_bytes(b"\x00" * 1000)
+    (snapshot / "model.onnx_data").symlink_to(tmp_path / "secret")
+    with pytest.raises(FormatError, match="a link to outside of the model's folder"):
+        read_model(snapshot / "model.onnx")
+
+
+def test_external_data_with_several_hard_links(split_file: Path, tmp_path: Path) -> None:
+    """As installers leave them, which share files with their cache."""
+    os.link(tmp_path / "weights.bin", tmp_path / "same.bin")
+    weight = read_model(split_file).graph.initializers["w"].const_value
+    assert weight is not None
+    np.testing.assert_array_equal(weight.numpy(), numpy_helper.to_array(proto().graph.initializer[0]))
+
+
+@pytest.mark.parametrize("location", ["w.bin", "../w.bin"])
+def test_external_data_of_a_constant_node(tmp_path: Path, location: str) -> None:
+    model = proto()
+    value = model.graph.initializer.pop()
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / location).write_bytes(value.raw_data)
+    onnx.external_data_helper.set_external_data(value, location, 0, 256)
+    value.ClearField("raw_data")
+    model.graph.node.insert(0, helper.make_node("Constant", [], ["w"], value=value))
+    (tmp_path / "in" / "m.onnx").write_bytes(model.SerializeToString())
+    if location == "../w.bin":
+        with pytest.raises(FormatError, match="outside of the model's folder"):
+            read_model(tmp_path / "in" / "m.onnx")
+        return
+    tensor = read_model(tmp_path / "in" / "m.onnx").graph.node(0).attributes["value"].as_tensor()
+    np.testing.assert_array_equal(tensor.numpy(), numpy_helper.to_array(proto().graph.initializer[0]))

@@ -8,6 +8,7 @@ from onnx import helper
 from neural_compressor.errors import ConfigError
 from neural_compressor.onnx import optimization
 from neural_compressor.onnx.graph import normalise
+from neural_compressor.onnx.model_file import weight_bytes
 from neural_compressor.onnx.optimization import optimise
 from neural_compressor.onnx.session import make_session
 
@@ -72,3 +73,31 @@ def test_a_model_too_large_for_one_file_stays_as_it_is(model, monkeypatch, caplo
 def test_an_unknown_level_is_an_error(model):
     with pytest.raises(ConfigError, match="ENABLE_BASIC"):
         optimise(model, "BASIC")
+
+
+def test_what_is_folded_into_several_branches_is_there_once(build):
+    """Each branch reads a transposed weight of the model, which the runtime computes in every branch anew."""
+
+    def branch(name, op_type):
+        nodes = [
+            helper.make_node("Transpose", ["weight"], [f"{name}_t"], name=f"{name}_transpose"),
+            helper.make_node("MatMul", ["x", f"{name}_t"], [f"{name}_p"], name=f"{name}_product"),
+            helper.make_node(op_type, [f"{name}_p"], [f"{name}_y"], name=f"{name}_end"),
+        ]
+        return helper.make_graph(nodes, name, [], [helper.make_tensor_value_info(f"{name}_y", 1, [2, 40])])
+
+    nodes = [
+        helper.make_node("ReduceMax", ["x"], ["most"], name="most", keepdims=0),
+        helper.make_node("Greater", ["most", "limit"], ["large"], name="greater"),
+        helper.make_node(
+            "If", ["large"], ["y"], name="if", then_branch=branch("then", "Relu"), else_branch=branch("else", "Neg")
+        ),
+    ]
+    weight = np.random.default_rng(0).normal(size=(40, 30))
+    model = normalise(ir.from_proto(build(nodes, {"x": [2, 30]}, {"y": [2, 40]}, {"weight": weight, "limit": 1.0})))
+    new = optimise(model)
+    assert weight_bytes(new) == weight_bytes(model)
+    for value in (0.5, 2.0):
+        feed = {"x": np.full((2, 30), value, np.float32)}
+        found, wanted = (make_session(each).run(None, feed)[0] for each in (new, model))
+        np.testing.assert_allclose(found, wanted, rtol=1e-5)

@@ -213,3 +213,14 @@ def test_loading_warns_of_int8_ops_that_this_cpu_cannot_run(tmp_path, monkeypatc
     assert load_model(tmp_path / "m", model)[0].simulated
     assert "1 of 1 int8 ops are simulated here" in caplog.text
     assert "16 bits" in caplog.text
+
+
+def test_a_link_to_a_folder_stays_a_link(saved, convnet, images, tmp_path):
+    adaptor, _, path = saved
+    only_fc = adaptor.quantize({"op": {("fc", "Linear"): STATIC}}, convnet, images)
+    link = tmp_path / "link"
+    link.symlink_to("model")
+    adaptor.save(only_fc, link)
+    x = next(iter(images))[0]
+    assert link.is_symlink()
+    assert torch.equal(only_fc(x), load_model(path, convnet)(x))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from neural_compressor.config.op_selector import matches_whole
 from neural_compressor.config.words import as_list
 from neural_compressor.dtypes import dtype
 from neural_compressor.errors import ConfigError
@@ -28,7 +28,7 @@ Values = tuple[Any, ...]
 class OpRule:
     """What one entry of a rule dict demands of the ops it matches.
 
-    ``demands`` lists ``(tensor, field, admitted values)``. The key is a regular expression matched whole:
+    ``demands`` lists ``(tensor, field, admitted values)``. The key is a name, or a regular expression matched whole:
 
     >>> rule = read_rules("op_name_dict", {"fc1": {"weight": {"dtype": "int4"}}})[0]
     >>> rule.matches("fc1"), rule.matches("fc10")
@@ -42,8 +42,8 @@ class OpRule:
     demands: tuple[tuple[str, str, Values], ...]
 
     def matches(self, text: str) -> bool:
-        """Whether the key matches the whole of ``text``."""
-        return re.fullmatch(self.key, text) is not None
+        """Whether the key is ``text``, or matches the whole of it."""
+        return matches_whole(self.key, text)
 
     @property
     def names_dtype(self) -> bool:
@@ -82,12 +82,6 @@ def _read_rule(source: str, key: Any, rule: Any) -> OpRule:
     where = f"{source}[{key!r}]"
     if not isinstance(key, str):
         raise ConfigError(f"{where}: the key is a {type(key).__name__}, expected a string")
-    try:
-        re.compile(key)
-    except re.error as error:
-        raise ConfigError(
-            f"{where}: the key is not a valid regular expression ({error}); escape special characters with a backslash"
-        ) from None
     if not isinstance(rule, Mapping) or not rule:
         raise ConfigError(f"{where} is {rule!r}, expected {{'weight': {{...}}, 'activation': {{...}}}}")
     demands: list[tuple[str, str, Values]] = []

@@ -16,6 +16,7 @@ from neural_compressor.errors import FormatError, WorkspaceError
 from neural_compressor.formats.json_files import read_json, write_json
 from neural_compressor.formats.safetensors_files import PICKLES, SafetensorsCheckpoint
 from neural_compressor.formats.safetensors_writer import DEFAULT_SHARD_BYTES, shards_in
+from neural_compressor.output_paths import output_folder
 from neural_compressor.schemes.arrays import Array
 
 CONFIG = "config.json"
@@ -79,10 +80,10 @@ def new_folder(
 ) -> Iterator[Path]:
     """A folder to write to that becomes ``path`` when the block ends well, and is gone when it does not.
 
-    ``keep`` is a folder that is read meanwhile and must not be replaced. ``needed`` is about how many bytes will be written,
-    for the error of a full disk.
+    Where ``path`` is a link, it stays one, and the folder it leads to is replaced. ``keep`` is a folder that is read
+    meanwhile and must not be replaced. ``needed`` is about how many bytes will be written, for the error of a full disk.
     """
-    path = Path(path)
+    path = output_folder(path)
     if keep is not None and path.resolve() in (keep.resolve(), *keep.resolve().parents):
         raise FormatError(f"the checkpoint in {keep} is read while the new one is written; write it to another folder")
     taken = path.exists() and not (path.is_dir() and not any(path.iterdir()))

@@ -17,6 +17,7 @@ from neural_compressor.disk_errors import write_errors
 from neural_compressor.errors import FormatError, MissingDependencyError
 from neural_compressor.formats.gguf_blocks import BLOCK, BLOCK_BYTES, GGUF, block_type
 from neural_compressor.formats.linear_weight import LinearWeight
+from neural_compressor.output_paths import output_file
 from neural_compressor.schemes.arrays import Array, as_float32
 
 #: How a float matrix may be stored.
@@ -64,7 +65,7 @@ def write_gguf(
 
     The file appears under ``path`` only when it is complete. Returns the type of each tensor.
     """
-    package, path = gguf_package(), Path(path)
+    package, path = gguf_package(), output_file(path)
     types: dict[str, str] = {}
     weight_of_type: dict[str, int] = {}
     with write_errors(path):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from itertools import chain, islice
+from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
-from neural_compressor.errors import CalibrationError
+from neural_compressor.errors import CalibrationError, NeuralCompressorError
 
 
 class CalibrationDataReader(ABC):
@@ -48,22 +49,21 @@ class Samples:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shapes of the first sample's inputs; it is given out all the same when the data is gone over."""
         if self._shapes is None and not self.passes and not self._ahead:
-            first = self.reader.get_next()
+            first = _next_of(self.reader, 0)
             self._ahead = [] if first is None else [first]
             self._note(first)
         return self._shapes or {}
 
     def _note(self, sample: Any) -> None:
         if self._shapes is None and isinstance(sample, Mapping):
-            self._shapes = {str(name): np.shape(array) for name, array in sample.items()}
+            self._shapes = {str(name): as_array(array, str(name), 0).shape for name, array in sample.items()}
 
     def __iter__(self) -> Iterator[Mapping[str, Any]]:
         if self.passes:
             self._rewind()
         self.passes += 1
         count = 0
-        ahead, self._ahead = self._ahead, []
-        for sample in islice(chain(ahead, iter(self.reader.get_next, None)), self.limit):
+        for sample in islice(self._given(), self.limit):
             if not isinstance(sample, Mapping):
                 raise CalibrationError(f"sample {count} is of type {type(sample).__name__}, expected inputs by name")
             count += 1
@@ -75,6 +75,14 @@ class Samples:
                 f"the calibration data reader gave no samples{again}; get_next returned None at once"
             )
 
+    def _given(self) -> Iterator[Any]:
+        ahead, self._ahead = self._ahead, []
+        yield from ahead
+        count = len(ahead)
+        while (sample := _next_of(self.reader, count)) is not None:
+            count += 1
+            yield sample
+
     def _rewind(self) -> None:
         if not rewound(self.reader):
             raise CalibrationError(
@@ -83,19 +91,47 @@ class Samples:
             )
 
 
+def as_array(given: Any, name: str, number: int) -> np.ndarray:
+    """The input ``name`` of sample ``number`` as an array."""
+    try:
+        return np.asarray(given)
+    except ValueError as error:
+        raise CalibrationError(f"input {name!r} of sample {number} is no array: {error}") from error
+
+
 def example_of(reader: Any) -> Mapping[str, Any] | None:
     """The first sample of a reader; None where it could not be given out once more."""
     if not rewound(reader):
         return None
-    found = reader.get_next()
+    found = _next_of(reader, 0)
     rewound(reader)
     return found if isinstance(found, Mapping) else None
 
 
 def rewound(reader: Any) -> bool:
     """Let a reader start anew; False where it cannot."""
+    rewind = getattr(reader, "rewind", None)
+    if not callable(rewind):
+        return False
     try:
-        reader.rewind()
-    except (AttributeError, NotImplementedError):
+        with _told_of(reader, "rewind()"):
+            rewind()
+    except NotImplementedError:
         return False
     return True
+
+
+def _next_of(reader: Any, number: int) -> Any:
+    with _told_of(reader, f"get_next() for sample {number}"):
+        return reader.get_next()
+
+
+@contextmanager
+def _told_of(reader: Any, call: str) -> Iterator[None]:
+    """What the user's code raises is told of it, so that nobody looks for the fault elsewhere."""
+    try:
+        yield
+    except (NeuralCompressorError, NotImplementedError):
+        raise
+    except Exception as error:
+        raise CalibrationError(f"{type(reader).__name__}.{call} raised {type(error).__name__}: {error}") from error

@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from neural_compressor.errors import CalibrationError
+from neural_compressor.onnx.data_reader import as_array
 from neural_compressor.registry import close_matches
 
 
@@ -26,7 +27,7 @@ def feeds(model: ir.Model, sample: Mapping[str, Any], number: int) -> dict[str, 
 
 def _fitting(value: ir.Value, given: Any, number: int) -> np.ndarray:
     where = f"input {value.name!r} of sample {number}"
-    array = np.asarray(given)
+    array = as_array(given, str(value.name), number)
     if value.dtype is not None and value.dtype != ir.DataType.STRING and array.dtype != value.dtype.numpy():
         raise CalibrationError(f"{where} is {array.dtype}, and the model takes {value.dtype.numpy()}")
     if value.shape is None:

@@ -12,6 +12,7 @@ from onnx_ir.passes import common
 from neural_compressor.errors import FormatError
 from neural_compressor.onnx.early_passes import LEAST_OPSET, RAISED_OPSET
 from neural_compressor.onnx.model_file import initializers
+from neural_compressor.onnx.overridable_inputs import hide_overridable
 
 logger = logging.getLogger("neural_compressor")
 
@@ -23,15 +24,11 @@ def normalise(model: ir.Model, least_opset: int = LEAST_OPSET, inferred: bool = 
     """``model`` changed in place, computing the same: functions inlined, constants as initializers, all nodes named.
 
     Shapes written in the file are not trusted, since exporters leave wrong ones: they are inferred anew, unless they were
-    ``inferred`` already. Initializers that are graph inputs become constants, as a quantized weight cannot be given from
-    outside.
+    ``inferred`` already. Initializers that are graph inputs become constants, until they are restored.
     """
     if model.functions:
         common.InlinePass()(model)
-    overridable = [v.name for v in model.graph.inputs if v.is_initializer()]
-    if overridable:
-        logger.info("%s can no longer be given as inputs: they are weights now", overridable)
-        common.RemoveInitializersFromInputsPass()(model)
+    hide_overridable(model)
     model = raise_opset(model, least_opset)
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     _name_all(model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -12,6 +13,8 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 from google.protobuf.message import DecodeError
+
+from neural_compressor.onnx.message_check import checked_message
 
 _LARGE = 1 << 16
 """Weights of fewer bytes are read with the graph."""
@@ -94,7 +97,7 @@ def read_mapped(path: Path, early: Callable[[onnx.ModelProto], onnx.ModelProto] 
             continue
         graph = _without_large(mapping, field, large)
         message += _with_length(_GRAPH, graph)
-    proto = onnx.ModelProto.FromString(bytes(message))
+    proto = checked_message(onnx.ModelProto.FromString(bytes(message)), str(path), large)
     model: ir.Model = ir.from_proto(proto if early is None else early(proto))
     for name, start in large.items():
         value = model.graph.initializers[name]
@@ -159,7 +162,7 @@ def _is_plain(dtype: ir.DataType) -> bool:
 
 
 def _count(head: onnx.TensorProto) -> int:
-    return int(np.prod(head.dims, dtype=np.int64))
+    return math.prod(head.dims)
 
 
 def _fields(mapping: mmap.mmap, start: int, end: int) -> Iterator[_Field]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import mmap
 import os
+import re
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +18,18 @@ from google.protobuf.message import DecodeError
 
 from neural_compressor.disk_errors import write_errors
 from neural_compressor.errors import ConfigError, FormatError
+from neural_compressor.onnx.external_data import located
 from neural_compressor.onnx.mapped_file import can_map, read_mapped
+from neural_compressor.onnx.message_check import checked_message
 from neural_compressor.onnx.one_file import write_one_file
+from neural_compressor.output_paths import output_file
 
+_GIVEN = "the model given"
 Early = Callable[[onnx.ModelProto], onnx.ModelProto]
 ONE_FILE_BYTES = 1 << 30
 """Up to here a model with its weights is one file; protobuf ends at twice that."""
+DATA_FILE = "neural_compressor.data_file"
+"""Where a model has, among its metadata, the file that :func:`write_model` put its weights into."""
 
 
 def read_model(source: str | Path | onnx.ModelProto | ir.Model, early: Early | None = None) -> ir.Model:
@@ -31,28 +40,41 @@ def read_model(source: str | Path | onnx.ModelProto | ir.Model, early: Early | N
     if isinstance(source, ir.Model):
         return source
     if isinstance(source, onnx.ModelProto):
-        return _with_files(_checked(ir.from_proto(source), "the model given"), Path("the model given"))
+        return _with_files(_parsed(lambda: ir.from_proto(checked_message(source, _GIVEN)), _GIVEN), Path(_GIVEN))
     if not isinstance(source, str | Path):
         raise ConfigError(f"got a model of type {type(source).__name__}, expected a path or an onnx.ModelProto")
     path = Path(source)
     if not path.is_file():
-        what = "is a folder" if path.is_dir() else "does not exist"
+        what = "is a folder" if path.is_dir() else "is no regular file" if path.exists() else "does not exist"
         raise FormatError(f"{path} {what}; give the path of an ONNX file")
+    return _with_files(_parsed(lambda: _from_file(path, early), str(path)), path)
+
+
+def _from_file(path: Path, early: Early | None) -> ir.Model:
+    if can_map() and path.suffix == ".onnx":
+        return read_mapped(path, early)
+    return ir.from_proto(checked_message(onnx.load(path, load_external_data=False), str(path)))
+
+
+def _parsed(read: Callable[[], ir.Model], name: str) -> ir.Model:
+    """What ``read`` gives, or an error that names the model."""
     try:
-        model = read_mapped(path, early) if can_map() and path.suffix == ".onnx" else ir.load(path)
-    except (DecodeError, ValueError, UnicodeDecodeError, KeyError, TypeError) as error:
-        raise FormatError(f"{path} is not an ONNX model, or is truncated: {error}") from error
-    return _with_files(_checked(model, str(path)), path)
+        model = read()
+    except (DecodeError, OSError, ValueError, KeyError, TypeError, IndexError, RuntimeError) as error:
+        raise FormatError(f"{name} is not an ONNX model, or is truncated: {error}") from error
+    if not model.graph.outputs:
+        raise FormatError(f"{name} is not an ONNX model: its graph has no outputs")
+    return model
 
 
 def write_model(model: ir.Model, path: str | Path) -> Path:
     """Write ``model`` as ``path``; what was there is replaced when the new model is complete, and kept otherwise.
 
     Weights of over a gibibyte go to a file beside it, whose name no other model has used: so the old model stays whole
-    until the new one takes its place.
+    until the new one takes its place. Where ``path`` is a link, it stays one, and what it leads to is replaced.
     """
-    path = Path(path)
-    stale = _data_files(path)
+    path = output_file(path)
+    stale = _replaced_data(path)
     mark = secrets.token_hex(4)
     draft = path.with_name(f".{path.name}.{mark}")
     size = weight_bytes(model)
@@ -60,7 +82,7 @@ def write_model(model: ir.Model, path: str | Path) -> Path:
     with write_errors(path, size):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with without_inferable(model):
+            with without_inferable(model), _naming(model, data):
                 if data is None:
                     write_one_file(model, draft)
                 else:
@@ -71,9 +93,23 @@ def write_model(model: ir.Model, path: str | Path) -> Path:
             if data is not None:
                 path.with_name(data).unlink(missing_ok=True)
             raise
-    for file in stale:
-        file.unlink(missing_ok=True)
+    if stale is not None:
+        stale.unlink(missing_ok=True)
     return path
+
+
+@contextmanager
+def _naming(model: ir.Model, data: str | None) -> Iterator[None]:
+    """The file of the weights among the metadata meanwhile, by which :func:`_replaced_data` knows it."""
+    own = model.metadata_props.pop(DATA_FILE, None)
+    if data is not None:
+        model.metadata_props[DATA_FILE] = data
+    try:
+        yield
+    finally:
+        model.metadata_props.pop(DATA_FILE, None)
+        if own is not None:
+            model.metadata_props[DATA_FILE] = own
 
 
 @contextmanager
@@ -109,47 +145,43 @@ def initializers(model: ir.Model) -> Iterator[tuple[ir.Value, ir.TensorProtocol]
                 yield value, value.const_value
 
 
-def external_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:
-    """The tensors that lie in files of their own."""
-    return (tensor for _, tensor in initializers(model) if isinstance(tensor, ir.ExternalTensor))
-
-
-def _checked(model: ir.Model, name: str) -> ir.Model:
-    if not model.graph.outputs:
-        raise FormatError(f"{name} is not an ONNX model: its graph has no outputs")
-    return model
-
-
 def _with_files(model: ir.Model, path: Path) -> ir.Model:
-    for tensor in external_tensors(model):
-        _check_external(tensor, path)
+    """``model`` with its external data found and checked."""
+    for value, tensor in list(initializers(model)):
+        if isinstance(tensor, ir.ExternalTensor):
+            value.const_value = located(tensor, path)
+    nodes = chain(model.graph.all_nodes(), *(function.all_nodes() for function in model.functions.values()))
+    for node in nodes:
+        for name, attribute in node.attributes.items():
+            if isinstance(tensor := attribute.value, ir.ExternalTensor):
+                # Nothing else looks for files here, and what a node holds is small.
+                array = located(tensor, path).numpy()
+                node.attributes[name] = ir.AttrTensor(name, ir.Tensor(array, tensor.dtype, name=tensor.name))
     return model
 
 
-def _check_external(tensor: ir.ExternalTensor, path: Path) -> None:
-    folder, file = path.parent.resolve(), Path(tensor.path)
-    where = f"{path}: the weight {tensor.name!r} lies in {str(tensor.location)!r}"
-    if not file.resolve().is_relative_to(folder):
-        raise FormatError(f"{where}, outside of the model's folder; put the file beside the model")
-    if not file.is_file():
-        raise FormatError(f"{where}, which does not exist; put the file beside the model")
-    end = (tensor.offset or 0) + tensor.nbytes
-    if tensor.length is not None and tensor.length != tensor.nbytes:
-        raise FormatError(f"{where} with {tensor.length} bytes where its shape needs {tensor.nbytes}")
-    if file.stat().st_size < end:
-        raise FormatError(f"{where}, which is truncated: {file.stat().st_size} bytes, and the weight ends at {end}")
+def _replaced_data(path: Path) -> Path | None:
+    """The file that :func:`write_model` put beside ``path`` for the model there, if nothing else can be using it.
 
-
-def _data_files(path: Path) -> list[Path]:
-    """The files beside ``path`` that an earlier :func:`write_model` put there for the model it now replaces."""
-    if not path.is_file():
-        return []
-    names = {p.name for p in path.parent.glob(f"{path.stem}.????????.data")}
-    return [path.with_name(name) for name in names] if names and _is_model(path) else []
-
-
-def _is_model(path: Path) -> Any:
+    Its name alone is no proof, as files of users may be called so: the model must read it, and its metadata name it as
+    written here. A copy of the model in the same folder keeps it.
+    """
+    name = re.compile(rf"{re.escape(path.stem)}\.[0-9a-f]{{8}}\.data")
+    if not path.is_file() or not any(name.fullmatch(file.name) for file in path.parent.iterdir()):
+        return None
     try:
-        return bool(onnx.load(path, load_external_data=False).graph.output)
-    except DecodeError:
+        old = onnx.load(path, format="protobuf", load_external_data=False)
+    except (DecodeError, OSError):
+        return None
+    own = next((entry.value for entry in old.metadata_props if entry.key == DATA_FILE), "")
+    read = {entry.value for each in old.graph.initializer for entry in each.external_data if entry.key == "location"}
+    file = path.with_name(own) if name.fullmatch(own) and own in read else None
+    others = (each for each in path.parent.glob("*.onnx") if each.name != path.name and each.is_file())
+    return None if file is None or any(_mentions(each, own) for each in others) else file
+
+
+def _mentions(path: Path, name: str) -> bool:
+    if not path.stat().st_size:
         return False
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return content.find(name.encode()) >= 0

@@ -105,7 +105,7 @@ def _slowest(model: ir.Model, feed: dict[str, np.ndarray]) -> list[str]:
 def _blank(model: ir.Model) -> dict[str, np.ndarray] | None:
     """Zeros for a model whose inputs have known sizes, but for the first, which may be any."""
     found = {}
-    for value in model.graph.inputs:
+    for value in (each for each in model.graph.inputs if not each.is_initializer()):
         sizes = None if value.shape is None else [*value.shape]
         if sizes is None or value.dtype is None or value.dtype == ir.DataType.STRING:
             return None

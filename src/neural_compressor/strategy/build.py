@@ -12,6 +12,7 @@ from typing import Any
 
 from neural_compressor.config import PostTrainingQuantConfig, QuantizationAwareTrainingConfig
 from neural_compressor.config.op_rule import OpRule, read_rules
+from neural_compressor.config.op_selector import regex_fault
 from neural_compressor.config.recipes import RECIPES
 from neural_compressor.config.rules import MODES_OF, admitted_options, matching_rules
 from neural_compressor.config.words import FLOAT_PRECISIONS, as_list, listed
@@ -148,8 +149,8 @@ def _check_every_rule_matches(
         for rule in rules:
             if not any(rule.matches(text) for text in known):
                 raise ConfigError(
-                    f"{rule} matches no op {what} of the model (keys are regular expressions, matched whole); "
-                    f"{_suggestion(rule.key, known)}"
+                    f"{rule} matches no op {what} of the model (keys are names or regular expressions, matched whole); "
+                    f"{regex_fault(rule.key)}{_suggestion(rule.key, known)}"
                 )
             matched = [key for key in capability["opwise"] if rule.matches(key[part])]
             if matched and _only_about_weights(rule) and not any(has_weight[key] for key in matched):

@@ -19,8 +19,10 @@ from neural_compressor.onnx.data_reader import Samples
 from neural_compressor.onnx.dynamic.quantizer import dynamic_nodes, quantize_dynamic
 from neural_compressor.onnx.graph import constant, normalise
 from neural_compressor.onnx.half import to_half
+from neural_compressor.onnx.log_spectra import before_logarithm
 from neural_compressor.onnx.ops import quantizable_nodes, unquantizable_nodes
 from neural_compressor.onnx.optimization import optimise
+from neural_compressor.onnx.overridable_inputs import restore_overridable
 from neural_compressor.onnx.providers import CPU, DML, Target
 from neural_compressor.onnx.quantization_record import QuantizationRecord, write_record
 from neural_compressor.onnx.saturation import ANY, for_any_cpu, target_cpu
@@ -79,8 +81,15 @@ class FloatModel:
         simplify(self.model)
         self.ops: dict[OpKey, list[dict[str, Any]]] = {}
         self.skipped: dict[OpKey, str] = {}
+        self._spectra = before_logarithm(self.model)
         self._find_ops()
         self._bases: list[_Base] = []
+
+    @property
+    def in_float_unless_named(self) -> dict[str, dict[Any, str]]:
+        """By mode the op types, and the ops, that compute in integers only where a user names them, with the reason."""
+        types = self.query.in_float_unless_named
+        return {mode: {**types.get(mode, {}), **self._spectra} for mode in ("static", "dynamic")}
 
     def blocks(self) -> list[list[OpKey]]:
         """Ops grouped by the repeated parts of the model that their names tell of, such as ``/layers.3/``."""
@@ -133,6 +142,7 @@ class FloatModel:
         new = new.clone() if new is self.model else new
         refused = store_weights(new, whole)
         write_record(new, self._record(whole, left, refused, smoothing))
+        restore_overridable(new)
         return new
 
     def _for_any_cpu(self, plan: Plan) -> Plan:
@@ -173,7 +183,7 @@ class FloatModel:
                 modes,
                 has_weight=info.weight is not None if info is not None else True,
                 per_channel=info is None or info.axis is not None,
-                stored=storable[key] is None if key in storable else None,
+                stored=storable[key] is None and key not in self._spectra if key in storable else None,
             )
             if any("quant_mode" in config["activation"] for config in configs):
                 self.ops[key] = configs

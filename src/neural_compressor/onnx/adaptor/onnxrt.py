@@ -90,7 +90,7 @@ class ONNXRTAdaptor(Adaptor):
             "skipped": dict(found.skipped),
             "recipes": APPLIED,
             "quantizable_types": sorted(self.query_handler.quantizable_types()),
-            "in_float_unless_named": self.query_handler.in_float_unless_named,
+            "in_float_unless_named": found.in_float_unless_named,
         }
 
     def quantize(

@@ -9,6 +9,7 @@ from typing import Any
 import onnx_ir as ir
 
 from neural_compressor.onnx.dynamic.quantizer import quantize_dynamic
+from neural_compressor.onnx.overridable_inputs import restore_overridable
 from neural_compressor.onnx.providers import CPU
 from neural_compressor.onnx.quantization.aim import Aim
 from neural_compressor.onnx.quantization.calibration_store import CalibrationStore
@@ -48,6 +49,7 @@ def carry_out(model: ir.Model, resolution: Resolution, store: CalibrationStore) 
     on_cpu = any(aim.target.provider is CPU for mode, aim in resolution.aims.items() if mode != "weight_only")
     cpu = target_cpu(model, plan.ops) if on_cpu else ""
     write_record(new, replace(_record(resolution, plan, left, refused), target_cpu=cpu))
+    restore_overridable(new)
     return new
 
 

@@ -15,6 +15,7 @@ from neural_compressor.errors import ConfigError
 from neural_compressor.onnx.half import check_half, computes_in, to_half
 from neural_compressor.onnx.model_file import write_model
 from neural_compressor.onnx.model_forms import as_proto
+from neural_compressor.onnx.overridable_inputs import restore_overridable
 from neural_compressor.onnx.providers import choose_target
 from neural_compressor.onnx.quantization.prepared import node_types, read_float_model
 from neural_compressor.onnx.quantization.quantize import check_writable
@@ -65,6 +66,7 @@ def convert_precision(
                 "%s does not compute in %s: weights are stored in it, and computed with in float32", provider, dtype
             )
     new = to_half(model, dtype, keep, weights_only=weights_only, provider=provider)
+    restore_overridable(new)
     if model_output is None:
         return as_proto(new)
     write_model(new, model_output)

@@ -11,7 +11,6 @@ import onnx_ir as ir
 
 from neural_compressor.config.composition import Composition
 from neural_compressor.disk_errors import write_errors
-from neural_compressor.errors import WorkspaceError
 from neural_compressor.onnx.model_file import read_model, write_model
 from neural_compressor.onnx.model_forms import as_proto
 from neural_compressor.onnx.providers import CPU
@@ -23,6 +22,7 @@ from neural_compressor.onnx.quantization.selection import require_onnx
 from neural_compressor.onnx.saturation import warn_if_saturating
 from neural_compressor.onnx.speed_check import warn_if_slower
 from neural_compressor.onnx.static.fusion_check import check_fusion
+from neural_compressor.output_paths import output_file
 
 
 def quantize(
@@ -85,9 +85,8 @@ def quantized(
 
 def check_writable(path: Path) -> None:
     """Say before any work that the result could not be written."""
-    if path.is_dir():
-        raise WorkspaceError(f"{path} is a folder; give the path of the file to write")
-    with write_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path.parent):
+    target = output_file(path)
+    with write_errors(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=target.parent):
             pass

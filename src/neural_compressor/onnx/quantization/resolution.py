@@ -14,6 +14,7 @@ from neural_compressor.config.composition import Composition
 from neural_compressor.errors import ConfigError
 from neural_compressor.onnx.dynamic.dynamic_race import dynamic_race
 from neural_compressor.onnx.dynamic.quantizer import dynamic_nodes
+from neural_compressor.onnx.log_spectra import before_logarithm
 from neural_compressor.onnx.ops import quantizable_nodes, unquantizable_nodes
 from neural_compressor.onnx.providers import CPU
 from neural_compressor.onnx.quantization.aim import Aim, find_aim
@@ -91,7 +92,7 @@ def resolve(config: Composition, prepared: Prepared, graph_only: bool = False) -
     A rule or a name that matches no node, a value that the provider has not, and a configuration that leaves every node
     in float are errors. ``graph_only`` admits providers that do not run here. Nodes that are slower in integers have their
     weights stored in them and compute in float, and matrices too small to matter are not quantized by themselves, unless
-    they are named.
+    they are named. The same goes for what a logarithm reads.
     """
     selection = select(config, prepared.kinds)
     now = node_types(prepared.model)
@@ -100,6 +101,7 @@ def resolve(config: Composition, prepared: Prepared, graph_only: bool = False) -
     aims: dict[str, Aim] = {}
     little: dict[OpKey, str] = {}
     all_slower: dict[OpKey, str] = {}
+    spectra = before_logarithm(prepared.model)
     for approach, examine in _APPROACHES.items():
         chosen = {(name, now[name]): each for name, each in selection.of(approach).items() if name in now}
         if not chosen:
@@ -107,10 +109,14 @@ def resolve(config: Composition, prepared: Prepared, graph_only: bool = False) -
         aim = aims[approach] = find_aim(_distinct(chosen.values()), approach, graph_only)
         unnamed = {name: (name, kind) for name, kind in chosen if name not in selection.meant}
         slower = _slower(prepared.model, {key: chosen[key] for key in unnamed.values()}, aim, approach)
+        in_float = {key: why for key, why in spectra.items() if key in unnamed.values() and approach != "weight_only"}
+        left |= in_float
         if approach == "weight_only":
             little = {unnamed[name]: why for name, why in little_matrices(prepared.model, unnamed).items()}
         left |= little
-        examined = {key: each for key, each in chosen.items() if key not in slower and key not in little}
+        slower = {key: why for key, why in slower.items() if key not in in_float}
+        apart = slower.keys() | little.keys() | in_float.keys()
+        examined = {key: each for key, each in chosen.items() if key not in apart}
         found = examine(prepared.model, examined, aim)
         found |= _stored(prepared.model, {key: chosen[key] for key in slower}, slower)
         all_slower |= slower

@@ -11,7 +11,7 @@ from torch import nn
 from neural_compressor.config import PostTrainingQuantConfig
 from neural_compressor.errors import CalibrationError, ConfigError, QuantizationError
 from neural_compressor.strategy.build import build_space
-from neural_compressor.torch import functional
+from neural_compressor.torch import functional, inspection
 from neural_compressor.torch.adaptor import PyTorchAdaptor
 from neural_compressor.torch.nn import kernels
 
@@ -371,3 +371,51 @@ def test_bad_input(convnet, images):
     convnet.fc.weight.data[0, 0] = float("inf")
     with pytest.raises(QuantizationError, match=r"fc\.weight"):
         adaptor.query_fw_capability(convnet)
+
+
+def test_the_outputs_of_the_model_are_compared_with_those_of_the_float_one(convnet, images):
+    adaptor, new = quantized(convnet, images)
+    x = next(iter(images))[0]
+    expected, noise = convnet(x).detach(), (new(x) - convnet(x)).detach()
+    by_hand = 10 * torch.log10(expected.square().sum() / noise.square().sum())
+    assert adaptor.output_sqnr(new) == pytest.approx(float(by_hand), abs=1e-3)
+    assert adaptor.output_sqnr(convnet) is None, "the float model is not compared with itself"
+    assert PyTorchAdaptor().output_sqnr(new) is None, "there is nothing to compare with"
+
+
+def test_comparing_outputs_leaves_the_modes_of_modules_alone(convnet, images):
+    adaptor, new = quantized(convnet, images)
+    convnet.fc.train()
+    modes = [module.training for module in convnet.modules()]
+    adaptor.output_sqnr(new)
+    assert [module.training for module in convnet.modules()] == modes
+
+
+def test_time_shares_are_those_of_the_time_that_ops_take(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(inspection, "perf_counter", lambda: now[0])
+
+    class Timed(nn.Linear):
+        def __init__(self, seconds):
+            super().__init__(8, 8)
+            self.seconds = seconds
+
+        def forward(self, x):
+            now[0] += self.seconds
+            return super().forward(x)
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fast, self.slow = Timed(0.01), Timed(0.05)
+
+        def forward(self, x):
+            now[0] += 0.02  # what is no op
+            return self.slow(self.fast(self.fast(x)))
+
+    model, x = Model().eval(), torch.randn(4, 8)
+    adaptor = PyTorchAdaptor({"dataloader": [x]})
+    assert adaptor.time_shares(model) == {}, "no example is known before the model was looked at"
+    adaptor.query_fw_capability(model)
+    assert adaptor.time_shares(model) == pytest.approx({"fast": 2 / 9, "slow": 5 / 9})
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())

@@ -95,6 +95,17 @@ class Adaptor(ABC):
         """How exactly a quantized model gives what the float one does on an example, in dB; None where that is not cheap."""
         return None
 
+    def time_shares(self, model: Model) -> Mapping[str, float]:
+        """The part of a run on an example that each op takes, by the name of the op; empty where that is not cheap."""
+        return {}
+
+    def load_snippet(self, path: str) -> str:
+        """Lines of Python that read back what :meth:`save` wrote to ``path``."""
+        return (
+            "from neural_compressor import quantization\n\n"
+            f"model = quantization.load({path!r}, float_model)  # float_model: what was quantized\n"
+        )
+
     def get_optype_wise_ability(
         self, quantizable_op_details: Mapping[OpKey, Sequence[dict[str, Any]]]
     ) -> dict[str, Any]:

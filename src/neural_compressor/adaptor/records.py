@@ -12,7 +12,8 @@ class OpRecord:
 
     ``kernel`` names what runs the op; ``simulated`` says that it is float arithmetic on quantized values.
     ``reason`` is filled where the op stays in float, and where it is simulated: why, and what would help. SQNR values are
-    in dB; None where nothing was quantized.
+    in dB; None where nothing was quantized. ``time_share`` is the part of a run of the quantized model that the op takes,
+    ``float_time_share`` the same of the float model; None where nobody measured it.
     """
 
     name: str
@@ -26,6 +27,8 @@ class OpRecord:
     weight_sqnr: float | None = None
     output_sqnr: float | None = None
     size_bytes: int = 0
+    time_share: float | None = None
+    float_time_share: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""

@@ -26,7 +26,7 @@ from neural_compressor.torch.checkpoint import load_model, save_model, unique_st
 from neural_compressor.torch.checks import check_finite
 from neural_compressor.torch.conversion import build
 from neural_compressor.torch.fold import Structure, find_structure, fold
-from neural_compressor.torch.inspection import inspect_tensors, op_records
+from neural_compressor.torch.inspection import inspect_tensors, model_sqnr, op_records, time_shares
 from neural_compressor.torch.int8_race import slower_in_integers
 from neural_compressor.torch.nn import QuantModule
 from neural_compressor.torch.ops import find_blocks, find_ops
@@ -47,6 +47,7 @@ class PyTorchAdaptor(Adaptor):
         self.example: Any = None
         self.pre_optimized: nn.Module | None = None
         self._source: nn.Module | None = None
+        self._expected: Any = None
         self._structure = Structure()
         self._trace: Trace | None = None
         self._skipped: dict[OpKey, str] = {}
@@ -104,6 +105,22 @@ class PyTorchAdaptor(Adaptor):
 
     def model_size(self, model: nn.Module) -> int:
         return sum(t.numel() * t.element_size() for t in unique_state(model)[0].values())
+
+    def output_sqnr(self, model: nn.Module) -> float | None:
+        """On the first batch of the calibration data, or the example inputs."""
+        source = self._source
+        if source is None or self.example is None or model is source:
+            return None
+        # The outputs of the float model are kept: every trial is compared with them.
+        if self._expected is None:
+            modes = [(module, module.training) for module in source.modules()]
+            self._expected = self.predict(source.eval(), self.example)
+            for module, training in modes:
+                module.training = training
+        return model_sqnr(self._expected, self.predict(model, self.example))
+
+    def time_shares(self, model: nn.Module) -> dict[str, float]:
+        return {} if self.example is None else time_shares(model, self.example)
 
     def summary(self, model: nn.Module) -> list[OpRecord]:
         return op_records(model, self.pre_optimized, self.example, self._skipped)
@@ -232,6 +249,7 @@ class PyTorchAdaptor(Adaptor):
             self._trace = self._watch(copied)
             self._structure = find_structure(copied, self._trace)
             fold(copied, self._structure)
+        self._expected = None
         self._source, self.pre_optimized, self._calibrator = model, copied, Calibrator(copied, self._structure.summed)
 
     def _first_inputs(self, model: nn.Module, dataloader: Iterable[Any] | None) -> Any:

@@ -126,6 +126,28 @@ class ONNXRTAdaptor(Adaptor):
             return None
         return exactness(*(self._runner.predict(each, self._feed) for each in (self._source, model)))
 
+    def time_shares(self, model: Any) -> dict[str, float]:
+        """On the first batch of the calibration data; not for models whose weights take over 256 MiB."""
+        from neural_compressor.onnx.adaptor.batches import ModelInputs
+        from neural_compressor.onnx.profiling import MOST_BYTES, time_shares
+        from neural_compressor.onnx.quantization_record import read_record
+
+        if self._feed is None or not self.target.runs_here or self.model_size(model) > MOST_BYTES:
+            return {}
+        named = self._named(model)
+        record = read_record(named)
+        every = (str(node.name) for node in named.graph.all_nodes())
+        ops = set(every) if record is None else {name for name, _ in (*record.ops, *record.reasons)}
+        return time_shares(named, ModelInputs.of(named).feed(self._feed), ops, self.target.sessions)
+
+    def load_snippet(self, path: str) -> str:
+        file = path if path.lower().endswith(".onnx") else str(Path(path) / FILE)
+        return (
+            "import onnxruntime\n\n"
+            f"session = onnxruntime.InferenceSession({file!r}, providers=[{self.target.provider.name!r}])\n"
+            'outputs = session.run(None, inputs)  # inputs: {"name of an input": array}\n'
+        )
+
     def save(self, model: Any, path: str | Path) -> None:
         """Write the model as ``model.onnx`` into the folder ``path``, or as that file where it ends in ``.onnx``."""
         from neural_compressor.onnx.model_file import read_model, write_model

@@ -100,7 +100,7 @@ def test_it_says_why_ops_are_not_in_integers_and_what_would_help():
 def test_it_says_with_what_the_run_was_made_and_how_to_load_the_model():
     result = sample_result()
     words = words_of(render(result))
-    for part in ("Some CPU", "AVX2, VNNI", "4 usable", "3.11.9", "2026-01-31 12:00 UTC", '"approach": "static"'):
+    for part in ("Some CPU", "AVX2, VNNI", "4 usable", "3.11.9", "2026-01-31 12:00 UTC", "approach: static"):
         assert part in words
     assert result.metadata["loading"].strip() in words
     assert re.search(r"Batch size:\s*32", words)

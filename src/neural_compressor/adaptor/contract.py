@@ -103,7 +103,8 @@ class Adaptor(ABC):
         """Lines of Python that read back what :meth:`save` wrote to ``path``."""
         return (
             "from neural_compressor import quantization\n\n"
-            f"model = quantization.load({path!r}, float_model)  # float_model: what was quantized\n"
+            "# float_model: the model before it was quantized\n"
+            f"model = quantization.load({path!r}, float_model)\n"
         )
 
     def get_optype_wise_ability(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from html import escape
 from typing import Any
+
+import yaml
 
 from neural_compressor.report.quantities import printable
 from neural_compressor.tuning.result import TuningResult
@@ -31,7 +32,9 @@ def _panel(title: str, content: str) -> str:
 def _configuration(given: Any) -> str:
     if given is None:
         return ""
-    return _code(json.dumps(given, indent=2, ensure_ascii=False, default=str)) if given else "<p>The defaults.</p>"
+    if not given:
+        return "<p>The defaults.</p>"
+    return _code(yaml.safe_dump(given, sort_keys=False, allow_unicode=True, default_flow_style=None, width=100))
 
 
 def _code(text: str) -> str:

@@ -25,7 +25,7 @@ def add_evidence(result: TuningResult, adaptor: Adaptor, model: Any, quantized: 
     """
     result.ops = _timed(result, adaptor, model, quantized)
     path = result.metadata.get("best_model")
-    saving = "" if path else f'q_model.save("{_SAVED}")  # q_model: what was returned\n'
+    saving = "" if path else f'# q_model: what was returned\nq_model.save("{_SAVED}")\n'
     result.metadata |= {
         "environment": environment(),
         "configuration": as_given(conf),

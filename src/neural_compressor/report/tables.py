@@ -92,13 +92,17 @@ def op_section(result: TuningResult) -> str:
         return ""
     headings = ["op", "type", "weight", "activation", "mode", "#size", "#weight SQNR", "#output SQNR"]
     timed = any(op.time_share is not None for op in result.ops)
-    headings += [*(["#time", "#in float"] if timed else []), "runs in"]
+    headings += [*(["#time", "#time in float"] if timed else []), "runs in"]
     table = _table("ops", headings, [_op_row(op, timed) for op in result.ops])
     return (
         '<div class="tools"><h2>Ops of the best model</h2>'
         '<input type="search" id="filter" placeholder="Filter ops" aria-label="Filter ops"></div>'
         f'<section class="panel scroll">{_mix(result.ops)}{_reasons(result.ops)}{table}</section>'
-        + ('<p class="hint">Time: the part of a run on one batch, each op timed alone.</p>' if timed else "")
+        + (
+            '<p class="hint">Time: the part of a run on one batch that goes to the op, in this model and in the float one. Ops are timed one by one.</p>'
+            if timed
+            else ""
+        )
     )
 
 

@@ -145,7 +145,8 @@ class ONNXRTAdaptor(Adaptor):
         return (
             "import onnxruntime\n\n"
             f"session = onnxruntime.InferenceSession({file!r}, providers=[{self.target.provider.name!r}])\n"
-            'outputs = session.run(None, inputs)  # inputs: {"name of an input": array}\n'
+            '# inputs: {"name of an input": array}\n'
+            "outputs = session.run(None, inputs)\n"
         )
 
     def save(self, model: Any, path: str | Path) -> None:

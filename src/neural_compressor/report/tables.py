@@ -32,6 +32,9 @@ _SIMULATED_HINT = (
     "not. To gain speed, do what the reason says, take 8 bits, which kernels exist for, or keep the op in float by a "
     "rule with its name."
 )
+_TIME_HINT = (
+    "Time: the part of a run on one batch that goes to the op, timed one by one, in this model and in the float one."
+)
 
 
 def trial_table(result: TuningResult) -> str:
@@ -98,11 +101,7 @@ def op_section(result: TuningResult) -> str:
         '<div class="tools"><h2>Ops of the best model</h2>'
         '<input type="search" id="filter" placeholder="Filter ops" aria-label="Filter ops"></div>'
         f'<section class="panel scroll">{_mix(result.ops)}{_reasons(result.ops)}{table}</section>'
-        + (
-            '<p class="hint">Time: the part of a run on one batch that goes to the op, in this model and in the float one. Ops are timed one by one.</p>'
-            if timed
-            else ""
-        )
+        + (f'<p class="hint">{_TIME_HINT}</p>' if timed else "")
     )
 
 

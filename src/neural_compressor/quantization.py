@@ -126,7 +126,7 @@ def fit(
             resume=resume,
         )
     result.ops = [_explained(record, space) for record in result.ops]
-    add_evidence(result, adaptor, model, best, conf)
+    add_evidence(result, adaptor, conf)
     if note := slower_note(result):
         result.metadata["notes"] = [*result.metadata.get("notes", ()), note]
     result.report = write_report(result, Path(workspace) / "report.html")

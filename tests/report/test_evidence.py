@@ -1,4 +1,4 @@
-"""What the report tells of the run itself: machine, versions, configuration, shares of time, how to load the model."""
+"""What the report tells of the run itself: machine, versions, configuration, how to load the model."""
 
 import importlib.metadata
 import platform
@@ -14,42 +14,17 @@ from neural_compressor.report.environment import environment, instructions
 from neural_compressor.report.evidence import add_evidence, as_given
 
 
-def adaptor(shares=None, example=None):
-    def time_shares(model):
-        if shares is None:
-            raise RuntimeError("the profiler is out of order")
-        return shares[model]
-
-    return SimpleNamespace(
-        time_shares=time_shares, load_snippet=lambda path: f"model = load({path!r})\n", example=example
-    )
-
-
-def told(**kwargs):
+def told(example=None, **metadata):
     result = sample_result()
-    metadata = kwargs.pop("metadata", {})
-    result.metadata = dict(metadata)
-    add_evidence(result, adaptor(**kwargs), "float", "quantized", PostTrainingQuantConfig(approach="dynamic"))
-    return result
-
-
-def test_shares_of_time_go_to_the_ops():
-    shares = {"float": {"norm": 0.4, "head": 0.1}, "quantized": {"norm": 0.75}}
-    ops = {op.name: op for op in told(shares=shares).ops}
-    assert (ops["norm"].time_share, ops["norm"].float_time_share) == (0.75, 0.4)
-    assert (ops["head"].time_share, ops["head"].float_time_share) == (None, 0.1)
-
-
-def test_a_profile_that_fails_costs_the_shares_and_not_the_run():
-    result = told()
-    assert all(op.time_share is None for op in result.ops)
-    assert result.metadata["configuration"] == {"approach": "dynamic"}
+    result.metadata = metadata
+    adaptor = SimpleNamespace(load_snippet=lambda path: f"model = load({path!r})\n", example=example)
+    add_evidence(result, adaptor, PostTrainingQuantConfig(approach="dynamic"))
+    return result.metadata
 
 
 def test_a_model_that_is_nowhere_on_disk_is_saved_first():
-    shares = {"float": {}, "quantized": {}}
-    assert told(shares=shares, metadata={"best_model": "/a/b"}).metadata["loading"] == "model = load('/a/b')\n"
-    lines = told(shares=shares).metadata["loading"].splitlines()
+    assert told(best_model="/a/b")["loading"] == "model = load('/a/b')\n"
+    lines = told()["loading"].splitlines()
     assert lines == ["# q_model: what was returned", 'q_model.save("quantized")', "model = load('quantized')"]
 
 
@@ -59,7 +34,7 @@ def test_a_model_that_is_nowhere_on_disk_is_saved_first():
     ids=["none", "array", "mapping", "tuple", "scalar"],
 )
 def test_the_batch_size_is_that_of_the_example(example, size):
-    assert told(shares={"float": {}, "quantized": {}}, example=example).metadata["batch_size"] == size
+    assert told(example)["batch_size"] == size
 
 
 def test_of_a_configuration_what_was_set_is_told():

@@ -413,9 +413,15 @@ def test_time_shares_are_those_of_the_time_that_ops_take(monkeypatch):
             now[0] += 0.02  # what is no op
             return self.slow(self.fast(self.fast(x)))
 
-    model, x = Model().eval(), torch.randn(4, 8)
-    adaptor = PyTorchAdaptor({"dataloader": [x]})
-    assert adaptor.time_shares(model) == {}, "no example is known before the model was looked at"
-    adaptor.query_fw_capability(model)
-    assert adaptor.time_shares(model) == pytest.approx({"fast": 2 / 9, "slow": 5 / 9})
+    model = Model().eval()
+    model.fast.train()
+    shares = inspection.time_shares(model, torch.randn(4, 8))
+    assert shares == pytest.approx({"fast": 2 / 9, "slow": 5 / 9})
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    assert [m.training for m in model.children()] == [True, False], "modes are as they were"
+
+
+def test_the_summary_has_the_time_of_ops_where_an_example_is_known(convnet, images):
+    adaptor, new = quantized(convnet, images)
+    assert all(0 < r.time_share < 1 and 0 < r.float_time_share < 1 for r in adaptor.summary(new))
+    assert all(r.time_share is None for r in PyTorchAdaptor().summary(new))

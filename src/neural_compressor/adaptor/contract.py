@@ -95,10 +95,6 @@ class Adaptor(ABC):
         """How exactly a quantized model gives what the float one does on an example, in dB; None where that is not cheap."""
         return None
 
-    def time_shares(self, model: Model) -> Mapping[str, float]:
-        """The part of a run on an example that each op takes, by the name of the op; empty where that is not cheap."""
-        return {}
-
     def load_snippet(self, path: str) -> str:
         """Lines of Python that read back what :meth:`save` wrote to ``path``."""
         return (

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 
@@ -33,3 +34,10 @@ class OpRecord:
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
         return asdict(self)
+
+
+def with_time_shares(
+    records: Iterable[OpRecord], before: Mapping[str, float], after: Mapping[str, float]
+) -> list[OpRecord]:
+    """``records`` with the shares of the float model (``before``) and of the quantized one (``after``), by name."""
+    return [replace(op, time_share=after.get(op.name), float_time_share=before.get(op.name)) for op in records]

@@ -1,10 +1,8 @@
-"""What a report tells of a finished run beside its measurements: how it was made, where time goes, how to load it."""
+"""What a report tells of a finished run beside its measurements: how it was made, and how to load the model."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from neural_compressor.adaptor.contract import Adaptor
@@ -13,17 +11,15 @@ from neural_compressor.config.composition import Composition
 from neural_compressor.report.environment import environment
 from neural_compressor.tuning.result import TuningResult
 
-logger = logging.getLogger("neural_compressor")
 _SAVED = "quantized"
 
 
-def add_evidence(result: TuningResult, adaptor: Adaptor, model: Any, quantized: Any, conf: ConfigModel) -> None:
-    """Fill the shares of time in ``result.ops``, and its metadata.
+def add_evidence(result: TuningResult, adaptor: Adaptor, conf: ConfigModel) -> None:
+    """Add to the metadata of ``result``.
 
     ``environment`` (date, machine, versions), ``configuration`` (what was set, not the defaults), ``batch_size`` of the
-    example that latencies and shares are of, and ``loading``: lines of Python that load the model.
+    example that latencies and shares of time are of, and ``loading``: lines of Python that load the model.
     """
-    result.ops = _timed(result, adaptor, model, quantized)
     path = result.metadata.get("best_model")
     saving = "" if path else f'# q_model: what was returned\nq_model.save("{_SAVED}")\n'
     result.metadata |= {
@@ -52,15 +48,6 @@ def as_given(value: Any) -> Any:
         return [as_given(item) for item in value]
     value = plain(value)
     return value if value is None or isinstance(value, str | int | float | dict) else type(value).__name__
-
-
-def _timed(result: TuningResult, adaptor: Adaptor, model: Any, quantized: Any) -> list[Any]:
-    try:
-        before, after = adaptor.time_shares(model), adaptor.time_shares(quantized)
-    except Exception as error:  # noqa: BLE001 - frameworks' errors share no base class, and the run is done and good
-        logger.info("the report has no shares of time: %s", error)
-        before, after = {}, {}
-    return [replace(op, time_share=after.get(op.name), float_time_share=before.get(op.name)) for op in result.ops]
 
 
 def _batch_size(example: Any) -> int | None:

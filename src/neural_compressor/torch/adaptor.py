@@ -15,7 +15,7 @@ from torch import nn
 
 from neural_compressor.adaptor.capability import get_optype_wise_ability, op_configs
 from neural_compressor.adaptor.contract import Adaptor
-from neural_compressor.adaptor.records import OpRecord
+from neural_compressor.adaptor.records import OpRecord, with_time_shares
 from neural_compressor.errors import CalibrationError, ConfigError, QuantizationError
 from neural_compressor.registry import close_matches
 from neural_compressor.schemes import OpKey, OpScheme, Plan, float_op
@@ -26,7 +26,7 @@ from neural_compressor.torch.checkpoint import load_model, save_model, unique_st
 from neural_compressor.torch.checks import check_finite
 from neural_compressor.torch.conversion import build
 from neural_compressor.torch.fold import Structure, find_structure, fold
-from neural_compressor.torch.inspection import inspect_tensors, model_sqnr, op_records, time_shares
+from neural_compressor.torch.inspection import evaluating, inspect_tensors, model_sqnr, op_records, time_shares
 from neural_compressor.torch.int8_race import slower_in_integers
 from neural_compressor.torch.nn import QuantModule
 from neural_compressor.torch.ops import find_blocks, find_ops
@@ -113,17 +113,17 @@ class PyTorchAdaptor(Adaptor):
             return None
         # The outputs of the float model are kept: every trial is compared with them.
         if self._expected is None:
-            modes = [(module, module.training) for module in source.modules()]
-            self._expected = self.predict(source.eval(), self.example)
-            for module, training in modes:
-                module.training = training
+            with evaluating(source):
+                self._expected = self.predict(source, self.example)
         return model_sqnr(self._expected, self.predict(model, self.example))
 
-    def time_shares(self, model: nn.Module) -> dict[str, float]:
-        return {} if self.example is None else time_shares(model, self.example)
-
     def summary(self, model: nn.Module) -> list[OpRecord]:
-        return op_records(model, self.pre_optimized, self.example, self._skipped)
+        return self._timed(op_records(model, self.pre_optimized, self.example, self._skipped), model)
+
+    def _timed(self, records: list[OpRecord], model: nn.Module) -> list[OpRecord]:
+        if self._source is None or self.example is None:
+            return records
+        return with_time_shares(records, *(time_shares(each, self.example) for each in (self._source, model)))
 
     def ready(self, model: nn.Module) -> nn.Module:
         return copy.deepcopy(model).eval() if model.training else model

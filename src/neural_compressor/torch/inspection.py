@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from time import perf_counter
 from typing import Any
 
@@ -176,6 +176,18 @@ def model_sqnr(expected: Any, actual: Any) -> float | None:
     return decibels if math.isfinite(decibels) else None
 
 
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """``model`` in evaluation mode meanwhile; each module gets its own mode back."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
 def time_shares(model: nn.Module, inputs: Any) -> dict[str, float]:
     """The part of a run on ``inputs`` that each op takes, by name.
 
@@ -199,7 +211,7 @@ def time_shares(model: nn.Module, inputs: Any) -> dict[str, float]:
         return hook
 
     whole, runs = 0.0, 0
-    with ExitStack() as stack, torch.no_grad():
+    with ExitStack() as stack, torch.no_grad(), evaluating(model):
         for name, module in model.named_modules():
             if name and (isinstance(module, QuantModule) or not any(True for _ in module.children())):
                 stack.callback(module.register_forward_pre_hook(start(name)).remove)

@@ -85,7 +85,7 @@ def autotune(
             title=_title(model_input),
             progress=progress,
         )
-    add_evidence(result, adaptor, model_input, best, tune_config)
+    add_evidence(result, adaptor, tune_config)
     result.report = write_report(result, workspace / "report.html")
     if not quiet:
         print_result(result)

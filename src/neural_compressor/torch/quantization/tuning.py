@@ -49,7 +49,7 @@ class ConfigAdaptor(PyTorchAdaptor):
         return quantize(copy.deepcopy(model), config, run_fn=q_func, quiet=True)
 
     def summary(self, model: nn.Module) -> list[Any]:
-        return op_records(model, self._source, self.example, {})
+        return self._timed(op_records(model, self._source, self.example, {}), model)
 
 
 def autotune(
@@ -96,7 +96,7 @@ def autotune(
             title=type(model).__name__,
             progress=progress,
         )
-    add_evidence(result, adaptor, model, best, tune_config)
+    add_evidence(result, adaptor, tune_config)
     result.report = write_report(result, workspace / "report.html")
     if not quiet:
         print_result(result)

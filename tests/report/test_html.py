@@ -107,6 +107,17 @@ def test_it_says_with_what_the_run_was_made_and_how_to_load_the_model():
     assert data_of(render(result))["metadata"]["environment"]["versions"] == {"python": "3.11.9", "numpy": "2.0.0"}
 
 
+def test_a_latency_has_its_spread_and_the_rounds_it_is_of():
+    result = sample_result()
+    assert "rounds" not in words_of(render(result)), "nothing is told of what was not measured"
+    best = dataclasses.replace(result.best.measurement, latency_spread=0.034, latency_rounds=120)
+    result.trials[result.best.number - 1] = result.best = dataclasses.replace(result.best, measurement=best)
+    html = render(result)
+    row = Page(html).tables["trials"][1 + result.best.number]
+    assert row[7] == f"{best.latency_ms:.3g} ms ± 3.4%"
+    assert "median of 120 rounds" in html
+
+
 def test_the_plots_hold_every_measured_model_and_the_promise():
     result = sample_result()
     html = render(result)
@@ -164,7 +175,7 @@ def test_the_data_block_is_the_result_as_plain_json():
     assert data["title"] == result.title
     assert data["baseline"] == {
         "accuracy": 0.9833, "latency_ms": 4.21, "size_bytes": 1310000, "footprint_bytes": None,
-        "output_sqnr": None,
+        "output_sqnr": None, "latency_spread": None, "latency_rounds": None,
     }  # fmt: skip
     assert [trial["loss"] for trial in data["trials"]][:-1] == [trial.loss for trial in result.trials][:-1]
     assert data["trials"][-1]["loss"] is None

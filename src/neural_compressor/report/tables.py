@@ -43,7 +43,8 @@ def trial_table(result: TuningResult) -> str:
     headings += ["#output SQNR", "#time", "what it changed"]
     rows = [_baseline_row(result.baseline)] if result.baseline else []
     changed = zip(result.trials, differences(result.trials), strict=True)
-    return _table("trials", headings, rows + [_trial_row(trial, result, change) for trial, change in changed])
+    table = _table("trials", headings, rows + [_trial_row(trial, result, change) for trial, change in changed])
+    return f'<section class="panel scroll">{table}</section>{_latency_hint(result)}'
 
 
 def _baseline_row(baseline: Measurement) -> str:
@@ -83,10 +84,24 @@ def _measured(measured: Measurement | None, baseline: Measurement | None, loss: 
         _number(loss, loss_value if math.isfinite(loss_value) else None),
         _number(shown_size(m.size_bytes), m.size_bytes),
         _number(shown_ratio(smaller), smaller),
-        _number(shown_latency(m.latency_ms), m.latency_ms),
+        _number(shown_latency(m.latency_ms) + _spread(m), m.latency_ms),
         _number(shown_ratio(faster), faster),
         _number(_decibel(m.output_sqnr), m.output_sqnr),
     ]
+
+
+def _spread(measured: Measurement) -> str:
+    return "" if measured.latency_spread is None else f" ± {_percent(measured.latency_spread)}"
+
+
+def _latency_hint(result: TuningResult) -> str:
+    """How the latencies were come by, where that is known."""
+    measured = [result.baseline, *(trial.measurement for trial in result.trials)]
+    rounds = sorted({m.latency_rounds for m in measured if m is not None and m.latency_rounds is not None})
+    if not rounds:
+        return ""
+    count = f"{rounds[0]} to {rounds[-1]}" if len(rounds) > 1 else f"{rounds[0]}"
+    return f'<p class="hint">Latency: the median of {count} rounds, and half the width of its interval.</p>'
 
 
 def op_section(result: TuningResult) -> str:

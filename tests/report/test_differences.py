@@ -12,7 +12,7 @@ from neural_compressor.tuning.result import Trial
 ACTIVATION = TensorScheme(dtype("uint8"), symmetric=False)
 INT8 = OpScheme(weight=TensorScheme(dtype("int8")), activation=ACTIVATION, mode="static")
 NAMES = [("a", "Conv2d"), ("b", "Conv2d"), ("c", "Linear"), ("d", "Linear"), ("e", "Linear")]
-BASE = Plan(dict.fromkeys(NAMES, INT8), recipes={"config": {"bits": 4, "name": "rtn"}})
+BASE = Plan(dict.fromkeys(NAMES, INT8), recipes={"config": {"config": "torch.rtn", "bits": 4}})
 
 
 def trial(number, plan):
@@ -30,10 +30,14 @@ def trial(number, plan):
             ["b: activation.algorithm: minmax → kl"],
         ),
         (replace(BASE, calib_sampling_size=7), ["calibration samples: 100 → 7"]),
-        (replace(BASE, recipes={"config": {"bits": 8, "name": "rtn"}}), ["config.bits: 4 → 8"]),
-        (replace(BASE, recipes={}), ["config.bits: 4 → not set", "config.name: rtn → not set"]),
+        (replace(BASE, recipes={"config": {"config": "torch.rtn", "bits": 8}}), ["config.bits: 4 → 8"]),
+        (replace(BASE, recipes={"config": {"config": "torch.rtn"}}), ["config.bits: 4 → not set"]),
+        (
+            replace(BASE, recipes={"config": {"config": "torch.gptq", "bits": 8, "percdamp": 0.01}}),
+            ["config: torch.rtn → torch.gptq"],
+        ),
     ],
-    ids=["nothing", "one op", "many ops", "a detail", "samples", "a value", "values that went"],
+    ids=["nothing", "one op", "many ops", "a detail", "samples", "a value", "a value that went", "another algorithm"],
 )
 def test_changes(new, told):
     assert changes(BASE, new) == told

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from neural_compressor.schemes import OpScheme, Plan
@@ -10,6 +10,9 @@ from neural_compressor.tuning.result import Trial
 
 _NAMED = 3
 """How many ops a change names."""
+_ALGORITHM = "config"
+"""Where a configuration as plain data has the name of its algorithm."""
+_UNSET = "not set"
 
 
 def differences(trials: Sequence[Trial]) -> list[str]:
@@ -58,15 +61,16 @@ def _names(names: Sequence[str]) -> str:
     return ", ".join(names[:_NAMED]) + more
 
 
-def _value_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    before, after = dict(_leaves(old)), dict(_leaves(new))
-    keys = [key for key in dict.fromkeys([*before, *after]) if before.get(key) != after.get(key)]
-    return [f"{key}: {before.get(key, 'not set')} → {after.get(key, 'not set')}" for key in keys]
-
-
-def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
+def _value_changes(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """The values that differ. Where two configurations are of different algorithms, that alone: they share no fields."""
+    names = [plan.get(_ALGORITHM) for plan in (old, new)]
+    if all(isinstance(name, str) for name in names) and names[0] != names[1]:
+        return [f"{prefix.rstrip('.') or _ALGORITHM}: {names[0]} → {names[1]}"]
+    told = []
+    for key in dict.fromkeys([*old, *new]):
+        before, after = old.get(key, _UNSET), new.get(key, _UNSET)
+        if isinstance(before, Mapping) and isinstance(after, Mapping):
+            told += _value_changes(before, after, f"{prefix}{key}.")
+        elif before != after:
+            told.append(f"{prefix}{key}: {before} → {after}")
+    return told

@@ -87,6 +87,25 @@ def test_approaches_save_and_load(fit, task, evaluate, tmp_path, approach):
     assert (tmp_path / "ws" / "report.html").exists()
 
 
+def test_the_evidence_has_the_exactness_of_each_trial_and_the_time_of_each_op(fit, evaluate):
+    result = fit(PostTrainingQuantConfig(), eval_func=evaluate).result
+    assert result.baseline.output_sqnr is None
+    assert all(trial.measurement.output_sqnr > 10 for trial in result.trials)
+    assert all(0 < op.time_share < 1 and 0 < op.float_time_share < 1 for op in result.ops)
+    assert result.metadata["batch_size"] == 32
+    assert result.metadata["environment"]["versions"]["torch"] == torch.__version__
+
+
+@pytest.mark.parametrize("evaluated", [True, False], ids=["tuned", "quantized once"])
+def test_the_report_tells_how_to_load_the_model(fit, task, evaluate, evaluated, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    q_model = fit(PostTrainingQuantConfig(), eval_func=evaluate if evaluated else None)
+    names = {"float_model": task[0], "q_model": q_model}
+    exec(q_model.result.metadata["loading"], names)
+    x = next(iter(task[1]))[0]
+    assert torch.equal(names["model"](x), q_model(x))
+
+
 def test_calib_func(fit, task, evaluate):
     def calibrate(model):
         for x, _ in task[1]:

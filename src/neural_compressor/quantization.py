@@ -11,6 +11,7 @@ from neural_compressor.adaptor.contract import Adaptor, adaptor_for
 from neural_compressor.adaptor.records import OpRecord
 from neural_compressor.config import PostTrainingQuantConfig
 from neural_compressor.errors import CalibrationError, ConfigError
+from neural_compressor.report.evidence import add_evidence
 from neural_compressor.report.html import keep_report
 from neural_compressor.report.terminal import TuningProgress, print_result
 from neural_compressor.strategy.build import build_space, unapplied_recipes
@@ -111,6 +112,7 @@ def fit(
 
     def conclude(result: TuningResult) -> None:
         result.ops = [_explained(record, space) for record in result.ops]
+        add_evidence(result, adaptor, conf)
         if note := slower_note(result):
             result.metadata["notes"] = [*result.metadata.get("notes", ()), note]
         result.report = keep_report(result, workspace)

@@ -29,7 +29,7 @@ def sample_result(trials: int = 9, *, hostile: str = "", met: bool = True) -> Tu
             Trial(
                 number,
                 stage,
-                Plan({("op", str(number)): INT8}),
+                Plan({(f"op{place}{hostile}", "Conv2d"): INT8 for place in range(number, 12)}),
                 measured,
                 loss,
                 passed,
@@ -56,6 +56,8 @@ def sample_result(trials: int = 9, *, hostile: str = "", met: bool = True) -> Tu
             42.3,
             38.1,
             9408,
+            0.25,
+            0.5,
         ),
         OpRecord(
             "features.1.conv",
@@ -110,5 +112,16 @@ def sample_result(trials: int = 9, *, hostile: str = "", met: bool = True) -> Tu
             "promise": 0.9833 * 0.99,
             "stopped": "the promise is kept",
             "notes": [f"one op could not be fused{hostile}"] if hostile else [],
+            "batch_size": 32,
+            "configuration": {
+                "approach": "static",
+                "op_name_dict": {f"head{hostile}": {"weight": {"dtype": ["fp32"]}}},
+            },
+            "loading": f"model = quantization.load('out{hostile}', float_model)\n",
+            "environment": {
+                "date": "2026-01-31 12:00 UTC",
+                "machine": {"CPU": f"Some CPU{hostile}", "instructions": "AVX2, VNNI", "threads": "4 usable"},
+                "versions": {"python": "3.11.9", "numpy": "2.0.0"},
+            },
         },
     )

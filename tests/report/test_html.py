@@ -58,10 +58,64 @@ def test_the_tables_hold_every_trial_and_every_op():
     assert best[3:5] == [f"{result.best.measurement.accuracy:.4f}", f"{100 * result.best.loss:.2f}%"]
     assert "eval_func returned nan" in trials[-1][1]
     assert [row[0] for row in ops[1:]] == [op.name for op in result.ops]
-    assert ops[1][1:] == ["Conv2d", "int8", "uint8", "static", "9.41 kB", "42.3 dB", "38.1 dB", "realonednn.qconv"]
+    assert ops[1][1:8] == ["Conv2d", "int8", "uint8", "static", "9.41 kB", "42.3 dB", "38.1 dB"]
+    assert ops[1][8:] == ["25.0%", "50.0%", "integersonednn.qconv"]
     assert ops[2][-1] == "simulatedno 4-bit kernel"
     assert ops[5][-1] == "floatthe framework YAML has no quantized LayerNorm"
     assert ops[7][6] == "exact"
+
+
+def words_of(html):
+    return " ".join(
+        text for element, text in Page(html).texts if element is None or element[0] not in ("style", "script")
+    )
+
+
+def test_it_says_what_each_trial_changed_and_not_the_whole_plan():
+    result = sample_result()
+    trials = Page(render(result)).tables["trials"]
+    assert trials[0][-1] == "what it changed"
+    assert [row[-1] for row in trials[1:5]] == [
+        "",
+        "",
+        "from 1: op1: weight-only int8 → fp32",
+        "from 2: op2: weight-only int8 → fp32",
+    ]
+    assert [trial["changes"] for trial in data_of(render(result))["trials"]] == [row[-1] for row in trials[2:]]
+
+
+def test_it_says_why_ops_are_not_in_integers_and_what_would_help():
+    html = render(sample_result())
+    (groups,) = re.findall(r'<ul class="groups">(.*?)</ul>', html)
+    lines = [re.sub("<.*?>", "", line) for line in re.findall("<li>.*?</li>", groups)]
+    assert lines[0] == "simulated1 Conv2d: no 4-bit kernel (features.1.conv)"
+    assert "float1 LayerNorm: the framework YAML has no quantized LayerNorm (norm)" in lines
+    assert len(lines) == 4
+    assert "take 8 bits" in html
+    result = sample_result()
+    result.ops = [op for op in result.ops if not op.simulated]
+    assert "take 8 bits" not in render(result)
+
+
+def test_it_says_with_what_the_run_was_made_and_how_to_load_the_model():
+    result = sample_result()
+    words = words_of(render(result))
+    for part in ("Some CPU", "AVX2, VNNI", "4 usable", "3.11.9", "2026-01-31 12:00 UTC", "approach: static"):
+        assert part in words
+    assert result.metadata["loading"].strip() in words
+    assert re.search(r"Batch size:\s*32", words)
+    assert data_of(render(result))["metadata"]["environment"]["versions"] == {"python": "3.11.9", "numpy": "2.0.0"}
+
+
+def test_a_latency_has_its_spread_and_the_rounds_it_is_of():
+    result = sample_result()
+    assert "rounds" not in words_of(render(result)), "nothing is told of what was not measured"
+    best = dataclasses.replace(result.best.measurement, latency_spread=0.034, latency_rounds=120)
+    result.trials[result.best.number - 1] = result.best = dataclasses.replace(result.best, measurement=best)
+    html = render(result)
+    row = Page(html).tables["trials"][1 + result.best.number]
+    assert row[7] == f"{best.latency_ms:.3g} ms ± 3.4%"
+    assert "median of 120 rounds" in html
 
 
 def test_the_plots_hold_every_measured_model_and_the_promise():
@@ -95,6 +149,10 @@ def test_hostile_names_stay_text():
     assert not any(name.startswith("on") for _, attrs in page.elements for name in attrs)
     assert page.tables["ops"][1][0] == "features.0.conv" + HOSTILE
     assert page.tables["trials"][2][1].startswith("default" + HOSTILE)
+    assert page.tables["trials"][3][-1] == f"from 1: op1{HOSTILE}: weight-only int8 → fp32"
+    texts = [text for _, text in page.texts]
+    assert f"model = quantization.load('out{HOSTILE}', float_model)" in texts
+    assert f"Some CPU{HOSTILE}" in texts
 
 
 def test_the_browser_is_told_to_run_our_script_and_no_other():
@@ -117,7 +175,7 @@ def test_the_data_block_is_the_result_as_plain_json():
     assert data["title"] == result.title
     assert data["baseline"] == {
         "accuracy": 0.9833, "latency_ms": 4.21, "size_bytes": 1310000, "footprint_bytes": None,
-        "output_sqnr": None,
+        "output_sqnr": None, "latency_spread": None, "latency_rounds": None,
     }  # fmt: skip
     assert [trial["loss"] for trial in data["trials"]][:-1] == [trial.loss for trial in result.trials][:-1]
     assert data["trials"][-1]["loss"] is None

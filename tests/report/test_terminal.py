@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 from sample_result import sample_result
 
-from neural_compressor.report.terminal import TuningProgress, print_result
+from neural_compressor.report.terminal import TuningProgress, print_ops, print_result
 from neural_compressor.tuning.progress import Progress
 from neural_compressor.tuning.result import Measurement
 
@@ -42,6 +42,18 @@ def test_a_line_says_what_runs_in_integers_what_is_simulated_and_what_stays_in_f
     assert "integers: 1 Conv2d (onednn.qconv)" in lines
     assert "simulated: 1 Conv2d (no 4-bit kernel)" in lines
     assert "float: 1 LayerNorm (the framework YAML has no quantized LayerNorm)" in lines
+
+
+def test_ops_alone_are_in_colours_on_a_terminal_and_plain_elsewhere():
+    def shown(**console):
+        console = Console(file=io.StringIO(), width=160, **console)
+        print_ops(sample_result(hostile="\x1b[2J[red]").ops, console)
+        return console.file.getvalue()
+
+    assert "\x1b[32m integers: " in shown(force_terminal=True, color_system="standard")
+    assert "\x1b[33msimulated: " in shown(force_terminal=True, color_system="standard")
+    assert "\x1b" not in shown()
+    assert "float: 1 LayerNorm (the framework YAML has no quantized LayerNorm)" in shown()
 
 
 @pytest.mark.parametrize("width", [80, 100, 160])

@@ -11,7 +11,7 @@ from torch import nn
 from neural_compressor.config import PostTrainingQuantConfig
 from neural_compressor.errors import CalibrationError, ConfigError, QuantizationError
 from neural_compressor.strategy.build import build_space
-from neural_compressor.torch import functional
+from neural_compressor.torch import functional, inspection
 from neural_compressor.torch.adaptor import PyTorchAdaptor
 from neural_compressor.torch.nn import kernels
 
@@ -398,3 +398,57 @@ def test_the_code_of_a_model_is_part_of_what_it_is():
     patched = scaled_model(False)
     patched.forward = lambda x: x
     assert adaptor.fingerprint(patched) != adaptor.fingerprint(scaled_model(False))
+
+
+def test_the_outputs_of_the_model_are_compared_with_those_of_the_float_one(convnet, images):
+    adaptor, new = quantized(convnet, images)
+    x = next(iter(images))[0]
+    expected, noise = convnet(x).detach(), (new(x) - convnet(x)).detach()
+    by_hand = 10 * torch.log10(expected.square().sum() / noise.square().sum())
+    assert adaptor.output_sqnr(new) == pytest.approx(float(by_hand), abs=1e-3)
+    assert adaptor.output_sqnr(convnet) is None, "the float model is not compared with itself"
+    assert PyTorchAdaptor().output_sqnr(new) is None, "there is nothing to compare with"
+
+
+def test_comparing_outputs_leaves_the_modes_of_modules_alone(convnet, images):
+    adaptor, new = quantized(convnet, images)
+    convnet.fc.train()
+    modes = [module.training for module in convnet.modules()]
+    adaptor.output_sqnr(new)
+    assert [module.training for module in convnet.modules()] == modes
+
+
+def test_time_shares_are_those_of_the_time_that_ops_take(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(inspection, "perf_counter", lambda: now[0])
+
+    class Timed(nn.Linear):
+        def __init__(self, seconds):
+            super().__init__(8, 8)
+            self.seconds = seconds
+
+        def forward(self, x):
+            now[0] += self.seconds
+            return super().forward(x)
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fast, self.slow = Timed(0.01), Timed(0.05)
+
+        def forward(self, x):
+            now[0] += 0.02  # what is no op
+            return self.slow(self.fast(self.fast(x)))
+
+    model = Model().eval()
+    model.fast.train()
+    shares = inspection.time_shares(model, torch.randn(4, 8))
+    assert shares == pytest.approx({"fast": 2 / 9, "slow": 5 / 9})
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    assert [m.training for m in model.children()] == [True, False], "modes are as they were"
+
+
+def test_the_summary_has_the_time_of_ops_where_an_example_is_known(convnet, images):
+    adaptor, new = quantized(convnet, images)
+    assert all(0 < r.time_share < 1 and 0 < r.float_time_share < 1 for r in adaptor.summary(new))
+    assert all(r.time_share is None for r in PyTorchAdaptor().summary(new))

@@ -98,6 +98,14 @@ class Adaptor(ABC):
         """How exactly a quantized model gives what the float one does on an example, in dB; None where that is not cheap."""
         return None
 
+    def load_snippet(self, path: str) -> str:
+        """Lines of Python that read back what :meth:`save` wrote to ``path``."""
+        return (
+            "from neural_compressor import quantization\n\n"
+            "# float_model: the model before it was quantized\n"
+            f"model = quantization.load({path!r}, float_model)\n"
+        )
+
     def get_optype_wise_ability(
         self, quantizable_op_details: Mapping[OpKey, Sequence[dict[str, Any]]]
     ) -> dict[str, Any]:

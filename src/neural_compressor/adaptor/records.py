@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 
@@ -12,7 +13,8 @@ class OpRecord:
 
     ``kernel`` names what runs the op; ``simulated`` says that it is float arithmetic on quantized values.
     ``reason`` is filled where the op stays in float, and where it is simulated: why, and what would help. SQNR values are
-    in dB; None where nothing was quantized.
+    in dB; None where nothing was quantized. ``time_share`` is the part of a run of the quantized model that the op takes,
+    ``float_time_share`` the same of the float model; None where nobody measured it.
     """
 
     name: str
@@ -26,7 +28,16 @@ class OpRecord:
     weight_sqnr: float | None = None
     output_sqnr: float | None = None
     size_bytes: int = 0
+    time_share: float | None = None
+    float_time_share: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
         return asdict(self)
+
+
+def with_time_shares(
+    records: Iterable[OpRecord], before: Mapping[str, float], after: Mapping[str, float]
+) -> list[OpRecord]:
+    """``records`` with the shares of the float model (``before``) and of the quantized one (``after``), by name."""
+    return [replace(op, time_share=after.get(op.name), float_time_share=before.get(op.name)) for op in records]

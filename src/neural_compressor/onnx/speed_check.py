@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +15,7 @@ import onnxruntime as ort
 from neural_compressor.onnx.feeds import feeds
 from neural_compressor.onnx.model_forms import stored_bytes
 from neural_compressor.onnx.op_race import current_race
-from neural_compressor.onnx.scratch import scratch_folder
+from neural_compressor.onnx.profiling import node_times
 from neural_compressor.onnx.session import make_session
 
 logger = logging.getLogger("neural_compressor")
@@ -80,24 +78,7 @@ def _ratio(sessions: list[ort.InferenceSession], feed: dict[str, np.ndarray]) ->
 
 def _slowest(model: ir.Model, feed: dict[str, np.ndarray]) -> list[str]:
     """The nodes that most of the time goes to, as the runtime's profile has it."""
-    options = ort.SessionOptions()
-    options.intra_op_num_threads, options.log_severity_level, options.enable_profiling = 1, 3, True
-    with scratch_folder() as folder:
-        options.profile_file_prefix = str(folder / "profile")
-        session = ort.InferenceSession(
-            ir.to_proto(model).SerializeToString(), options, providers=["CPUExecutionProvider"]
-        )
-        for _ in range(_ROUNDS[0]):
-            session.run(None, feed)
-        try:
-            events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
-        except ValueError:  # cut off, as where the temporary folder is full
-            return []
-    spent: Counter[str] = Counter()
-    for event in events:
-        if event.get("cat") == "Node" and str(event.get("name", "")).endswith("_kernel_time"):
-            kind = event.get("args", {}).get("op_name", "")
-            spent[f"{event['name'].removesuffix('_kernel_time')} ({kind})"] += event.get("dur", 0)
+    spent = Counter({f"{name} ({kind})": spent for (name, kind), spent in node_times(model, feed).items()})
     whole = sum(spent.values()) or 1
     return [f"{name} {time / whole:.0%}" for name, time in spent.most_common(_NAMED)]
 

@@ -14,7 +14,9 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from neural_compressor.report.background import background
 from neural_compressor.report.cards import cards
+from neural_compressor.report.differences import differences
 from neural_compressor.report.plots import plots
 from neural_compressor.report.quantities import printable
 from neural_compressor.report.tables import op_section, trial_table
@@ -62,9 +64,18 @@ def render(result: TuningResult) -> str:
         plots=plots(result),
         trials=trial_table(result),
         ops=op_section(result),
+        background=background(result),
         footer=_footer(result),
-        data=_data_block(result.to_dict()),
+        data=_data_block(report_data(result)),
     )
+
+
+def report_data(result: TuningResult) -> dict[str, Any]:
+    """The report as plain data: the result, and for each trial what it changed."""
+    data = result.to_dict()
+    for trial, change in zip(data["trials"], differences(result.trials), strict=True):
+        trial["changes"] = change
+    return data
 
 
 def shown(text: object) -> str:
@@ -89,8 +100,18 @@ def _facts(result: TuningResult) -> str:
         "Trials": f"{len(result.trials)}{f' ({resumed} from the journal)' if resumed else ''}",
         "Time": f"{result.seconds:.1f} s" if result.seconds else "",
         "Stopped because": result.metadata.get("stopped", ""),
+        "Batch size": result.metadata.get("batch_size") or "",
+        "Calibration": _calibration(result),
+        "Date": result.metadata.get("environment", {}).get("date", ""),
     }
     return "".join(f"<li>{name}: <b>{shown(value)}</b></li>" for name, value in facts.items() if value)
+
+
+def _calibration(result: TuningResult) -> str:
+    """Only plans made op by op know how many samples they are calibrated with."""
+    plan = result.best.plan if result.best else None
+    static = plan is not None and any(scheme.mode == "static" for scheme in plan.values())
+    return f"up to {plan.calib_sampling_size} samples" if plan is not None and static else ""
 
 
 def _footer(result: TuningResult) -> str:

@@ -75,7 +75,8 @@ def scatter(
     if promise is not None:
         y = _y(y_axis, promise)
         parts.append(f'<line class="promise" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(_text(_LEFT + 5, y - 5, "promise", "promise-label", "start"))
+        # small and fast models, the best among them, stand at the left
+        parts.append(_text(_WIDTH - _RIGHT - 5, y + 14, "promise", "promise-label", "end"))
     # the best and the baseline last, so that no other point covers them
     for point in sorted(finite, key=lambda p: (p.best, p.kind == "baseline")):
         parts.append(_mark(point, x_axis, y_axis))

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from html import escape
 
 from neural_compressor.adaptor.records import OpRecord
+from neural_compressor.report.differences import differences
+from neural_compressor.report.op_groups import INTEGERS, SIMULATED, op_groups, runs_as
 from neural_compressor.report.quantities import (
     MISSING,
     is_best,
@@ -24,14 +26,25 @@ from neural_compressor.report.quantities import (
 from neural_compressor.tuning.result import Measurement, Trial, TuningResult
 
 _MIX_COLOURS = 6
+_NAMED = 4
+_SIMULATED_HINT = (
+    "A simulated op stores its weights in low bits and computes in float: its size and accuracy are true, its speed is "
+    "not. To gain speed, do what the reason says, take 8 bits, which kernels exist for, or keep the op in float by a "
+    "rule with its name."
+)
+_TIME_HINT = (
+    "Time: the part of a run on one batch that goes to the op, timed one by one, in this model and in the float one."
+)
 
 
 def trial_table(result: TuningResult) -> str:
     """The baseline, then one row a trial."""
     headings = ["#n", "stage", "verdict", "#accuracy", "#loss", "#size", "#smaller", "#latency", "#speed-up"]
-    headings += ["#output SQNR", "#time"]
+    headings += ["#output SQNR", "#time", "what it changed"]
     rows = [_baseline_row(result.baseline)] if result.baseline else []
-    return _table("trials", headings, rows + [_trial_row(trial, result) for trial in result.trials])
+    changed = zip(result.trials, differences(result.trials), strict=True)
+    table = _table("trials", headings, rows + [_trial_row(trial, result, change) for trial, change in changed])
+    return f'<section class="panel scroll">{table}</section>{_latency_hint(result)}'
 
 
 def _baseline_row(baseline: Measurement) -> str:
@@ -40,11 +53,12 @@ def _baseline_row(baseline: Measurement) -> str:
         "<td>baseline</td><td></td>",
         *_measured(baseline, None, MISSING, math.nan),
         _number("", None),
+        "<td></td>",
     ]
     return f'<tr class="base">{"".join(cells)}</tr>'
 
 
-def _trial_row(trial: Trial, result: TuningResult) -> str:
+def _trial_row(trial: Trial, result: TuningResult, change: str) -> str:
     word = trial_verdict(trial)
     best = ' <span class="badge best">best</span>' if is_best(trial, result) else ""
     chosen = ' class="best"' if best else ""
@@ -57,6 +71,7 @@ def _trial_row(trial: Trial, result: TuningResult) -> str:
         f'<td class="nowrap"><span class="badge {word}">{word}</span>{best}</td>',
         *_measured(trial.measurement, result.baseline, shown_loss(trial, result), trial.loss),
         _number(f"{trial.seconds:.2f} s", trial.seconds),
+        f'<td class="changes">{escape(printable(change))}</td>',
     ]
     return f"<tr{chosen}>{''.join(cells)}</tr>"
 
@@ -69,47 +84,71 @@ def _measured(measured: Measurement | None, baseline: Measurement | None, loss: 
         _number(loss, loss_value if math.isfinite(loss_value) else None),
         _number(shown_size(m.size_bytes), m.size_bytes),
         _number(shown_ratio(smaller), smaller),
-        _number(shown_latency(m.latency_ms), m.latency_ms),
+        _number(shown_latency(m.latency_ms) + _spread(m), m.latency_ms),
         _number(shown_ratio(faster), faster),
         _number(_decibel(m.output_sqnr), m.output_sqnr),
     ]
+
+
+def _spread(measured: Measurement) -> str:
+    return "" if measured.latency_spread is None else f" ± {_percent(measured.latency_spread)}"
+
+
+def _latency_hint(result: TuningResult) -> str:
+    """How the latencies were come by, where that is known."""
+    measured = [result.baseline, *(trial.measurement for trial in result.trials)]
+    rounds = sorted({m.latency_rounds for m in measured if m is not None and m.latency_rounds is not None})
+    if not rounds:
+        return ""
+    count = f"{rounds[0]} to {rounds[-1]}" if len(rounds) > 1 else f"{rounds[0]}"
+    return f'<p class="hint">Latency: the median of {count} rounds, and half the width of its interval.</p>'
 
 
 def op_section(result: TuningResult) -> str:
     """How each op of the best model runs; nothing where the adaptor does not tell."""
     if not result.ops:
         return ""
-    headings = [
-        "op",
-        "type",
-        "weight",
-        "activation",
-        "mode",
-        "#size",
-        "#weight SQNR",
-        "#output SQNR",
-        "kernel, or why not",
-    ]
-    table = _table("ops", headings, [_op_row(op) for op in result.ops])
+    headings = ["op", "type", "weight", "activation", "mode", "#size", "#weight SQNR", "#output SQNR"]
+    timed = any(op.time_share is not None for op in result.ops)
+    headings += [*(["#time", "#time in float"] if timed else []), "runs in"]
+    table = _table("ops", headings, [_op_row(op, timed) for op in result.ops])
     return (
         '<div class="tools"><h2>Ops of the best model</h2>'
         '<input type="search" id="filter" placeholder="Filter ops" aria-label="Filter ops"></div>'
-        f'<section class="panel scroll">{_mix(result.ops)}{table}</section>'
+        f'<section class="panel scroll">{_mix(result.ops)}{_reasons(result.ops)}{table}</section>'
+        + (f'<p class="hint">{_TIME_HINT}</p>' if timed else "")
     )
 
 
-def _op_row(op: OpRecord) -> str:
-    runs_as = "float" if op.mode == "float" else "simulated" if op.simulated else "real"
-    detail = escape(printable(op.reason if op.mode == "float" or op.simulated else op.kernel))
+def _op_row(op: OpRecord, timed: bool) -> str:
+    how = runs_as(op)
+    detail = escape(printable(op.kernel if how == INTEGERS else op.reason))
+    shares = [_number(_percent(share), share) for share in (op.time_share, op.float_time_share)]
     cells = [
         f'<td class="opname">{escape(printable(op.name))}</td>',
         *(f"<td>{escape(printable(word))}</td>" for word in (op.op_type, op.precision, op.activation, op.mode)),
         _number(shown_size(op.size_bytes or None), op.size_bytes or None),
         _number(_decibel(op.weight_sqnr), op.weight_sqnr),
         _number(_decibel(op.output_sqnr), op.output_sqnr),
-        f'<td class="kernel"><span class="badge {runs_as}">{runs_as}</span><span class="why">{detail}</span></td>',
+        *(shares if timed else []),
+        f'<td class="kernel"><span class="badge {how}">{how}</span><span class="why">{detail}</span></td>',
     ]
     return f"<tr>{''.join(cells)}</tr>"
+
+
+def _reasons(ops: Sequence[OpRecord]) -> str:
+    """What is not computed in integers, a line for each reason."""
+    groups = [group for group in op_groups(ops) if group.how != INTEGERS]
+    lines = []
+    for group in groups:
+        more = f" and {len(group.names) - _NAMED} more" if len(group.names) > _NAMED else ""
+        names = escape(printable(", ".join(group.names[:_NAMED]) + more))
+        lines.append(
+            f'<li><span class="badge {group.how}">{group.how}</span>{len(group.names)} {escape(printable(group.op_type))}: '
+            f'{escape(printable(group.why))} <span class="why">({names})</span></li>'
+        )
+    hint = f'<p class="hint">{_SIMULATED_HINT}</p>' if any(group.how == SIMULATED for group in groups) else ""
+    return f'<div class="bar"><ul class="groups">{"".join(lines)}</ul>{hint}</div>' if lines else ""
 
 
 def _mix(ops: Sequence[OpRecord]) -> str:
@@ -125,6 +164,10 @@ def _mix(ops: Sequence[OpRecord]) -> str:
 
 def _decibel(value: float | None) -> str:
     return MISSING if value is None else f"{value:.1f} dB" if math.isfinite(value) else "exact" if value > 0 else "lost"
+
+
+def _percent(share: float | None) -> str:
+    return MISSING if share is None else f"{100 * share:.1f}%"
 
 
 def _number(text: str, value: float | None) -> str:

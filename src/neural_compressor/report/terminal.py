@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from rich import box
@@ -11,6 +10,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from neural_compressor.adaptor.records import OpRecord
+from neural_compressor.report.op_groups import FLOAT, INTEGERS, SIMULATED, op_groups
 from neural_compressor.report.progress import TuningProgress, make_console
 from neural_compressor.report.quantities import (
     MISSING,
@@ -28,11 +29,12 @@ from neural_compressor.report.quantities import (
 )
 from neural_compressor.tuning.result import Measurement, Trial, TuningResult
 
-__all__ = ["TuningProgress", "make_console", "print_result", "trial_table", "verdict_panel"]
+__all__ = ["TuningProgress", "make_console", "op_lines", "print_ops", "print_result", "trial_table", "verdict_panel"]
 
 _SHOWN_TRIALS = 24
 _STAGE_LENGTH = 60
 _SHOWN_REASONS = 4
+_HOW = {INTEGERS: "green", SIMULATED: "yellow", FLOAT: "default"}
 _WIDE = 100
 _STYLES = {"pass": "green", "miss": "yellow", "failed": "red"}
 
@@ -41,7 +43,7 @@ def print_result(result: TuningResult, console: Console | None = None) -> None:
     """Print the trial table and the verdict."""
     console = console or make_console()
     table = trial_table(result, wide=console.width >= _WIDE)
-    console.print(Group(table, *_failures(result), *op_lines(result), verdict_panel(result)))
+    console.print(Group(table, *_failures(result), *op_lines(result.ops), verdict_panel(result)))
 
 
 def trial_table(result: TuningResult, wide: bool = True) -> Table:
@@ -64,22 +66,22 @@ def trial_table(result: TuningResult, wide: bool = True) -> Table:
     return table
 
 
-def op_lines(result: TuningResult) -> list[Text]:
+def op_lines(ops: Sequence[OpRecord]) -> list[Text]:
     """What computes in integers, what is simulated and what stays in float: a line for each op type and reason."""
-    counts: Counter[tuple[str, str, str]] = Counter()
-    for op in result.ops:
-        how = "float" if op.mode == "float" else "simulated" if op.simulated else "integers"
-        counts[how, op.op_type, op.kernel if how == "integers" else op.reason] += 1
-    lines = []
-    for how, style in (("integers", "green"), ("simulated", "yellow"), ("float", "default")):
-        found = [(count, kind, why) for (which, kind, why), count in counts.most_common() if which == how]
-        for count, kind, why in found[:_SHOWN_REASONS]:
-            line = Text(f"{how:>9}: ", style=style).append(f"{count} {printable(kind)}", style="default")
-            lines.append(line.append(f" ({printable(why)})" if why else "", style="dim"))
-        if len(found) > _SHOWN_REASONS:
-            more = sum(count for count, _, _ in found[_SHOWN_REASONS:])
-            lines.append(Text(f"{how:>9}: {more} more, see the report", style=style))
+    groups, lines = op_groups(ops), []
+    for how, style in _HOW.items():
+        found = [group for group in groups if group.how == how]
+        for group in found[:_SHOWN_REASONS]:
+            line = Text(f"{how:>9}: ", style=style).append(f"{len(group.names)} {printable(group.op_type)}", "default")
+            lines.append(line.append(f" ({printable(group.why)})" if group.why else "", style="dim"))
+        if more := sum(len(group.names) for group in found[_SHOWN_REASONS:]):
+            lines.append(Text(f"{how:>9}: {more} more for other reasons", style=style))
     return lines
+
+
+def print_ops(ops: Sequence[OpRecord], console: Console | None = None) -> None:
+    """Print how the ops of a model run, for the calls that quantize it once; on standard error, as it is no result."""
+    (console or make_console(stderr=True)).print(Group(*op_lines(ops)))
 
 
 def verdict_panel(result: TuningResult) -> Panel:

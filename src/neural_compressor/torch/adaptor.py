@@ -15,7 +15,7 @@ from torch import nn
 
 from neural_compressor.adaptor.capability import get_optype_wise_ability, op_configs
 from neural_compressor.adaptor.contract import Adaptor
-from neural_compressor.adaptor.records import OpRecord
+from neural_compressor.adaptor.records import OpRecord, with_time_shares
 from neural_compressor.errors import CalibrationError, ConfigError, QuantizationError
 from neural_compressor.registry import close_matches
 from neural_compressor.schemes import OpKey, OpScheme, Plan, float_op
@@ -26,7 +26,7 @@ from neural_compressor.torch.checkpoint import load_model, save_model, unique_st
 from neural_compressor.torch.checks import check_finite
 from neural_compressor.torch.conversion import build
 from neural_compressor.torch.fold import Structure, find_structure, fold
-from neural_compressor.torch.inspection import inspect_tensors, op_records
+from neural_compressor.torch.inspection import evaluating, inspect_tensors, model_sqnr, op_records, time_shares
 from neural_compressor.torch.int8_race import slower_in_integers
 from neural_compressor.torch.nn import QuantModule
 from neural_compressor.torch.ops import find_blocks, find_ops
@@ -48,6 +48,7 @@ class PyTorchAdaptor(Adaptor):
         self.example: Any = None
         self.pre_optimized: nn.Module | None = None
         self._source: nn.Module | None = None
+        self._expected: Any = None
         self._structure = Structure()
         self._trace: Trace | None = None
         self._skipped: dict[OpKey, str] = {}
@@ -106,8 +107,24 @@ class PyTorchAdaptor(Adaptor):
     def model_size(self, model: nn.Module) -> int:
         return sum(t.numel() * t.element_size() for t in unique_state(model)[0].values())
 
+    def output_sqnr(self, model: nn.Module) -> float | None:
+        """On the first batch of the calibration data, or the example inputs."""
+        source = self._source
+        if source is None or self.example is None or model is source:
+            return None
+        # The outputs of the float model are kept: every trial is compared with them.
+        if self._expected is None:
+            with evaluating(source):
+                self._expected = self.predict(source, self.example)
+        return model_sqnr(self._expected, self.predict(model, self.example))
+
     def summary(self, model: nn.Module) -> list[OpRecord]:
-        return op_records(model, self.pre_optimized, self.example, self._skipped)
+        return self._timed(op_records(model, self.pre_optimized, self.example, self._skipped), model)
+
+    def _timed(self, records: list[OpRecord], model: nn.Module) -> list[OpRecord]:
+        if self._source is None or self.example is None:
+            return records
+        return with_time_shares(records, *(time_shares(each, self.example) for each in (self._source, model)))
 
     def ready(self, model: nn.Module) -> nn.Module:
         return copy.deepcopy(model).eval() if model.training else model
@@ -235,6 +252,7 @@ class PyTorchAdaptor(Adaptor):
             self._trace = self._watch(copied)
             self._structure = find_structure(copied, self._trace)
             fold(copied, self._structure)
+        self._expected = None
         self._source, self.pre_optimized, self._calibrator = model, copied, Calibrator(copied, self._structure.summed)
 
     def _first_inputs(self, model: nn.Module, dataloader: Iterable[Any] | None) -> Any:

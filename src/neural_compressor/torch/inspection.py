@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -20,6 +23,8 @@ from neural_compressor.torch.conversion import Quantization
 from neural_compressor.torch.nn import QuantModule
 
 INSPECT_TYPES = ("activation", "weight", "all")
+_TIMED_RUNS = 5
+_TIMED_SECONDS = 1.0
 
 
 def _plain(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
@@ -95,20 +100,25 @@ def op_records(
     floats = dict(reference.named_modules()) if reference is not None else {}
     errors = _output_errors(model, done, floats, inputs) if floats and inputs is not None else {}
     reasons = {**skipped, **done.reasons}
-    keys = list(dict.fromkeys([*done.plan, *skipped]))
-    return [_record(key, modules[key[0]], floats.get(key[0]), reasons, errors) for key in keys]
+    keys = list(dict.fromkeys([*done.plan, *reasons]))
+    return [_record(key, modules.get(key[0]), floats.get(key[0]), reasons, errors) for key in keys]
 
 
 def _record(
-    key: OpKey, module: nn.Module, original: nn.Module | None, reasons: Mapping[OpKey, str], errors: Mapping[str, float]
+    key: OpKey,
+    module: nn.Module | None,
+    original: nn.Module | None,
+    reasons: Mapping[OpKey, str],
+    errors: Mapping[str, float],
 ) -> OpRecord:
-    size = sum(t.numel() * t.element_size() for t in module.state_dict().values() if isinstance(t, torch.Tensor))
+    state = {} if module is None else module.state_dict()  # what has no module of its own is a parameter of another
+    size = sum(t.numel() * t.element_size() for t in state.values() if isinstance(t, torch.Tensor))
     if not isinstance(module, QuantModule):
         return OpRecord(*key, precision="fp32", reason=reasons.get(key, "kept in float"), size_bytes=size)
-    scheme, weight = module.scheme, module.dequantized_weight()
-    before = getattr(original, "weight", None)
+    scheme, before = module.scheme, getattr(original, "weight", None)
+    weight = module.dequantized_weight() if isinstance(before, torch.Tensor) else None
     error = None
-    if isinstance(before, torch.Tensor) and weight is not None and before.shape == weight.shape:
+    if before is not None and weight is not None and before.shape == weight.shape:
         error = sqnr_db(before.detach().float(), weight.float())
     return OpRecord(
         *key,
@@ -154,3 +164,62 @@ def _output_errors(
                 stack.callback(module.register_forward_hook(compare(name, relu), with_kwargs=True).remove)
         feed(model, inputs)
     return errors
+
+
+def model_sqnr(expected: Any, actual: Any) -> float | None:
+    """The SQNR in dB of all float outputs of a model taken together; None where that is no finite number."""
+    pairs = zip(tensors_in(expected), tensors_in(actual), strict=False)
+    floats = [(a.float().ravel(), b.float().ravel()) for a, b in pairs if a.is_floating_point() and a.shape == b.shape]
+    if not floats:
+        return None
+    decibels = sqnr_db(*(torch.cat(parts) for parts in zip(*floats, strict=True)))
+    return decibels if math.isfinite(decibels) else None
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """``model`` in evaluation mode meanwhile; each module gets its own mode back."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def time_shares(model: nn.Module, inputs: Any) -> dict[str, float]:
+    """The part of a run on ``inputs`` that each op takes, by name.
+
+    Ops are timed one by one, by hooks, so that int8 is not handed from op to op meanwhile: shares tell where time goes,
+    not what an op takes in the compiled forward. Costs one run to warm up
+    and five more, or as many as a second has room for.
+    """
+    spent: dict[str, float] = defaultdict(float)
+    begun: dict[str, float] = {}
+
+    def start(name: str) -> Any:
+        def hook(module: nn.Module, args: Any) -> None:
+            begun[name] = perf_counter()
+
+        return hook
+
+    def stop(name: str) -> Any:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            spent[name] += perf_counter() - begun[name]
+
+        return hook
+
+    whole, runs = 0.0, 0
+    with ExitStack() as stack, torch.no_grad(), evaluating(model):
+        for name, module in model.named_modules():
+            if name and (isinstance(module, QuantModule) or not any(True for _ in module.children())):
+                stack.callback(module.register_forward_pre_hook(start(name)).remove)
+                stack.callback(module.register_forward_hook(stop(name)).remove)
+        feed(model, inputs)  # what a first run builds is not counted
+        spent.clear()
+        while runs < _TIMED_RUNS and whole < _TIMED_SECONDS:
+            started = perf_counter()
+            feed(model, inputs)
+            whole, runs = whole + perf_counter() - started, runs + 1
+    return {name: seconds / whole for name, seconds in spent.items()}

@@ -15,14 +15,17 @@ from neural_compressor.schemes import Plan
 @dataclass(frozen=True)
 class Measurement:
     """What was measured of one model. A value is None where nobody asked for it or it could not be had;
-    accuracy is None where there is no evaluation. ``output_sqnr`` is how exactly the model gives what the float one does on
-    an example, in dB."""
+    accuracy is None where there is no evaluation. ``latency_ms`` is a median of ``latency_rounds``, and ``latency_spread``
+    half the width of its interval as a share of it (see :mod:`neural_compressor.tuning.measure`). ``output_sqnr`` is how
+    exactly the model gives what the float one does on an example, in dB."""
 
     accuracy: float | None
     latency_ms: float | None = None
     size_bytes: int | None = None
     footprint_bytes: int | None = None
     output_sqnr: float | None = None
+    latency_spread: float | None = None
+    latency_rounds: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""

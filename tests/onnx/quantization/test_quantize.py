@@ -280,3 +280,20 @@ def test_no_ranges_are_collected_that_the_one_plan_does_not_need(make_model, vec
     monkeypatch.setattr(params, "calibrate", recorded)
     quantize(model, None, StaticQuantConfig(quant_format="QDQ"), calibration_data_reader=reader(vectors))
     assert asked == ["c"]
+
+
+def test_the_terminal_says_what_runs_how_and_why(mlp, vectors, reader, capsys):
+    def told(config, **how):
+        quantize(mlp, None, config, **how)
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert "\x1b" not in err, "no colours where it is no terminal"
+        return err
+
+    assert "integers: 2 MatMul (MatMulNBits)" in told(RTNConfig(white_list=["MatMul"]))
+    rules = RTNConfig(white_list=["MatMul"]).set_local(FC_IN, RTNConfig(weight_dtype="fp32"))
+    assert "float: 1 MatMul (" in told(rules)
+    static = told(StaticQuantConfig(reader(vectors), nodes_to_quantize=[FC_IN, FC_OUT]))
+    assert "integers: 1 MatMul (MatMulIntegerToFloat)" in static
+    assert "float: 1 Add (nodes_to_quantize does not name it)" in static
+    assert told(RTNConfig(), quiet=True) == ""

@@ -1,5 +1,6 @@
 """Tuning on real digits."""
 
+import json
 import logging
 import re
 
@@ -229,3 +230,22 @@ def test_without_data_that_can_be_had_again_nothing_is_told_of_exactness(digits,
     assert sqnr_column(tmp_path) == []
     if reader is not None:
         assert reader.get_next() is data.samples[0]
+
+
+def test_the_evidence_is_complete(digits, data, tmp_path, capsys):
+    tuning = TuningConfig([RTNConfig(weight_bits=4), StaticQuantConfig()], workspace=tmp_path, max_trials=2)
+    best = autotune(digits[0], tuning, lambda path: 1.0, calibration_data_reader=data)
+    assert "promise met" in capsys.readouterr().out
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    found = json.loads(re.findall(r'id="data">(.*?)</script>', text, flags=re.S)[0])
+    assert all(0 < op["time_share"] < 1 and 0 < op["float_time_share"] < 1 for op in found["ops"])
+    assert found["metadata"]["batch_size"] == 8
+    names = {"inputs": data.samples[0]}
+    exec(found["metadata"]["loading"], names)
+    again = ort.InferenceSession(best.SerializeToString(), providers=["CPUExecutionProvider"])
+    np.testing.assert_array_equal(names["outputs"][0], again.run(None, data.samples[0])[0])
+
+
+def test_quiet_means_quiet(digits, accuracy, tmp_path, capsys):
+    autotune(digits[0], TuningConfig(RTNConfig(), workspace=tmp_path, tolerable_loss=1), accuracy, quiet=True)
+    assert capsys.readouterr().out == ""

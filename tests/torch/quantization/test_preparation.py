@@ -228,3 +228,16 @@ def test_products_in_bfloat16_change_little_and_give_float32(stack, tokens, run)
     wanted = torch.cat([stack(ids) for ids in tokens])
     assert a.dtype == torch.float32
     assert (a - wanted).norm() < 1.2 * (b - wanted).norm()
+
+
+def test_the_terminal_says_what_runs_how_and_why(stack, run, capsys):
+    new = convert(prepare(stack, RTNConfig(), inplace=False))
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert f"integers: 9 Linear ({new.blocks[0].up.kernel})" in err
+    assert "float: 1 Linear (the output head; quant_lm_head=True quantizes it)" in err
+    assert "\x1b" not in err, "no colours where it is no terminal"
+    quantize(stack, RTNConfig().set_local(r".*\.up", RTNConfig(dtype="fp32")), inplace=False)
+    assert "float: 3 Linear (its configuration leaves it in float)" in capsys.readouterr().err
+    quantize(stack, RTNConfig(), inplace=False, quiet=True)
+    assert capsys.readouterr().err == ""

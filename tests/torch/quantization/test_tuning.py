@@ -60,3 +60,35 @@ def test_another_evaluation_with_the_same_arguments_does_not_go_on_with_the_firs
     first = autotune(stack, config, eval_fn=lambda model, value: value, eval_args=1.0)
     second = autotune(stack, config, eval_fn=lambda model, value: value + 1.0, eval_args=1.0)
     assert [q.tuning.baseline.accuracy for q in (first, second)] == [1.0, 2.0]
+
+
+def test_the_evidence_is_complete(stack, tokens, tmp_path):
+    config = TuningConfig(config_set=RTNConfig(bits=[3, 8]), tolerable_loss=0.0, workspace=tmp_path)
+    scores = iter([1.0, 0.5, 0.5])
+    q_model = autotune(stack, config, eval_fn=lambda model: next(scores), example_inputs=tokens[0])
+    found = q_model.tuning
+    three, eight = (trial.measurement.output_sqnr for trial in found.trials)
+    assert 0 < three < eight
+    ops = {op.name: op for op in found.ops}
+    assert "output head" in ops["lm_head"].reason
+    assert "embedding" in ops["embed"].reason
+    assert all(op.time_share > 0 for op in found.ops)
+    assert found.metadata["configuration"]["config_set"] == ["RTNConfig(bits=[3, 8])"]
+    names = {"float_model": stack}
+    exec(found.metadata["loading"], names)
+    assert torch.equal(names["model"](tokens[0]), q_model(tokens[0]))
+
+
+def test_the_terminal_shows_the_run_unless_it_is_to_be_quiet(stack, tmp_path, capsys):
+    def tuned(**how):
+        config = TuningConfig(config_set=RTNConfig(), workspace=tmp_path / str(len(how)))
+        autotune(stack, config, eval_fn=lambda model: 1.0, **how)
+        return capsys.readouterr()
+
+    out, err = tuned()
+    assert "trial 1 [RTNConfig()]" in err
+    assert "integers: 9 Linear" in out
+    assert "float: 1 Linear (the output head" in out
+    assert "promise met" in out
+    assert err.count("integers:") == 0, "trials do not speak of their ops"
+    assert tuned(quiet=True) == ("", "")

@@ -5,6 +5,7 @@ Nothing here imports onnx before there is a model to work on: whoever asks wheth
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from neural_compressor.adaptor.capability import get_optype_wise_ability
 from neural_compressor.adaptor.contract import Adaptor
-from neural_compressor.adaptor.records import OpRecord
+from neural_compressor.adaptor.records import OpRecord, with_time_shares
 from neural_compressor.errors import MissingDependencyError, WorkspaceError
 from neural_compressor.schemes import Plan
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
     from neural_compressor.onnx.adaptor.float_model import CalibrationData, FloatModel
     from neural_compressor.onnx.runner import Runner
+
+logger = logging.getLogger("neural_compressor")
 
 FILE = "model.onnx"
 """What a saved model is called in its folder."""
@@ -126,6 +129,15 @@ class ONNXRTAdaptor(Adaptor):
             return None
         return exactness(*(self._runner.predict(each, self._feed) for each in (self._source, model)))
 
+    def load_snippet(self, path: str) -> str:
+        file = path if path.lower().endswith(".onnx") else str(Path(path) / FILE)
+        return (
+            "import onnxruntime\n\n"
+            f"session = onnxruntime.InferenceSession({file!r}, providers=[{self.target.provider.name!r}])\n"
+            '# inputs: {"name of an input": array}\n'
+            "outputs = session.run(None, inputs)\n"
+        )
+
     def save(self, model: Any, path: str | Path) -> None:
         """Write the model as ``model.onnx`` into the folder ``path``, or as that file where it ends in ``.onnx``."""
         from neural_compressor.onnx.model_file import read_model, write_model
@@ -162,7 +174,27 @@ class ONNXRTAdaptor(Adaptor):
         if record is None:
             return []
         original = None if self._float is None else self._float.before_rounding(record.smoothing)
-        return op_records(quantized, record, original, self._feed, self.target)
+        found = op_records(quantized, record, original, self._feed, self.target)
+        before = {} if self._source is None else self._time_shares(self._source)
+        return with_time_shares(found, before, self._time_shares(model))
+
+    def _time_shares(self, model: Any) -> dict[str, float]:
+        """On the first batch of the calibration data; not for models whose weights take over 256 MiB."""
+        from neural_compressor.onnx.adaptor.batches import ModelInputs
+        from neural_compressor.onnx.profiling import MOST_BYTES, time_shares
+        from neural_compressor.onnx.quantization_record import read_record
+
+        if self._feed is None or not self.target.runs_here or self.model_size(model) > MOST_BYTES:
+            return {}
+        named = self._named(model)
+        record = read_record(named)
+        every = (str(node.name) for node in named.graph.all_nodes())
+        ops = set(every) if record is None else {name for name, _ in (*record.ops, *record.reasons)}
+        try:
+            return time_shares(named, ModelInputs.of(named).feed(self._feed), ops, self.target.sessions)
+        except Exception as error:  # noqa: BLE001 - the runtime's errors share no base class, and the model is done and good
+            logger.info("the shares of time are not told: %s", error)
+            return {}
 
     def describe(self, model: Any) -> str:
         kinds = Counter(node.op_type for node in self.ready(model).graph.node)

@@ -12,10 +12,12 @@ from neural_compressor.onnx.adaptor.output_errors import output_errors
 from neural_compressor.onnx.model_file import ONE_FILE_BYTES, weight_bytes
 from neural_compressor.onnx.op_parts import constants_of, nodes_of, weights_of
 from neural_compressor.onnx.providers import Target
-from neural_compressor.onnx.quantization_record import QuantizationRecord
+from neural_compressor.onnx.quantization_record import QuantizationRecord, read_record
 from neural_compressor.onnx.static.fusion_check import INTEGER_OPS, as_run, check_fusion
 from neural_compressor.onnx.stored_weights import stored_floats
 from neural_compressor.schemes import OpKey, OpScheme, sqnr_db
+
+_STORED = "float: the runtime turns the weight into floats when it loads the model"
 
 
 def op_records(
@@ -39,6 +41,34 @@ def op_records(
     return [summary.of(key, kernels, errors.get(key[0])) for key in dict.fromkeys([*record.ops, *record.reasons])]
 
 
+def brief_records(model: ir.Model, in_float: Mapping[str, str]) -> list[OpRecord]:
+    """The ops of a quantized ``model`` without a session or a run: errors stay out, kernels are told from the graph.
+
+    ``in_float`` has the reasons of those that the runtime computes in float all the same, by name.
+    """
+    record = read_record(model)
+    if record is None:
+        return []
+    summary, kernels = _Summary(model, None, record), _FromGraph(in_float)
+    return [summary.of(key, kernels, None) for key in dict.fromkeys([*record.ops, *record.reasons])]
+
+
+class _FromGraph:
+    """What the runtime will compute nodes with, as far as the graph shows it."""
+
+    def __init__(self, in_float: Mapping[str, str]) -> None:
+        self.in_float = in_float
+
+    def of(self, key: OpKey, parts: Sequence[ir.Node]) -> tuple[str, bool]:
+        """As :meth:`Kernels.of`."""
+        if any(stored_floats(value) is not None for part in parts[:1] for value in part.inputs):
+            return _STORED, True
+        if key[0] in self.in_float:
+            return f"float: {self.in_float[key[0]]}", True
+        integer = next((part.op_type for part in parts if part.op_type in INTEGER_OPS), None)
+        return integer or f"{key[1]} between quantizers", False
+
+
 class Kernels:
     """What the runtime computes the nodes of a model with."""
 
@@ -56,7 +86,7 @@ class Kernels:
         if not self.target.runs_here:
             return f"{self.target.provider.name}, not run here", False
         if any(stored_floats(value) is not None for part in parts[:1] for value in part.inputs):
-            return "float: the runtime turns the weight into floats when it loads the model", True
+            return _STORED, True
         running = [self.running[str(part.name)] for part in parts if part.name in self.running]
         kinds = [*(node.op_type for node in running), *(part.op_type for part in parts)]
         integer = next((each for each in kinds if each in INTEGER_OPS), None)
@@ -75,7 +105,7 @@ class _Summary:
         self.originals = {} if original is None else {str(node.name): node for node in original.graph.all_nodes()}
         self.known = set(self.originals) or {name for name, _ in (*record.ops, *record.reasons)}
 
-    def of(self, key: OpKey, kernels: Kernels, output_sqnr: float | None) -> OpRecord:
+    def of(self, key: OpKey, kernels: Kernels | _FromGraph, output_sqnr: float | None) -> OpRecord:
         """The record of one op."""
         name, scheme = key[0], self.record.ops.get(key, OpScheme())
         parts = list(nodes_of(self.nodes[name], self.known)) if name in self.nodes else []

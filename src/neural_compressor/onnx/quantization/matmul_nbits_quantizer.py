@@ -181,7 +181,7 @@ class MatMulNBitsQuantizer:
             quant_format=algorithm.quant_format,
             op_types_to_quantize=algorithm.op_types_to_quantize,
         )
-        self.model = as_proto(quantized(self.model, config, self.optimization_level, None, graph_only=False))
+        self.model = as_proto(quantized(self.model, config, self.optimization_level, None, graph_only=False)[0])
         self._processed = True
 
     def save(self, path: str | Path) -> None:

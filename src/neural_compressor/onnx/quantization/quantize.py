@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from neural_compressor.config.composition import Composition
 from neural_compressor.disk_errors import write_errors
+from neural_compressor.onnx.adaptor.op_records import brief_records
 from neural_compressor.onnx.model_file import read_model, write_model
 from neural_compressor.onnx.model_forms import as_proto
 from neural_compressor.onnx.providers import CPU
@@ -23,6 +24,7 @@ from neural_compressor.onnx.saturation import warn_if_saturating
 from neural_compressor.onnx.speed_check import warn_if_slower
 from neural_compressor.onnx.static.fusion_check import check_fusion
 from neural_compressor.output_paths import output_file
+from neural_compressor.report.terminal import print_ops
 
 
 def quantize(
@@ -33,6 +35,7 @@ def quantize(
     calibration_data_reader: Any = None,
     *,
     graph_only: bool = False,
+    quiet: bool = False,
 ) -> onnx.ModelProto | None:
     """Quantize ``model_input`` as ``quant_config`` says, and write the result as ``model_output``.
 
@@ -40,6 +43,8 @@ def quantize(
     have none of their own. ``optimization_level`` (``onnxruntime.GraphOptimizationLevel``) is how far ONNX Runtime
     simplifies the graph first; by default it does for static quantization, as far as nodes keep their names.
     ``graph_only`` makes a model for an execution provider that does not run here, and calibrates it on the CPU.
+    A few lines on standard error say what runs in integers, what is simulated and what stayed in float, and why; ``quiet``
+    leaves them out.
 
     >>> import numpy as np
     >>> from onnx import helper, numpy_helper
@@ -54,7 +59,9 @@ def quantize(
     require_onnx(quant_config)
     if model_output is not None:
         check_writable(Path(model_output))
-    new = quantized(model_input, quant_config, optimization_level, calibration_data_reader, graph_only)
+    new, in_float = quantized(model_input, quant_config, optimization_level, calibration_data_reader, graph_only)
+    if not quiet:
+        print_ops(brief_records(new, in_float))
     if model_output is None:
         return as_proto(new)
     write_model(new, model_output)
@@ -63,15 +70,15 @@ def quantize(
 
 def quantized(
     source: str | Path | onnx.ModelProto | ir.Model, config: Composition, level: Any, reader: Any, graph_only: bool
-) -> ir.Model:
-    """What :func:`quantize` writes."""
+) -> tuple[ir.Model, dict[str, str]]:
+    """What :func:`quantize` writes, and why quantized nodes run in float, by name."""
     prepared = prepare(source, config, level)
     resolution = resolve(config, prepared, graph_only)
     store = CalibrationStore(reader, one_plan=True)
     new = carry_out(prepared.model, resolution, store)
-    static = resolution.aims.get("static")
+    static, in_float = resolution.aims.get("static"), dict[str, str]()
     if static is not None and static.target.runs_here:
-        check_fusion(new, static.sessions)
+        in_float = {each.name: each.reason for each in check_fusion(new, static.sessions).float_running}
     if any(aim.target.provider is CPU for aim in resolution.aims.values()):
         warn_if_saturating(new)
     if (
@@ -80,7 +87,7 @@ def quantized(
     ):
         original = prepared.model if isinstance(source, onnx.ModelProto | ir.Model) else read_model(source)
         warn_if_slower(original, new, lambda: store.example(work.config for work in resolution.work.values()))
-    return new
+    return new, in_float
 
 
 def check_writable(path: Path) -> None:

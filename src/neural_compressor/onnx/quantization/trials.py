@@ -88,6 +88,7 @@ class ConfigAdaptor(ONNXRTAdaptor):
         candidate = self._tried[_key(tune_cfg["recipe_cfgs"][RECIPE])]
         self._source = model
         self._feed = self._store.example(work.config for work in candidate.resolution.work.values())
+        self.example = self._feed
         floats = [key for key, scheme in tune_cfg["op"].items() if OpScheme.from_dict(scheme).is_float]
         new = carry_out(candidate.prepared.model, candidate.resolution.without(floats), self._store)
         self._warn_if_saturating(new)

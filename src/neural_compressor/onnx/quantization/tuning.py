@@ -20,6 +20,7 @@ from neural_compressor.onnx.quantization.config import TuningConfig
 from neural_compressor.onnx.quantization.selection import require_onnx
 from neural_compressor.onnx.quantization.trials import RECIPE, ConfigAdaptor, candidates
 from neural_compressor.onnx.scratch import raise_if_full, scratch_folder
+from neural_compressor.report.evidence import add_evidence
 from neural_compressor.report.html import keep_report
 from neural_compressor.report.terminal import TuningProgress, print_result
 from neural_compressor.strategy.listed_fallback import ListedFallbackStrategy
@@ -42,14 +43,15 @@ def autotune(
     calibration_data_reader: Any = None,
     optimization_level: Any = None,
     *,
-    quiet: bool = True,
+    quiet: bool = False,
 ) -> onnx.ModelProto:
     """The best model found for ``tune_config``, by the metric that ``eval_fn(path, *eval_args)`` returns.
 
     ``path`` is that of a model in a file, with the ``config.json`` beside it that ``model_input`` has beside it. The
     configurations are tried in order; where none keeps the promise, nodes of the best one go back to float, one after the
     other. The result is the best model also where the promise could not be kept; its metadata and the log say so, and
-    the report in ``tune_config.workspace`` has the evidence. A journal there lets a killed run go on.
+    the report in ``tune_config.workspace`` has the evidence. A journal there lets a killed run go on. ``quiet`` leaves
+    out what the terminal shows of it.
     """
     if not isinstance(tune_config, TuningConfig):
         raise ConfigError(
@@ -71,6 +73,7 @@ def autotune(
     adaptor = ConfigAdaptor(tried, CalibrationStore(calibration_data_reader))
 
     def conclude(result: TuningResult) -> None:
+        add_evidence(result, adaptor, tune_config)
         result.report = keep_report(result, workspace)
 
     with (

@@ -82,7 +82,9 @@ def why_simulated(op_type: str, scheme: OpScheme) -> str:
     if kernel is None:
         known = {k.mode for k in KERNELS if op_type in k.op_types}
         if not known:
-            return f"torch has no integer kernel for {op_type}"
+            return (
+                f"torch has no integer kernel for {op_type}; a rule that keeps it in fp32 makes it faster, not smaller"
+            )
         if scheme.mode not in known:
             return f"torch has no {scheme.mode} integer kernel for {op_type}, only {' and '.join(sorted(known))}"
         return (

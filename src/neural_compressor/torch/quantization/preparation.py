@@ -13,12 +13,14 @@ import torch
 from torch import nn
 
 from neural_compressor.errors import CalibrationError, ConfigError
+from neural_compressor.report.terminal import print_ops
 from neural_compressor.schemes import OpScheme, Plan
 from neural_compressor.torch.batches import batch_size
 from neural_compressor.torch.checkpoint import save_model
 from neural_compressor.torch.checks import check_finite
 from neural_compressor.torch.conversion import Quantization
 from neural_compressor.torch.fold import Structure
+from neural_compressor.torch.inspection import op_records
 from neural_compressor.torch.quantization.layer_jobs import jobs_for
 from neural_compressor.torch.weight_only.calibration_limit import CalibrationLimit
 from neural_compressor.torch.weight_only.deferred import Deferred
@@ -151,10 +153,14 @@ def convert(
     quant_config: Any = None,
     inplace: bool = True,
     on_block: Callable[[str, int, int], None] | None = None,
+    *,
+    quiet: bool = False,
 ) -> nn.Module:
     """Quantize a prepared and calibrated model.
 
-    With ``quant_config`` a float model is converted at once, which algorithms that need no data allow.
+    With ``quant_config`` a float model is converted at once, which algorithms that need no data allow. A few lines on
+    standard error say what runs on low-bit kernels, what is simulated and what stayed in float, and why; ``quiet`` leaves
+    them out.
     """
     if preparation_of(model) is None:
         if quant_config is None:
@@ -190,6 +196,8 @@ def convert(
     reasons = {**preparation.left, **{(name, kinds[name]): why for name, why in missed.items()}}
     new.quantization = Quantization(Plan(schemes), Structure(), reasons)  # type: ignore[assignment]
     new.save = functools.partial(save_model, new)  # type: ignore[assignment]
+    if not quiet:
+        print_ops(op_records(new, None, None, {}))
     return new
 
 
@@ -200,6 +208,8 @@ def quantize(
     run_args: Any = None,
     inplace: bool = True,
     example_inputs: Any = None,
+    *,
+    quiet: bool = False,
 ) -> nn.Module:
     """:func:`prepare`, ``run_fn(model, *run_args)`` where the algorithms need data, :func:`convert`."""
     prepared = prepare(model, quant_config, inplace, example_inputs)
@@ -208,4 +218,4 @@ def quantize(
         run_fn(
             prepared, *(run_args if isinstance(run_args, (tuple, list)) else () if run_args is None else (run_args,))
         )
-    return convert(prepared)
+    return convert(prepared, quiet=quiet)

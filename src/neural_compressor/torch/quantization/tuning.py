@@ -13,6 +13,7 @@ from torch import nn
 from neural_compressor.config import PostTrainingQuantConfig, TuningCriterion
 from neural_compressor.config.composition import Composition
 from neural_compressor.config.objective import objectives
+from neural_compressor.report.evidence import add_evidence
 from neural_compressor.report.html import keep_report
 from neural_compressor.report.terminal import TuningProgress, print_result
 from neural_compressor.schemes import Plan
@@ -34,6 +35,10 @@ _RECIPE = "config"
 class ConfigAdaptor(PyTorchAdaptor):
     """PyTorch for plans that carry a whole configuration instead of a scheme for each op."""
 
+    def __init__(self, model: nn.Module, example_inputs: Any, workspace: str) -> None:
+        super().__init__({"example_inputs": example_inputs, "workspace": workspace})
+        self._source, self.example = model, example_inputs
+
     def quantize(
         self,
         tune_cfg: Mapping[str, Any],
@@ -42,10 +47,10 @@ class ConfigAdaptor(PyTorchAdaptor):
         q_func: Callable[[nn.Module], Any] | None = None,
     ) -> nn.Module:
         config = Composition.from_dict(tune_cfg["recipe_cfgs"][_RECIPE])
-        return quantize(copy.deepcopy(model), config, run_fn=q_func)
+        return quantize(copy.deepcopy(model), config, run_fn=q_func, quiet=True)
 
     def summary(self, model: nn.Module) -> list[Any]:
-        return op_records(model, self.info.get("model"), self.info.get("example_inputs"), {})
+        return self._timed(op_records(model, self._source, self.example, {}), model)
 
 
 def autotune(
@@ -57,13 +62,13 @@ def autotune(
     run_args: Any = None,
     example_inputs: Any = None,
     *,
-    quiet: bool = True,
+    quiet: bool = False,
 ) -> nn.Module:
     """The best model among the configurations of ``tune_config``, by the metric that ``eval_fn(model, *eval_args)`` returns.
 
     ``run_fn(model, *run_args)`` feeds calibration data to algorithms that need it. The float model is left untouched. A
     journal in ``tune_config.workspace`` lets a killed run go on; the returned model has the evidence as its attribute
-    ``tuning``, also where the promise was not kept.
+    ``tuning``, also where the promise was not kept. ``quiet`` leaves out what the terminal shows of it.
     """
     configs = tune_config.candidates()
     for config in configs:
@@ -77,9 +82,10 @@ def autotune(
         ),
     )
     workspace = tune_config.workspace or Path("nc_workspace")
-    adaptor = ConfigAdaptor({"example_inputs": example_inputs, "model": model, "workspace": str(workspace)})
+    adaptor = ConfigAdaptor(model, example_inputs, str(workspace))
 
     def conclude(result: TuningResult) -> None:
+        add_evidence(result, adaptor, tune_config)
         result.report = keep_report(result, workspace)
 
     with TuningProgress(min(tune_config.max_trials, len(listed)), quiet=quiet) as progress:

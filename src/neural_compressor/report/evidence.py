@@ -1,0 +1,60 @@
+"""What a report tells of a finished run beside its measurements: how it was made, and how to load the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from neural_compressor.adaptor.contract import Adaptor
+from neural_compressor.config.base import ConfigModel, plain
+from neural_compressor.config.composition import Composition
+from neural_compressor.report.environment import environment
+from neural_compressor.tuning.result import TuningResult
+
+_SAVED = "quantized"
+
+
+def add_evidence(result: TuningResult, adaptor: Adaptor, conf: ConfigModel) -> None:
+    """Add to the metadata of ``result``.
+
+    ``environment`` (date, machine, versions), ``configuration`` (what was set, not the defaults), ``batch_size`` of the
+    example that latencies and shares of time are of, and ``loading``: lines of Python that load the model.
+    """
+    path = result.metadata.get("best_model")
+    saving = "" if path else f'# q_model: what was returned\nq_model.save("{_SAVED}")\n'
+    result.metadata |= {
+        "environment": environment(),
+        "configuration": as_given(conf),
+        "batch_size": _batch_size(adaptor.example),
+        "loading": saving + adaptor.load_snippet(path or _SAVED),
+    }
+
+
+def as_given(value: Any) -> Any:
+    """A configuration as plain data: the fields that somebody set; what has no plain form by the name of its type.
+
+    >>> from neural_compressor.config import PostTrainingQuantConfig
+    >>> as_given(PostTrainingQuantConfig(approach="dynamic", example_inputs=object()))
+    {'approach': 'dynamic', 'example_inputs': 'object'}
+    """
+    if isinstance(value, Composition):
+        return str(value)
+    if isinstance(value, ConfigModel):
+        fields = type(value).model_fields
+        return {name: as_given(getattr(value, name)) for name in fields if name in value.model_fields_set}
+    if isinstance(value, Mapping):
+        return {str(key): as_given(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_given(item) for item in value]
+    value = plain(value)
+    return value if value is None or isinstance(value, str | int | float | dict) else type(value).__name__
+
+
+def _batch_size(example: Any) -> int | None:
+    """The first dimension of the first array of an example."""
+    if isinstance(example, Mapping):
+        example = list(example.values())
+    if isinstance(example, list | tuple):
+        return next((size for item in example if (size := _batch_size(item)) is not None), None)
+    shape = getattr(example, "shape", ())
+    return int(shape[0]) if shape else None

@@ -1,0 +1,88 @@
+"""The examples of the guides run as printed, and what they link to is there. (``docs/onnx.md`` has a test of its own.)"""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from neural_compressor import quantization
+from neural_compressor.config import PostTrainingQuantConfig
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks(name, language="python"):
+    text = (ROOT / "docs" / name).read_text(encoding="utf-8")
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+
+
+class Language(nn.Module):
+    """Layers with the names that the guide speaks of."""
+
+    def __init__(self):
+        super().__init__()
+        self.model = nn.Module()
+        self.model.layers = nn.ModuleList(nn.Module() for _ in range(2))
+        for layer in self.model.layers:
+            layer.mlp = nn.ModuleDict({"up_proj": nn.Linear(128, 128), "down_proj": nn.Linear(128, 128)})
+        self.lm_head = nn.Linear(128, 10)
+
+    def forward(self, x):
+        for layer in self.model.layers:
+            x = x + layer.mlp["down_proj"](layer.mlp["up_proj"](x).relu())
+        return self.lm_head(x)
+
+
+def test_weight_only(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    calibration = [torch.randn(4, 128) for _ in range(2)]
+    names = {"calibration": calibration, "eval_fn": lambda model: float(model(calibration[0]).isfinite().all())}
+    examples = blocks("weight_only.md")
+    assert len(examples) == 3
+    for number, code in enumerate(examples):
+        names["model"] = Language().eval()
+        exec(compile(code, f"docs/weight_only.md, example {number}", "exec"), names)
+    assert "promise met" in names["q_model"].tuning.verdict
+    names["config"].expand()
+
+
+def test_pytorch_int8(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3)).eval()
+    loader = [torch.randn(2, 4, 8, 8)]
+    (code,) = blocks("pytorch_int8.md")
+    names = {"model": model, "loader": loader}
+    exec(compile(code, "docs/pytorch_int8.md", "exec"), names)
+    assert torch.isfinite(names["q_model"](loader[0])).all()
+
+    (yaml,) = blocks("pytorch_int8.md", "yaml")
+    Path("everywhere.yaml").write_text(yaml)
+    conf = PostTrainingQuantConfig(framework_yaml="everywhere.yaml")
+    safe = quantization.fit(model, conf, calib_dataloader=loader, quiet=True)
+    schemes = [scheme.weight for scheme in safe.model.quantization.plan.values() if scheme.weight is not None]
+    assert schemes
+    assert all(scheme.pair_safe for scheme in schemes)
+
+
+def anchor(heading):
+    """As GitHub makes it."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if link.startswith("http"):
+            continue
+        path, _, part = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        if part:
+            headings = re.findall(r"^#+ (.+)$", target.read_text(encoding="utf-8"), re.MULTILINE)
+            assert part in map(anchor, headings), link

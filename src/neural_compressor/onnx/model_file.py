@@ -59,8 +59,13 @@ def _parsed(read: Callable[[], ir.Model], name: str) -> ir.Model:
     """What ``read`` gives, or an error that names the model."""
     try:
         model = read()
-    except (DecodeError, OSError, ValueError, KeyError, TypeError, IndexError, RuntimeError) as error:
+    except (DecodeError, ValueError, KeyError, TypeError, IndexError) as error:
         raise FormatError(f"{name} is not an ONNX model, or is truncated: {error}") from error
+    except (OSError, RuntimeError) as error:  # the latter is what onnx_ir raises, one around the other
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        raise FormatError(f"{name} cannot be read: {cause}") from error
     if not model.graph.outputs:
         raise FormatError(f"{name} is not an ONNX model: its graph has no outputs")
     return model

@@ -13,6 +13,7 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from neural_compressor.config import PostTrainingQuantConfig
 from neural_compressor.errors import (
     CalibrationError,
     ConfigError,
@@ -21,6 +22,7 @@ from neural_compressor.errors import (
     QuantizationError,
     WorkspaceError,
 )
+from neural_compressor.onnx.adaptor.onnxrt import ONNXRTAdaptor
 from neural_compressor.onnx.data_reader import CalibrationDataReader
 from neural_compressor.onnx.quantization import (
     DynamicQuantConfig,
@@ -33,6 +35,7 @@ from neural_compressor.onnx.quantization import (
     convert_precision,
     quantize,
 )
+from neural_compressor.strategy.build import build_space
 
 WIDTH = 48
 RANDOM = np.random.default_rng(0)
@@ -596,6 +599,20 @@ def test_a_name_that_is_no_regular_expression(name: str, kept: Callable[[str], A
     assert {node.name: node.op_type for node in new.graph.node}[name] == "MatMul"
     with pytest.raises(ConfigError, match="matches no"):
         quantize(model(), None, kept(name))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_rule_for_a_name_that_is_no_regular_expression(name: str) -> None:
+    named = model()
+    named.graph.node[0].name = name
+    rules = PostTrainingQuantConfig(op_name_dict={name: {"weight": {"dtype": "fp32"}, "activation": {"dtype": "fp32"}}})
+    capability = ONNXRTAdaptor({"dataloader": SAMPLES}).query_fw_capability(named)
+    ops = build_space(capability, rules).ops
+    assert not ops[name, "MatMul"].quantized
+    assert ops["second", "MatMul"].quantized
+    capability = ONNXRTAdaptor({"dataloader": SAMPLES}).query_fw_capability(model())
+    with pytest.raises(ConfigError, match="matches no op name"):
+        build_space(capability, rules)
 
 
 # --- evaluations -----------------------------------------------------------------------------------------------------

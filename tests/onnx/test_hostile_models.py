@@ -13,6 +13,7 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from neural_compressor.config import PostTrainingQuantConfig
 from neural_compressor.errors import (
     CalibrationError,
     ConfigError,
@@ -21,6 +22,7 @@ from neural_compressor.errors import (
     QuantizationError,
     WorkspaceError,
 )
+from neural_compressor.onnx.adaptor.onnxrt import ONNXRTAdaptor
 from neural_compressor.onnx.data_reader import CalibrationDataReader
 from neural_compressor.onnx.quantization import (
     DynamicQuantConfig,
@@ -33,6 +35,7 @@ from neural_compressor.onnx.quantization import (
     convert_precision,
     quantize,
 )
+from neural_compressor.strategy.build import build_space
 
 WIDTH = 48
 RANDOM = np.random.default_rng(0)
@@ -192,6 +195,14 @@ def _branch(m: onnx.ModelProto) -> None:
     m.graph.node.append(helper.make_node("If", ["yes"], ["z"], then_branch=inner, else_branch=inner, name="if"))
 
 
+def _map(m: onnx.ModelProto) -> None:
+    """What classifiers of scikit-learn give when they are exported as they are."""
+    kind = helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, [1]))
+    m.opset_import.append(helper.make_opsetid("ai.onnx.ml", 3))
+    m.graph.node.append(helper.make_node("ZipMap", ["y"], ["z"], domain="ai.onnx.ml", classlabels_int64s=[0]))
+    m.graph.output.append(helper.make_value_info("z", helper.make_sequence_type_proto(kind)))
+
+
 INVALID: dict[str, tuple[Change, str]] = {
     "external offset -4": (_external(offset="-4"), r"'w' has the external offset '-4'"),
     "external offset abc": (_external(offset="abc"), r"'w' has the external offset 'abc'"),
@@ -241,6 +252,7 @@ INVALID: dict[str, tuple[Change, str]] = {
     "dims whose product overflows to 0": (_dims(2**32, 2**32), "needs 73786976294838206464"),
     "unknown data type": (lambda m: setattr(m.graph.initializer[0], "data_type", 99), "data type 99"),
     "no data type": (lambda m: setattr(m.graph.initializer[0], "data_type", 0), "data type 0"),
+    "an output that is a map": (_map, "cannot be read: Map types are not supported"),
     "no opset": (lambda m: m.ClearField("opset_import"), "imports no opset .*'first'"),
     "another opset only": (lambda m: setattr(m.opset_import[0], "domain", "own"), "imports no opset"),
     "opset 0": (_opset(0), "opset 0 .*the first is 1"),
@@ -587,6 +599,20 @@ def test_a_name_that_is_no_regular_expression(name: str, kept: Callable[[str], A
     assert {node.name: node.op_type for node in new.graph.node}[name] == "MatMul"
     with pytest.raises(ConfigError, match="matches no"):
         quantize(model(), None, kept(name))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_rule_for_a_name_that_is_no_regular_expression(name: str) -> None:
+    named = model()
+    named.graph.node[0].name = name
+    rules = PostTrainingQuantConfig(op_name_dict={name: {"weight": {"dtype": "fp32"}, "activation": {"dtype": "fp32"}}})
+    capability = ONNXRTAdaptor({"dataloader": SAMPLES}).query_fw_capability(named)
+    ops = build_space(capability, rules).ops
+    assert not ops[name, "MatMul"].quantized
+    assert ops["second", "MatMul"].quantized
+    capability = ONNXRTAdaptor({"dataloader": SAMPLES}).query_fw_capability(model())
+    with pytest.raises(ConfigError, match="matches no op name"):
+        build_space(capability, rules)
 
 
 # --- evaluations -----------------------------------------------------------------------------------------------------

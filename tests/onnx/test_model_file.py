@@ -271,6 +271,18 @@ def test_a_linked_model_has_its_weights_beside_what_it_leads_to(split_output: Pa
     np.testing.assert_array_equal(weight.numpy(), np.arange(256, dtype=np.float32).reshape(16, 16))
 
 
+def test_weights_beside_what_a_link_leads_to_are_told_of(split_output: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """ONNX Runtime does not find them from the link."""
+    for folder, told in ((split_output.parent, 0), (split_output.parent / "elsewhere", 1)):
+        folder.mkdir(exist_ok=True)
+        link = folder / "link.onnx"
+        link.symlink_to(split_output)
+        caplog.clear()
+        write_model(read_model(proto(16)), link)
+        assert caplog.text.count("ONNX Runtime opens") == told
+        assert list(split_output.parent.glob("model.*.data")) == [data_file(split_output)]
+
+
 def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.onnx")
     with pytest.raises(WorkspaceError, match="no regular file"):

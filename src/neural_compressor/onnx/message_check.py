@@ -17,6 +17,7 @@ _BY_NAME = "ai.onnx"
 """The domain of the standard operators, which is empty as a rule: parts of onnx know it so only."""
 _STANDARD = ("", _BY_NAME)
 _SHOWN = 4
+_DATA_TYPES = {kind.value for kind in ir.DataType} - {ir.DataType.UNDEFINED.value}
 
 
 def checked_message(model: onnx.ModelProto, name: str, without_data: Collection[str] = ()) -> onnx.ModelProto:
@@ -169,7 +170,7 @@ def _check_attribute(attribute: onnx.AttributeProto) -> None:
 
 def _check_tensor(tensor: onnx.TensorProto, without_data: bool = False) -> None:
     where = f"the weight {tensor.name!r}"
-    if tensor.data_type not in {kind.value for kind in ir.DataType} or not tensor.data_type:
+    if tensor.data_type not in _DATA_TYPES:
         raise _FaultError(f"{where} has the data type {tensor.data_type}, which there is not")
     if any(size < 0 for size in tensor.dims):
         raise _FaultError(f"{where} has the shape {list(tensor.dims)}; sizes are 0 or more")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
 import re
@@ -23,6 +24,8 @@ from neural_compressor.onnx.mapped_file import can_map, read_mapped
 from neural_compressor.onnx.message_check import checked_message
 from neural_compressor.onnx.one_file import write_one_file
 from neural_compressor.output_paths import output_file
+
+logger = logging.getLogger("neural_compressor")
 
 _GIVEN = "the model given"
 Early = Callable[[onnx.ModelProto], onnx.ModelProto]
@@ -60,8 +63,13 @@ def _parsed(read: Callable[[], ir.Model], name: str) -> ir.Model:
     """What ``read`` gives, or an error that names the model."""
     try:
         model = read()
-    except (DecodeError, OSError, ValueError, KeyError, TypeError, IndexError, RuntimeError) as error:
+    except (DecodeError, ValueError, KeyError, TypeError, IndexError) as error:
         raise FormatError(f"{name} is not an ONNX model, or is truncated: {error}") from error
+    except (OSError, RuntimeError) as error:  # the latter is what onnx_ir raises, one around the other
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        raise FormatError(f"{name} cannot be read: {cause}") from error
     if not model.graph.outputs:
         raise FormatError(f"{name} is not an ONNX model: its graph has no outputs")
     return model
@@ -73,7 +81,7 @@ def write_model(model: ir.Model, path: str | Path) -> Path:
     Weights of over a gibibyte go to a file beside it, whose name no other model has used: so the old model stays whole
     until the new one takes its place. Where ``path`` is a link, it stays one, and what it leads to is replaced.
     """
-    path = output_file(path)
+    given, path = Path(path), output_file(path)
     stale = _replaced_data(path)
     mark = secrets.token_hex(4)
     draft = path.with_name(f".{path.name}.{mark}")
@@ -95,6 +103,9 @@ def write_model(model: ir.Model, path: str | Path) -> Path:
             raise
     if stale is not None:
         stale.unlink(missing_ok=True)
+    if data is not None and given.parent.resolve() != path.parent.resolve():
+        # It looks for weights beside the link, and admits them beside what that leads to.
+        logger.warning("%s leads to another folder, and the weights are there: ONNX Runtime opens %s only", given, path)
     return path
 
 
@@ -176,7 +187,8 @@ def _replaced_data(path: Path) -> Path | None:
     own = next((entry.value for entry in old.metadata_props if entry.key == DATA_FILE), "")
     read = {entry.value for each in old.graph.initializer for entry in each.external_data if entry.key == "location"}
     file = path.with_name(own) if name.fullmatch(own) and own in read else None
-    others = (each for each in path.parent.glob("*.onnx") if each.name != path.name and each.is_file())
+    real = path.resolve()
+    others = (each for each in path.parent.glob("*.onnx") if each.is_file() and each.resolve() != real)
     return None if file is None or any(_mentions(each, own) for each in others) else file
 
 

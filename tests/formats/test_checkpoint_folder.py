@@ -102,7 +102,7 @@ def test_an_existing_folder_is_replaced_only_when_asked_and_only_by_a_whole_one(
         quantize_checkpoint(llama_folder, target, fail, framework="np", overwrite=True)
     assert (target / "mine.txt").read_text() == "precious"
     quantize_checkpoint(llama_folder, target, keep, framework="np", overwrite=True)
-    assert not (target / "mine.txt").exists()
+    assert (target / "mine.txt").read_text() == "precious"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["llama", "new"]
 
 
@@ -164,5 +164,21 @@ def test_a_link_to_a_folder_stays_a_link(tmp_path: Path) -> None:
     with new_folder(tmp_path / "link", overwrite=True) as folder:
         (folder / "new").write_text("new")
     assert (tmp_path / "link").is_symlink()
-    assert [file.name for file in (tmp_path / "target").iterdir()] == ["new"]
+    assert [file.name for file in (tmp_path / "target").iterdir() if file.name != "old"] == ["new"]
     assert sorted(file.name for file in tmp_path.iterdir()) == ["link", "target"]
+
+
+def test_what_a_user_put_beside_a_checkpoint_stays(tmp_path: Path, llama_folder: Path) -> None:
+    target = tmp_path / "out"
+    quantize_checkpoint(llama_folder, target, keep, framework="np", shard_bytes=20_000)
+    assert len(list(target.glob("*.safetensors"))) > 1
+    (target / "notes").mkdir()
+    (target / "notes" / "why.txt").write_text("mine")
+    (target / "adapter.safetensors").write_bytes(b"mine too")
+    (target / "link").symlink_to("notes/why.txt")
+    quantize_checkpoint(llama_folder, target, keep, framework="np", overwrite=True)
+    assert (target / "notes" / "why.txt").read_text() == "mine"
+    assert (target / "adapter.safetensors").read_bytes() == b"mine too"
+    assert (target / "link").is_symlink()
+    assert sorted(file.name for file in target.glob("*.safetensors")) == ["adapter.safetensors", "model.safetensors"]
+    assert not (target / "model.safetensors.index.json").exists()

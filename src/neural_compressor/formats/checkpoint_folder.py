@@ -14,12 +14,12 @@ from typing import Any
 from neural_compressor.disk_errors import write_errors
 from neural_compressor.errors import FormatError, WorkspaceError
 from neural_compressor.formats.json_files import read_json, write_json
-from neural_compressor.formats.safetensors_files import PICKLES, SafetensorsCheckpoint
+from neural_compressor.formats.safetensors_files import INDEX, PICKLES, WEIGHTS, SafetensorsCheckpoint, indexed_files
 from neural_compressor.formats.safetensors_writer import DEFAULT_SHARD_BYTES, shards_in
 from neural_compressor.output_paths import output_folder
 from neural_compressor.schemes.arrays import Array
 
-CONFIG = "config.json"
+CONFIG, QCONFIG = "config.json", "qconfig.json"
 Transform = Callable[[str, Array], Mapping[str, Array]]
 #: The settings of a quantization that the source had, and the new checkpoint does not.
 _OLD_SETTINGS = ("quantize_config.json", "quant_config.json")
@@ -53,7 +53,7 @@ def quantize_checkpoint(
     ``transform(name, tensor)`` gives the tensors that take the place of one: ``{name: tensor}`` keeps it, ``{}`` drops it.
     When all are written ``config`` turns the content of ``config.json`` into the new one, and ``files`` gives further JSON
     files that belong to it. Tokenizer and other small files are copied. ``dst_dir`` appears when it is complete; an existing
-    one that is not empty is replaced only with ``overwrite``.
+    one that is not empty is written to only with ``overwrite``: then the checkpoint there is replaced, and other files stay.
     """
     src, dst = Path(src_dir), Path(dst_dir)
     read = written = 0
@@ -80,8 +80,9 @@ def new_folder(
 ) -> Iterator[Path]:
     """A folder to write to that becomes ``path`` when the block ends well, and is gone when it does not.
 
-    Where ``path`` is a link, it stays one, and the folder it leads to is replaced. ``keep`` is a folder that is read
-    meanwhile and must not be replaced. ``needed`` is about how many bytes will be written, for the error of a full disk.
+    Where ``path`` is a link, it stays one, and the folder it leads to is replaced. What is there with ``overwrite`` stays,
+    but for the files of a checkpoint. ``keep`` is a folder that is read meanwhile and must not be replaced. ``needed`` is
+    about how many bytes will be written, for the error of a full disk.
     """
     path = output_folder(path)
     if keep is not None and path.resolve() in (keep.resolve(), *keep.resolve().parents):
@@ -95,6 +96,8 @@ def new_folder(
         try:
             yield part
             os.chmod(part, 0o755)
+            if taken:
+                _take_over(path, part)
             _put_in_place(part, path)
         finally:
             shutil.rmtree(part, ignore_errors=True)
@@ -109,6 +112,35 @@ def copy_small_files(src: Path, dst: Path) -> tuple[str, ...]:
             shutil.copyfile(file, dst / file.name)
             copied.append(file.name)
     return tuple(copied)
+
+
+def checkpoint_files(folder: Path) -> set[str]:
+    """The names of the files in ``folder`` that are a checkpoint: settings, weights, and shards that its index names."""
+    try:
+        shards = {file.name for file in indexed_files(folder).values()}
+    except FormatError:  # of an index that is damaged nothing is known to be a shard
+        shards = set()
+    return {CONFIG, *_OLD_SETTINGS, QCONFIG, WEIGHTS, INDEX, *shards}
+
+
+def _take_over(old: Path, new: Path) -> None:
+    """Have what a user put beside the checkpoint in ``old`` in ``new`` as well: linked where that is possible, else copied."""
+
+    def link(source: str, target: str) -> None:
+        try:
+            os.link(source, target, follow_symlinks=False)
+        except OSError:
+            shutil.copy2(source, target, follow_symlinks=False)
+
+    replaced = checkpoint_files(old)
+    for entry in old.iterdir():
+        target = new / entry.name
+        if entry.name in replaced or target.exists():
+            continue
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.copytree(entry, target, symlinks=True, copy_function=link)
+        else:
+            link(str(entry), str(target))
 
 
 def _put_in_place(part: Path, path: Path) -> None:

@@ -32,7 +32,7 @@ class SafetensorsCheckpoint:
         self._open: tuple[Path, Any] | None = None
         #: The file of each tensor, in the order in which they are stored.
         self.files: dict[str, Path] = {}
-        wanted = _listed(self.folder)
+        wanted = indexed_files(self.folder)
         for file in sorted(set(wanted.values())) or [self.folder / WEIGHTS]:
             for name in self._handle(file).offset_keys():
                 if name in self.files:
@@ -121,7 +121,7 @@ def _errors_name(file: Path) -> Iterator[None]:
         ) from error
 
 
-def _listed(folder: Path) -> dict[str, Path]:
+def indexed_files(folder: Path) -> dict[str, Path]:
     """The file of each tensor by the index of ``folder``; nothing where the folder has a single file."""
     index = folder / INDEX
     if not index.exists():

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from neural_compressor.errors import ConfigError, FormatError
+from neural_compressor.errors import ConfigError, FormatError, WorkspaceError
 from neural_compressor.formats import FORMATS
 from neural_compressor.torch.nn import WeightOnlyLinear
 from neural_compressor.torch.quantization import (
@@ -173,6 +173,17 @@ def test_bad_input(llama, ids, tmp_path):
     (tmp_path / "p" / "pytorch_model.bin").write_bytes(b"\x80\x04")
     with pytest.raises(FormatError):
         load(tmp_path / "p", original_model=llama, format="huggingface")
+
+
+def test_the_weights_of_a_float_model_are_not_replaced(llama, ids, tmp_path):
+    llama.save_pretrained(tmp_path / "m")
+    before = (tmp_path / "m" / "model.safetensors").read_bytes()
+    model = quantize(llama, RTNConfig(group_size=16))
+    with pytest.raises(WorkspaceError, match="not quantized: choose another folder"):
+        save(model, tmp_path / "m", format="huggingface")
+    assert (tmp_path / "m" / "model.safetensors").read_bytes() == before
+    for _ in range(2):  # onto one of its own
+        save(model, tmp_path / "new", format="huggingface")
 
 
 def test_layouts_are_known_to_the_formats_room():

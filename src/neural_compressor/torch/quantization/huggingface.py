@@ -16,6 +16,7 @@ from torch import nn
 from neural_compressor.algorithms import LayerResult
 from neural_compressor.errors import ConfigError, FormatError, MissingDependencyError, WorkspaceError
 from neural_compressor.formats import FORMATS, QuantizedCheckpoint, ShardWriter, new_folder
+from neural_compressor.formats.json_files import read_json
 from neural_compressor.registry import close_matches
 from neural_compressor.schemes import OpScheme, Plan
 from neural_compressor.torch.checkpoint import load_model, save_model, unique_state
@@ -164,6 +165,7 @@ def write_checkpoint(model: nn.Module, folder: str | Path, layout: str = "compre
     ignore = [n for n, m in model.named_modules() if isinstance(m, nn.Linear)]
     block = format.config(specs, ignore, complete=True)
     settings = {**config.to_dict(), "architectures": [type(model).__name__], "quantization_config": block}
+    _require_no_float_model(Path(folder))
     with new_folder(folder, overwrite=True) as fresh:
         writer = ShardWriter(fresh)
         for name, tensor in tensors.items():
@@ -176,3 +178,12 @@ def write_checkpoint(model: nn.Module, folder: str | Path, layout: str = "compre
         (fresh / "config.json").write_text(json.dumps(settings, indent=2, default=str), encoding="utf-8")
         for file, content in format.files(block).items():
             (fresh / file).write_text(json.dumps(content, indent=2), encoding="utf-8")
+
+
+def _require_no_float_model(folder: Path) -> None:
+    """Refuse a folder with weights that are not quantized: they could not be had back."""
+    config = folder / "config.json"
+    if not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):
+        return
+    if not config.exists() or "quantization_config" not in read_json(config):
+        raise WorkspaceError(f"{folder} holds the weights of a model that is not quantized: choose another folder")

@@ -82,6 +82,7 @@ def fit(
     info = {
         "dataloader": calib_dataloader,
         "example_inputs": conf.example_inputs,
+        "calibration_sampling_size": max(conf.calibration_sampling_size),
         "framework_yaml": conf.framework_yaml,
         "workspace": str(workspace),
         "device": conf.device,

@@ -11,8 +11,8 @@ class OpRecord:
     """One op of a quantized model, as tables and reports show it.
 
     ``kernel`` names what runs the op; ``simulated`` says that it is float arithmetic on quantized values.
-    ``reason`` is filled where the op stays in float, and where it is simulated: why, and what would help. SQNR values are
-    in dB; None where nothing was quantized.
+    ``reason`` is filled where the op stays in float, and where it is simulated: why, and what would help; also where an
+    optimisation of it was given up. SQNR values are in dB; None where nothing was quantized.
     """
 
     name: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -96,7 +97,12 @@ def op_records(
     errors = _output_errors(model, done, floats, inputs) if floats and inputs is not None else {}
     reasons = {**skipped, **done.reasons}
     keys = list(dict.fromkeys([*done.plan, *skipped]))
-    return [_record(key, modules[key[0]], floats.get(key[0]), reasons, errors) for key in keys]
+    records = [_record(key, modules[key[0]], floats.get(key[0]), reasons, errors) for key in keys]
+    return [_with_reason(record, done.structure.unfolded.get(record.name, "")) for record in records]
+
+
+def _with_reason(record: OpRecord, more: str) -> OpRecord:
+    return replace(record, reason="; ".join(filter(None, (record.reason, more)))) if more else record
 
 
 def _record(

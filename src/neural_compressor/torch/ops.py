@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 from torch import nn
 
@@ -25,13 +25,16 @@ def op_classes() -> dict[str, type[nn.Module]]:
 
 
 def find_ops(
-    model: nn.Module, op_types: Collection[str], trace: Trace | None = None
+    model: nn.Module, op_types: Collection[str], traces: Sequence[Trace] = ()
 ) -> tuple[dict[OpKey, nn.Module], dict[OpKey, str]]:
-    """``(ops, skipped)``: ops in the order they run (or are defined, without a trace); skipped ones with the reason."""
+    """``(ops, skipped)``: ops in the order they run (or are defined, without traces); skipped ones with the reason."""
     classes = op_classes()
     ops: dict[OpKey, nn.Module] = {}
     skipped: dict[OpKey, str] = {}
-    called = trace.times_called() if trace else None
+    order: dict[str, int] = {}
+    for trace in traces:
+        for name in trace.by_module:
+            order.setdefault(name, len(order))
     for name, module in model.named_modules():
         kind = type(module).__name__
         key = (name, kind)
@@ -42,9 +45,9 @@ def find_ops(
                 skipped[key] = f"{kind} with projections (proj_size) has no quantized form"
             elif kind not in op_types:
                 skipped[key] = f"the framework YAML lists no quantized {kind}"
-            elif called is not None and not called[name]:
+            elif traces and name not in order:
                 skipped[key] = (
-                    "never called while the model ran on the first batch: its parent may use its weight directly"
+                    "never called while the model ran on the calibration data: its parent may use its weight directly"
                 )
             else:
                 ops[key] = module
@@ -52,10 +55,7 @@ def find_ops(
             skipped[key] = f"a subclass of {base.__name__} with behaviour of its own"
         elif any(p.dim() >= 2 for p in module.parameters(recurse=False)):
             skipped[key] = f"op type {kind} holds weights but is not in the framework YAML"
-    if trace is not None:
-        order = {
-            call.module: index for index, call in reversed(list(enumerate(trace.calls))) if call.module is not None
-        }
+    if traces:
         ops = dict(sorted(ops.items(), key=lambda item: order[item[0][0]]))
     return ops, skipped
 

@@ -30,7 +30,7 @@ from neural_compressor.torch.fold import Structure, fold
 from neural_compressor.torch.inspection import inspect_tensors, op_records
 from neural_compressor.torch.int8_race import slower_in_integers
 from neural_compressor.torch.nn import QuantModule
-from neural_compressor.torch.ops import find_blocks, find_ops
+from neural_compressor.torch.ops import find_blocks, find_functions, find_ops
 from neural_compressor.torch.qat import QatSession
 from neural_compressor.torch.survey import Survey
 from neural_compressor.torch.watch import Trace
@@ -61,6 +61,7 @@ class PyTorchAdaptor(Adaptor):
     def query_fw_capability(self, model: nn.Module) -> dict[str, Any]:
         self._optimise(model)
         ops, self._skipped = find_ops(self._float_model(model), self.query_handler.quantizable_types(), self._traces)
+        self._skipped |= find_functions(self._float_model(model), self._traces, [*ops, *self._skipped])
         by_type = {
             kind: [safe for config in op_configs(self.query_handler, kind) for safe in on_this_cpu(kind, config)]
             for kind in dict.fromkeys(kind for _, kind in ops)
@@ -250,6 +251,8 @@ class PyTorchAdaptor(Adaptor):
             ranges = self._calibrator.collect(plan, dataloader, q_func)
             kept = self._structure.kept_by(self.pre_optimized, self._calibrator.paths.values())
             if kept == self._structure:
+                seen = self._calibrator.paths.values()
+                self._skipped |= find_functions(self.pre_optimized, seen, [*plan, *self._skipped])
                 return ranges
             self._use(copy.deepcopy(model).eval(), kept)
 

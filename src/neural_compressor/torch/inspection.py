@@ -97,7 +97,7 @@ def op_records(
     errors = _output_errors(model, done, floats, inputs) if floats and inputs is not None else {}
     reasons = {**skipped, **done.reasons}
     keys = list(dict.fromkeys([*done.plan, *skipped]))
-    records = [_record(key, modules[key[0]], floats.get(key[0]), reasons, errors) for key in keys]
+    records = [_record(key, modules.get(key[0]), floats.get(key[0]), reasons, errors) for key in keys]
     return [_with_reason(record, done.structure.unfolded.get(record.name, "")) for record in records]
 
 
@@ -106,8 +106,14 @@ def _with_reason(record: OpRecord, more: str) -> OpRecord:
 
 
 def _record(
-    key: OpKey, module: nn.Module, original: nn.Module | None, reasons: Mapping[OpKey, str], errors: Mapping[str, float]
+    key: OpKey,
+    module: nn.Module | None,
+    original: nn.Module | None,
+    reasons: Mapping[OpKey, str],
+    errors: Mapping[str, float],
 ) -> OpRecord:
+    if module is None:  # a function that a forward calls
+        return OpRecord(*key, precision="fp32", reason=reasons[key])
     size = sum(t.numel() * t.element_size() for t in module.state_dict().values() if isinstance(t, torch.Tensor))
     if not isinstance(module, QuantModule):
         return OpRecord(*key, precision="fp32", reason=reasons.get(key, "kept in float"), size_bytes=size)

@@ -23,6 +23,9 @@ from neural_compressor.torch.batches import feed, tensors_in
 # Reading a tensor's metadata does not use its values; properties such as ``.mT`` that give a tensor do.
 _METADATA = ("size", "dim", "numel", "is_floating_point", "stride", "__len__", "__hash__", "is_contiguous")
 
+_LIBRARY = ("torch.nn.", "neural_compressor.")
+"""Where leaf modules come from whose inside is known."""
+
 
 @dataclass(frozen=True)
 class Call:
@@ -41,9 +44,13 @@ class Call:
 
 @dataclass
 class Trace:
-    """What was seen of one run of a model."""
+    """What was seen of one run of a model.
+
+    ``within`` are functions that a leaf module of the user's own called; that is one call among ``calls``.
+    """
 
     calls: list[Call] = field(default_factory=list)
+    within: list[Call] = field(default_factory=list)
     inputs: frozenset[int] = frozenset()
     outputs: frozenset[int] = frozenset()
 
@@ -96,6 +103,7 @@ class _Recorder(TorchFunctionMode):
         self.trace = trace
         self.inside_leaf = 0
         self.scopes = [""]
+        self.own_leaf: str | None = None
         self._numbers: Any = WeakIdKeyDictionary()
         self._next = 0
 
@@ -118,6 +126,8 @@ class _Recorder(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         called = getattr(func, "__name__", "")
         if self.inside_leaf or called in _METADATA:
+            if self.own_leaf is not None and called not in _METADATA:
+                self.trace.within.append(Call(resolve_name(func) or called, None, (), (), inside=self.own_leaf))
             return func(*args, **(kwargs or {}))
         reads = tuple(self.number(t) for t in tensors_in((args, kwargs or {})))
         result = func(*args, **(kwargs or {}))
@@ -147,12 +157,15 @@ def watch(
         def hook(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
             reads[name].append(tuple(recorder.number(t) for t in tensors_in((args, kwargs))))
             recorder.inside_leaf += 1
+            if not type(module).__module__.startswith(_LIBRARY):
+                recorder.own_leaf = name
 
         return hook
 
     def leave(name: str, kind: str) -> Any:
         def hook(module: torch.nn.Module, args: Any, kwargs: Any, result: Any) -> None:
             recorder.inside_leaf -= 1
+            recorder.own_leaf = None
             recorder.record(kind, name, reads[name].pop(), result)
 
         return hook

@@ -11,13 +11,13 @@ from neural_compressor.torch import functional
 from neural_compressor.torch.adaptor import PyTorchAdaptor
 
 PRODUCTS = {
-    "matmul": lambda x, w: torch.matmul(x, w),
+    "matmul": torch.matmul,
     "operator": lambda x, w: x @ w,
     "method": lambda x, w: x.matmul(w),
     "bmm": lambda x, w: torch.bmm(x, x),
     "baddbmm": lambda x, w: torch.baddbmm(x, x, x),
     "einsum": lambda x, w: torch.einsum("bij,jk->bik", x, w),
-    "linear": lambda x, w: F.linear(x, w),
+    "linear": F.linear,
     "conv1d": lambda x, w: F.conv1d(x, w[..., None]),
     "scaled_dot_product_attention": lambda x, w: F.scaled_dot_product_attention(x, x, x),
 }

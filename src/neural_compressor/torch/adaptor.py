@@ -30,6 +30,7 @@ from neural_compressor.torch.fold import Structure, fold
 from neural_compressor.torch.inspection import inspect_tensors, op_records
 from neural_compressor.torch.int8_race import slower_in_integers
 from neural_compressor.torch.nn import QuantModule
+from neural_compressor.torch.onnx_export import to_onnx
 from neural_compressor.torch.ops import find_blocks, find_functions, find_ops
 from neural_compressor.torch.qat import QatSession
 from neural_compressor.torch.survey import Survey
@@ -204,15 +205,21 @@ class PyTorchAdaptor(Adaptor):
         return model, first.input_qparams
 
     def convert(self, model: nn.Module, source: str = "eager", destination: str = "exported") -> Any:
-        """Convert an eager model to an exported program."""
-        if (source, destination) != ("eager", "exported"):
-            raise ConfigError(f"cannot convert {source!r} to {destination!r}; known: eager to exported")
+        """Convert an eager model to an exported program, or to an ONNX model (``destination="onnx"``).
+
+        Quantized ops are in it as float ops between rounding to codes and back, with their weights as codes.
+        """
+        if source != "eager" or destination not in ("exported", "onnx"):
+            raise ConfigError(f"cannot convert {source!r} to {destination!r}; known: eager to exported, eager to onnx")
         if self.example is None:
             raise ConfigError("exporting needs example_inputs or a dataloader")
-        example = self.example if isinstance(self.example, (tuple, list)) else (self.example,)
         if isinstance(self.example, Mapping):
-            return torch.export.export(model, (), dict(self.example))
-        return torch.export.export(model, tuple(example))
+            args, kwargs = (), dict(self.example)
+        else:
+            args, kwargs = tuple(self.example) if isinstance(self.example, (tuple, list)) else (self.example,), {}
+        if destination == "onnx":
+            return to_onnx(model, args, kwargs)
+        return torch.export.export(model, args, kwargs)
 
     # -- preparation ------------------------------------------------------------------------------------------------
 

@@ -117,6 +117,8 @@ def test_a_setting_without_effect_is_refused(fit, setting, value):
 def test_data_that_would_not_be_read_is_refused(fit, task, evaluate):
     with pytest.raises(ConfigError, match="calib_dataloader would not be read"):
         fit(PostTrainingQuantConfig(), calib_func=lambda model: None)
+    with pytest.raises(ConfigError, match="calib_func would not be called"):
+        fit(PostTrainingQuantConfig(approach="dynamic"), data=None, calib_func=lambda model: None)
     with pytest.raises(ConfigError, match="eval_dataloader and eval_metric would not be read"):
         fit(PostTrainingQuantConfig(), eval_func=evaluate, eval_dataloader=task[1], eval_metric="accuracy")
 

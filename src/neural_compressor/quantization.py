@@ -158,6 +158,8 @@ def _check_arguments(
             "calib_func calibrates, and calib_dataloader would not be read: give one of them (conf.example_inputs is for a "
             "batch that shows how the model is called)"
         )
+    if calib_func is not None and conf.approach == "dynamic":
+        raise ConfigError("approach 'dynamic' does not calibrate, and calib_func would not be called: leave it out")
     if eval_func is not None and (eval_dataloader is not None or eval_metric is not None):
         raise ConfigError("eval_func evaluates, and eval_dataloader and eval_metric would not be read: leave them out")
     if eval_func is None and eval_dataloader is None:

@@ -144,6 +144,38 @@ def test_onnx_runtime_makes_integer_kernels_of_a_static_model(tmp_path):
             near(found, new(rows), model(rows))
 
 
+def test_the_exporter_of_torch_takes_the_model_as_it_is():
+    onnx = pytest.importorskip("onnx")
+    torch.manual_seed(0)
+    model, x, file = nn.Sequential(nn.Linear(8, 4)).eval(), torch.rand(2, 8), io.BytesIO()
+    _, new = made(model, [x], "static")
+    torch.onnx.export(new, (x,), file, dynamo=False)
+    nodes = [node.op_type for node in onnx.load_model_from_string(file.getvalue()).graph.node]
+    kinds = [kind for kind in nodes if kind != "Constant"]
+    assert kinds == ["QuantizeLinear", *["DequantizeLinear"] * 3, "Gemm"]
+
+
+def test_inputs_by_keyword_keep_their_names(tmp_path):
+    pytest.importorskip("onnx")
+
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.first, self.second = nn.Linear(8, 4), nn.Linear(6, 4)
+
+        def forward(self, a, b):
+            return self.first(a), self.second(b)
+
+    model, batch = Two().eval(), {"b": torch.rand(3, 6), "a": torch.rand(3, 8)}
+    adaptor, new = made(model, [batch], "static")
+    session = session_of(adaptor.convert(new, "eager", "onnx"), tmp_path)
+    found = session.run(None, {name: tensor.numpy() for name, tensor in batch.items()})
+    with torch.no_grad():
+        for mine, theirs, original in zip(new(**batch), found, model(**batch), strict=True):
+            near(torch.from_numpy(theirs), mine, original)
+
+
 @pytest.mark.parametrize("name", ["dynamic", "simulated", "tokens"])
 def test_other_models_become_onnx_models_that_compute_the_same(name, tmp_path):
     pytest.importorskip("onnx")

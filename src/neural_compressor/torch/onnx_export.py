@@ -24,19 +24,16 @@ def to_onnx(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
         import onnx
     except ImportError as error:
         raise MissingDependencyError("converting to ONNX needs the package onnx: pip install onnx") from error
-    names = list(inspect.signature(model.forward).parameters)[: len(args)]
-    names = [*names, *(name for name in kwargs if kwargs[name] is not None)]
+    parameters = list(inspect.signature(model.forward).parameters)
+    names = [*parameters[: len(args)], *(name for name in parameters if name in kwargs)]
     if not all(isinstance(value, torch.Tensor) for value in (*args, *kwargs.values())):
         raise ConfigError(
             "the inputs of a model that is converted to ONNX are tensors; wrap it in a module that takes some"
         )
     with torch.no_grad():
         found = feed(model, kwargs) if kwargs else feed(model, tuple(args))
-    outputs = (
-        [f"output_{index}" for index, _ in enumerate(tensors_in(found))]
-        if not isinstance(found, torch.Tensor)
-        else ["output"]
-    )
+    count = sum(1 for _ in tensors_in(found))
+    outputs = ["output"] if count == 1 else [f"output_{index}" for index in range(count)]
     file = io.BytesIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the exporter's end, and of shapes that are constants by design
@@ -61,8 +58,12 @@ def _share_codes(graph: Any) -> None:
     Each op rounds its input, so that a value with two readers is rounded twice. A runtime takes the op that makes the value
     for an integer kernel only if nothing reads it in float; additions do, and read the codes as those of PyTorch do.
     """
-    constants = {tensor.name: tensor.raw_data for tensor in graph.initializer}
-    constants |= {node.output[0]: node.attribute[0].t.raw_data for node in graph.node if node.op_type == "Constant"}
+    from onnx.numpy_helper import to_array
+
+    constants = {tensor.name: to_array(tensor).tobytes() for tensor in graph.initializer}
+    for node in graph.node:
+        if node.op_type == "Constant" and node.attribute[0].name == "value":
+            constants[node.output[0]] = to_array(node.attribute[0].t).tobytes()
     made_by = {name: node for node in graph.node for name in node.output}
     readers: dict[str, list[Any]] = {}
     for node in graph.node:
@@ -78,6 +79,8 @@ def _share_codes(graph: Any) -> None:
         if not rounding or len({grid(node) for node in rounding}) != 1 or value in outputs or value in constants:
             continue
         backs = [back for node in rounding for back in readers.get(node.output[0], [])]
+        if not backs or any(back.op_type != "DequantizeLinear" for back in backs):
+            continue
         first = backs[0].output[0]
         for back in backs[1:]:
             for reader in readers.get(back.output[0], []):

@@ -91,6 +91,18 @@ def test_the_adaptor_exports_what_computes_the_same_and_keeps_codes(case):
     assert any("dequantize_per_channel" in str(node.target) for node in program.graph.nodes)
 
 
+def test_a_model_is_compiled_where_gradients_are_on():
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)).eval(), torch.rand(2, 8)
+    _, new = made(
+        model, [x], "static", op_name_dict={"0": {"weight": {"dtype": "fp32"}, "activation": {"dtype": "fp32"}}}
+    )
+    assert type(new[0]) is nn.Linear
+    torch.compiler.reset()
+    torch.testing.assert_close(torch.compile(new, fullgraph=True, backend="aot_eager")(x), new(x))
+    torch.compiler.reset()
+
+
 def test_an_exported_model_is_stored():
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(8, 4)).eval(), torch.rand(2, 8)

@@ -12,7 +12,7 @@ from neural_compressor.torch import functional
 from neural_compressor.torch.nn.activation import Range, calibrated_qparams, has_fixed_range, within_codes
 from neural_compressor.torch.nn.base import QUANT_MODULES, QuantModule
 from neural_compressor.torch.nn.kernels import SIMULATED
-from neural_compressor.torch.nn.layer_operator import is_traced
+from neural_compressor.torch.nn.layer_operator import is_compiled
 from neural_compressor.torch.nn.portable import as_type, is_leaving
 from neural_compressor.torch.nn.quint8 import to_quint8
 
@@ -46,7 +46,7 @@ class QuantArithmetic(QuantModule):
         return super()._choose_kernel() if self.qparams("output") is not None else SIMULATED
 
     def forward(self, a: Operand, b: Operand) -> Tensor:
-        if isinstance(a, Tensor) and isinstance(b, Tensor) and is_traced(a):
+        if isinstance(a, Tensor) and isinstance(b, Tensor) and is_compiled():
             return self._as_operator(a, b)
         return self._simulated(a, b) if self.simulated or is_leaving() else self._integer(a, b)
 

@@ -243,8 +243,8 @@ class QuantModule(nn.Module):
     # -- one operator -----------------------------------------------------------------------------------------------
 
     def _as_operator(self, *inputs: Tensor) -> Tensor:
-        """The output of a layer that has one, as the result of one operator in a graph that is compiled."""
-        outputs: list[Tensor] = call_layer(list(inputs), self._number)
+        """The output of a layer that has one, as the result of one operator in a graph that is compiled; no gradients."""
+        outputs: list[Tensor] = call_layer([x.detach() if x.requires_grad else x for x in inputs], self._number)
         return outputs[0]
 
     def operator_outputs(self, inputs: Sequence[Tensor]) -> list[Tensor]:

@@ -15,7 +15,7 @@ from neural_compressor.torch.nn import onednn
 from neural_compressor.torch.nn.activation import U8, has_fixed_range, over_own_range, within_codes
 from neural_compressor.torch.nn.base import QUANT_MODULES
 from neural_compressor.torch.nn.kernels import kernel_pairs
-from neural_compressor.torch.nn.layer_operator import is_traced
+from neural_compressor.torch.nn.layer_operator import is_compiled
 from neural_compressor.torch.nn.portable import as_type, is_leaving
 from neural_compressor.torch.nn.quint8 import codes_of, to_quint8
 from neural_compressor.torch.nn.weighted import WeightedModule
@@ -39,7 +39,7 @@ class QuantConv(WeightedModule):
         self.geometry = onednn.ConvGeometry(module.stride, padding, module.dilation, module.groups)
 
     def forward(self, input: Tensor) -> Tensor:
-        if is_traced(input):
+        if is_compiled():
             return self._as_operator(input)
         batched = input.dim() == self.dims + 2
         y = self._convolved(input if batched else input.unsqueeze(0))

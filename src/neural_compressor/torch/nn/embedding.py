@@ -12,7 +12,7 @@ from neural_compressor.errors import QuantizationError
 from neural_compressor.schemes import OpScheme, PackedArray, PerTensor
 from neural_compressor.schemes.ranges import scale_granularity
 from neural_compressor.torch.nn.base import QUANT_MODULES
-from neural_compressor.torch.nn.layer_operator import is_traced
+from neural_compressor.torch.nn.layer_operator import is_compiled
 from neural_compressor.torch.nn.weighted import WeightedModule
 
 
@@ -42,7 +42,7 @@ class QuantEmbedding(WeightedModule):
         self.kernel = self._choose_kernel()  # looking rows up needs no kernel of a device
 
     def forward(self, input: Tensor) -> Tensor:
-        if is_traced(input):
+        if is_compiled():
             return self._as_operator(input)
         flat = input.reshape(-1)
         if not flat.numel():

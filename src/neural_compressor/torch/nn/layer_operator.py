@@ -37,11 +37,14 @@ def numbered(layer: Layer) -> int:
     return number
 
 
+def is_compiled() -> bool:
+    """Whether ``torch.compile`` is looking."""
+    return torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+
+
 def is_traced(x: Tensor) -> bool:
     """Whether ``torch.compile`` is looking at a call with ``x`` that needs no gradients, which the operator has not."""
-    if not torch.compiler.is_compiling() or torch.compiler.is_exporting():
-        return False
-    return not (x.requires_grad and torch.is_grad_enabled())
+    return is_compiled() and not (x.requires_grad and torch.is_grad_enabled())
 
 
 def _call_layer(inputs: Sequence[Tensor], number: int) -> list[Tensor]:

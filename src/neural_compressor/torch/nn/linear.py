@@ -14,7 +14,7 @@ from neural_compressor.schemes import OpScheme
 from neural_compressor.torch.nn import fbgemm
 from neural_compressor.torch.nn.activation import as_kernels_read, over_own_range, within_codes
 from neural_compressor.torch.nn.base import QUANT_MODULES
-from neural_compressor.torch.nn.layer_operator import is_traced
+from neural_compressor.torch.nn.layer_operator import is_compiled
 from neural_compressor.torch.nn.portable import as_type, is_leaving
 from neural_compressor.torch.nn.weighted import WeightedModule
 
@@ -30,7 +30,7 @@ class QuantLinear(WeightedModule):
         self.out_features, self.in_features = self.weight_shape
 
     def forward(self, input: Tensor) -> Tensor:
-        if is_traced(input):
+        if is_compiled():
             return self._as_operator(input)
         # TorchScript has no place for the packed weight.
         if self.simulated or is_leaving() or torch._C._get_tracing_state() is not None:

@@ -115,6 +115,33 @@ def test_calib_func(fit, task, evaluate):
     assert precisions(q_model)["conv"] == "int8"
 
 
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("domain", "nlp"),
+        ("backend", "ipex"),
+        ("inputs", ["x"]),
+        ("outputs", ["y"]),
+        ("device", "gpu"),
+        ("accuracy_criterion", AccuracyCriterion(tolerable_loss=0.05)),
+        ("tuning_criterion", TuningCriterion(max_trials=3)),
+        ("quant_level", 1),
+    ],
+)
+def test_a_setting_without_effect_is_refused(fit, setting, value):
+    with pytest.raises(ConfigError, match=setting):
+        fit(PostTrainingQuantConfig(**{setting: value}))
+
+
+def test_data_that_would_not_be_read_is_refused(fit, task, evaluate):
+    with pytest.raises(ConfigError, match="calib_dataloader would not be read"):
+        fit(PostTrainingQuantConfig(), calib_func=lambda model: None)
+    with pytest.raises(ConfigError, match="calib_func would not be called"):
+        fit(PostTrainingQuantConfig(approach="dynamic"), data=None, calib_func=lambda model: None)
+    with pytest.raises(ConfigError, match="eval_dataloader and eval_metric would not be read"):
+        fit(PostTrainingQuantConfig(), eval_func=evaluate, eval_dataloader=task[1], eval_metric="accuracy")
+
+
 def test_metric_and_dataloader(fit, task):
     q_model = fit(PostTrainingQuantConfig(), eval_dataloader=task[1], eval_metric="accuracy")
     assert 0.9 <= q_model.result.baseline.accuracy <= 1

@@ -84,6 +84,7 @@ def fit(
     info = {
         "dataloader": calib_dataloader,
         "example_inputs": conf.example_inputs,
+        "calibration_sampling_size": max(conf.calibration_sampling_size),
         "framework_yaml": conf.framework_yaml,
         "workspace": str(workspace),
         "device": conf.device,
@@ -96,7 +97,7 @@ def fit(
     writable_folder(workspace)
     title = title or (Path(model).stem if isinstance(model, str | Path) else type(model).__name__)
     adaptor = adaptor_for(model)(info)
-    _check_settings(adaptor, conf)
+    adaptor.check_settings(conf)
     model = adaptor.ready(model)
     capability = adaptor.query_fw_capability(model)
     space = build_space(capability, conf)
@@ -146,15 +147,6 @@ def load(path: str | Path, model: Any) -> Any:
     return adaptor().load(path, model)
 
 
-def _check_settings(adaptor: Adaptor, conf: PostTrainingQuantConfig) -> None:
-    """A setting that the adaptor does not read is refused, not ignored."""
-    fields = type(conf).model_fields
-    for name in ("device", "backend", "quant_format", "inputs", "outputs", "diagnosis"):
-        given, usual = getattr(conf, name), fields[name].get_default(call_default_factory=True)
-        if given != usual and name not in adaptor.settings:
-            raise ConfigError(f"{type(adaptor).__name__} does not apply {name}={given!r}; leave it at {usual!r}")
-
-
 def _explained(record: OpRecord, space: TuningSpace) -> OpRecord:
     """Say which rule keeps an op in float, where one does."""
     op = space.ops.get((record.name, record.op_type))
@@ -168,6 +160,21 @@ def _check_arguments(
         raise ConfigError(f"conf is a {type(conf).__name__}; quantization.fit takes a PostTrainingQuantConfig")
     if calib_dataloader is not None:
         require_repeatable(calib_dataloader, "calib_dataloader")
+    if calib_func is not None and calib_dataloader is not None:
+        raise ConfigError(
+            "calib_func calibrates, and calib_dataloader would not be read: give one of them (conf.example_inputs is for a "
+            "batch that shows how the model is called)"
+        )
+    if calib_func is not None and conf.approach == "dynamic":
+        raise ConfigError("approach 'dynamic' does not calibrate, and calib_func would not be called: leave it out")
+    if eval_func is not None and (eval_dataloader is not None or eval_metric is not None):
+        raise ConfigError("eval_func evaluates, and eval_dataloader and eval_metric would not be read: leave them out")
+    if eval_func is None and eval_dataloader is None:
+        for name, (given, usual) in conf.changed("accuracy_criterion", "tuning_criterion", "quant_level").items():
+            raise ConfigError(
+                f"{name}={given!r} has no effect without an evaluation: pass eval_func, or eval_dataloader and "
+                f"eval_metric, or leave it at {usual!r}"
+            )
     if (eval_dataloader is None) != (eval_metric is None) and eval_func is None:
         raise ConfigError("eval_dataloader and eval_metric go together: give both, or an eval_func")
     for name, func in (("eval_func", eval_func), ("calib_func", calib_func)):

@@ -10,6 +10,9 @@ from neural_compressor.config import QuantizationAwareTrainingConfig
 from neural_compressor.errors import ConfigError
 from neural_compressor.strategy.build import build_space
 
+_TUNING = ("quant_level", "accuracy_criterion", "tuning_criterion", "model_name")
+"""Fields that a search over trials would read; training is one run, and it is the user's."""
+
 
 class Callbacks:
     """What a training loop calls at its two ends."""
@@ -18,8 +21,11 @@ class Callbacks:
         self._manager = manager
 
     def on_train_begin(self, dataloader: Any = None) -> None:
-        """Make ``manager.model`` round as the quantized model will."""
-        self._manager.begin()
+        """Make ``manager.model`` round as the quantized model will.
+
+        A ``dataloader`` shows how the model is called, as ``example_inputs`` do, on more than one batch.
+        """
+        self._manager.begin(dataloader)
 
     def on_train_end(self) -> None:
         """Make ``manager.model`` the quantized model."""
@@ -33,17 +39,25 @@ class CompressionManager:
         self._float = model
         self._conf = conf
         self._adaptor = adaptor_for(model)({"example_inputs": example_inputs, "device": conf.device})
+        self._adaptor.check_settings(conf)
+        for name, (given, usual) in conf.changed(*_TUNING).items():
+            raise ConfigError(
+                f"prepare_compression does not apply {name}={given!r}: training is one run without trials; leave it at "
+                f"{usual!r}"
+            )
         self._session: Any = None
         self._done = False
         self.model = model
         self.callbacks = Callbacks(self)
 
-    def begin(self) -> None:
+    def begin(self, dataloader: Any = None) -> None:
         """Start rounding."""
         if self._session is not None:
             raise ConfigError(
                 "on_train_begin() was called twice; call prepare_compression() again for a second training"
             )
+        if dataloader is not None:
+            self._adaptor.info["dataloader"] = dataloader
         plan = build_space(self._adaptor.query_fw_capability(self._float), self._conf).default_plan()
         self._session = self._adaptor.prepare_training(plan.to_tune_cfg(), self._float)
         self.model = self._session.model

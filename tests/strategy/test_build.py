@@ -190,6 +190,17 @@ def test_ops_outside_of_the_products_stay_in_float_where_a_recipe_says_so() -> N
         build(recipes={"pre_post_process_quantization": [True, False]})
 
 
+def test_a_recipe_that_keeps_nothing_in_float_is_refused() -> None:
+    cap = capability()
+    convolutions = {key: configs for key, configs in cap["opwise"].items() if key[1] == "Conv2d"}
+    with pytest.raises(ConfigError, match="pre_post_process_quantization=False has no effect"):
+        build({**cap, "opwise": convolutions}, recipes={"pre_post_process_quantization": False})
+    others = {key: configs for key, configs in cap["opwise"].items() if key[1] == "Add"}
+    with pytest.raises(ConfigError, match="first_conv_or_matmul_quantization=False has no effect"):
+        build({**cap, "opwise": others}, recipes={"first_conv_or_matmul_quantization": False})
+    assert build({**cap, "opwise": convolutions}, recipes={"pre_post_process_quantization": True}).ops
+
+
 def test_a_recipe_about_another_approach_is_not_applied() -> None:
     cap = capability(recipes={"smooth_quant": ("static",), "layer_wise_quant": ("weight_only",)})
 

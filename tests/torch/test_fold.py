@@ -94,3 +94,47 @@ def test_layers_whose_output_is_added_are_known():
 
     model = Sums().eval()
     assert find_structure(model, watch(model, torch.rand(1, 2, 4, 4))).summed == ["a"]
+
+
+def test_only_pairs_of_every_run_are_folded_and_fused():
+    class Branch(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.norm, self.relu = nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2), nn.ReLU()
+            self.other, self.sure = nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2)
+
+        def forward(self, x, normalised):
+            y = self.conv(x)
+            return self.sure(self.other(self.relu(self.norm(y) if normalised else y)))
+
+    model, x = randomise(Branch()), torch.rand(1, 1, 4, 4)
+    both = [watch(model, (x, flag)) for flag in (True, False)]
+    assert find_structure(model, both[0]).folded == {"norm": "conv", "sure": "other"}
+    assert find_structure(model, both[0]).relus == {"conv": "relu"}
+    agreed = find_structure(model, *both)
+    assert agreed.folded == {"sure": "other"}
+    assert not agreed.relus
+    assert list(agreed.unfolded) == ["conv"]
+    assert "'norm'" in agreed.unfolded["conv"]
+    assert find_structure(model, both[0]).kept_by(model, both) == agreed
+
+
+def test_a_pair_that_does_not_run_at_all_in_one_batch_is_still_one():
+    class Optional(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.norm, self.relu = nn.Conv2d(1, 1, 1), nn.BatchNorm2d(1), nn.ReLU()
+
+        def forward(self, x, used):
+            return self.relu(self.norm(self.conv(x))) if used else x * 2
+
+    model, x = randomise(Optional()), torch.rand(1, 1, 4, 4)
+    found = find_structure(model, *(watch(model, (x, flag)) for flag in (False, True)))
+    assert (found.folded, found.relus) == ({"norm": "conv"}, {"conv": "relu"})
+
+
+def test_a_linear_of_another_rank_in_a_later_batch_keeps_its_norm():
+    model = randomise(nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6)))
+    traces = [watch(model, torch.rand(shape)) for shape in ((3, 4), (2, 6, 4))]
+    assert find_structure(model, traces[0]).folded == {"1": "0"}
+    assert find_structure(model, *traces).folded == {}

@@ -19,6 +19,9 @@ from neural_compressor.schemes import OpKey
 Model = Any
 """A model of the adaptor's framework; the core never looks inside."""
 
+FRAMEWORK_SETTINGS = ("device", "backend", "domain", "quant_format", "inputs", "outputs", "diagnosis")
+"""Fields of a configuration that only some frameworks know."""
+
 ADAPTORS: Registry[type[Adaptor]] = Registry("adaptor", entry_point_group="neural_compressor.adaptors")
 
 
@@ -114,6 +117,12 @@ class Adaptor(ABC):
 
     #: The spelling some existing adaptors call it by.
     get_optye_wise_ability = get_optype_wise_ability
+
+    def check_settings(self, conf: Any) -> None:
+        """Refuse fields of a configuration that only some frameworks know, were changed, and are not in :attr:`settings`."""
+        for name, (given, usual) in conf.changed(*FRAMEWORK_SETTINGS).items():
+            if name not in self.settings:
+                raise ConfigError(f"{type(self).__name__} does not apply {name}={given!r}; leave it at {usual!r}")
 
     def evaluate(
         self,

@@ -12,9 +12,10 @@ class OpRecord:
     """One op of a quantized model, as tables and reports show it.
 
     ``kernel`` names what runs the op; ``simulated`` says that it is float arithmetic on quantized values.
-    ``reason`` is filled where the op stays in float, and where it is simulated: why, and what would help. SQNR values are
-    in dB; None where nothing was quantized. ``time_share`` is the part of a run of the quantized model that the op takes,
-    ``float_time_share`` the same of the float model; None where nobody measured it.
+    ``reason`` is filled where the op stays in float, and where it is simulated: why, and what would help; also where an
+    optimisation of it was given up. SQNR values are in dB; None where nothing was quantized. ``time_share`` is the part of
+    a run of the quantized model that the op takes, ``float_time_share`` the same of the float model; None where nobody
+    measured it.
     """
 
     name: str

@@ -37,6 +37,16 @@ class ConfigModel(BaseModel):
         except ValidationError as error:
             raise ConfigError(_explain(type(self), error)) from None
 
+    def changed(self, *names: str) -> dict[str, tuple[Any, Any]]:
+        """``{name: (value, default)}`` of those fields among ``names`` that this class has and that were changed."""
+        fields = type(self).model_fields
+        pairs = {
+            name: (getattr(self, name), fields[name].get_default(call_default_factory=True))
+            for name in names
+            if name in fields
+        }
+        return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
     def to_dict(self) -> dict[str, Any]:
         """The settings as nested dicts and lists; values without a plain form (example inputs) stay as they are."""
         return {name: plain(getattr(self, name)) for name in type(self).model_fields}

@@ -124,7 +124,7 @@ def checkpoint_files(folder: Path) -> set[str]:
 
 
 def _take_over(old: Path, new: Path) -> None:
-    """Have what a user put beside the checkpoint in ``old`` in ``new`` as well: linked where that is possible, else copied."""
+    """Have what a user put beside the checkpoint in ``old`` in ``new`` too: linked where that is possible, else copied."""
 
     def link(source: str, target: str) -> None:
         try:

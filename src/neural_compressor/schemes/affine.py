@@ -58,6 +58,12 @@ def choose_qparams(low: Array, high: Array, scheme: TensorScheme) -> QParams:
     require_finite(low, high, "the range")
     if bool(xp.any(low > high)):
         raise QuantizationError("a range must have low <= high; were the two swapped?")
+    return qparams_over(low, high, scheme)
+
+
+def qparams_over(low: Array, high: Array, scheme: TensorScheme) -> QParams:
+    """:func:`choose_qparams` of float32 arrays that are known to be finite, or whose values nobody can look at yet."""
+    xp = array_namespace(low)
     if scheme.is_float:
         return QParams(None)
     kind = scheme.dtype

@@ -68,6 +68,11 @@ def fake_quantize(x: Array, scheme: TensorScheme, qparams: QParams | None = None
     [0.0, -1.5]
     """
     x, qparams = _checked(x, scheme, qparams)
+    return round_values(x, scheme, qparams)
+
+
+def round_values(x: Array, scheme: TensorScheme, qparams: QParams) -> Array:
+    """:func:`fake_quantize` of a float32 array that is known to be finite, or whose values nobody can look at yet."""
     shape = tuple(x.shape)
     if is_plain_float32(scheme):
         return x

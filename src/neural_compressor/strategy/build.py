@@ -128,13 +128,23 @@ def _kept_by_recipe(ops: Mapping[OpKey, OpSpace], recipes: Mapping[str, Any]) ->
     for name in (*_EDGES, _OUTSIDE):
         if not isinstance(recipes.get(name, True), bool):
             raise ConfigError(f"recipe {name} is True or False, not {recipes[name]!r}")
+    asked = [name for name in (*_EDGES, _OUTSIDE) if recipes.get(name) is False]
     keys = list(ops)
     products = [key for key in keys if re.search("conv|linear|matmul|gemm|dense", key[1], re.IGNORECASE)]
     if not products:
+        if asked:
+            raise ConfigError(
+                f"recipe {asked[0]}=False has no effect: no op is a convolution or matrix product; leave it out"
+            )
         return {}
     kept = {products[position]: name for name, position in _EDGES.items() if recipes.get(name) is False}
     if recipes.get(_OUTSIDE) is False:
         outside = [*keys[: keys.index(products[0])], *keys[keys.index(products[-1]) + 1 :]]
+        if not outside:
+            raise ConfigError(
+                f"recipe {_OUTSIDE}=False has no effect: no op that can be quantized is before the first convolution or "
+                "matrix product, or behind the last; leave it out"
+            )
         kept |= dict.fromkeys(outside, _OUTSIDE)
     return {key: replace(ops[key], quantized=(), reason=f"recipe {name}=False") for key, name in kept.items()}
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import hashlib
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +17,24 @@ from torch import nn
 from neural_compressor.adaptor.capability import get_optype_wise_ability, op_configs
 from neural_compressor.adaptor.contract import Adaptor
 from neural_compressor.adaptor.records import OpRecord, with_time_shares
-from neural_compressor.errors import CalibrationError, ConfigError, QuantizationError
+from neural_compressor.errors import ConfigError, QuantizationError
 from neural_compressor.registry import close_matches
 from neural_compressor.schemes import OpKey, OpScheme, Plan, float_op
-from neural_compressor.torch.batches import batch_size, describe, feed, split_batch
+from neural_compressor.torch.batches import batch_size, feed, fitting, run_batches
 from neural_compressor.torch.calibration import Calibrator
 from neural_compressor.torch.capability import PyTorchQuery, on_this_cpu
 from neural_compressor.torch.checkpoint import load_model, save_model, unique_state
 from neural_compressor.torch.checks import check_finite
 from neural_compressor.torch.conversion import build
-from neural_compressor.torch.fold import Structure, find_structure, fold
+from neural_compressor.torch.fold import Structure, fold
 from neural_compressor.torch.inspection import evaluating, inspect_tensors, model_sqnr, op_records, time_shares
 from neural_compressor.torch.int8_race import slower_in_integers
 from neural_compressor.torch.nn import QuantModule
-from neural_compressor.torch.ops import find_blocks, find_ops
+from neural_compressor.torch.onnx_export import to_onnx
+from neural_compressor.torch.ops import find_blocks, find_functions, find_ops
 from neural_compressor.torch.qat import QatSession
-from neural_compressor.torch.watch import Trace, watch
+from neural_compressor.torch.survey import Survey
+from neural_compressor.torch.watch import Trace
 from neural_compressor.tuning.identity import identity
 
 
@@ -50,7 +53,7 @@ class PyTorchAdaptor(Adaptor):
         self._source: nn.Module | None = None
         self._expected: Any = None
         self._structure = Structure()
-        self._trace: Trace | None = None
+        self._traces: list[Trace] = []
         self._skipped: dict[OpKey, str] = {}
         self._calibrator: Calibrator | None = None
 
@@ -60,7 +63,8 @@ class PyTorchAdaptor(Adaptor):
 
     def query_fw_capability(self, model: nn.Module) -> dict[str, Any]:
         self._optimise(model)
-        ops, self._skipped = find_ops(self._float_model(model), self.query_handler.quantizable_types(), self._trace)
+        ops, self._skipped = find_ops(self._float_model(model), self.query_handler.quantizable_types(), self._traces)
+        self._skipped |= find_functions(self._float_model(model), self._traces, [*ops, *self._skipped])
         by_type = {
             kind: [safe for config in op_configs(self.query_handler, kind) for safe in on_this_cpu(kind, config)]
             for kind in dict.fromkeys(kind for _, kind in ops)
@@ -71,7 +75,9 @@ class PyTorchAdaptor(Adaptor):
             "optypewise": get_optype_wise_ability(details),
             "blocks": find_blocks(model, list(ops)),
             "skipped": dict(self._skipped),
-            "in_float_unless_named": slower_in_integers(self._float_model(model), ops, self.example, self._trace),
+            "in_float_unless_named": slower_in_integers(
+                self._float_model(model), ops, self.example, self._traces[0] if self._traces else None
+            ),
         }
 
     def quantize(
@@ -83,16 +89,13 @@ class PyTorchAdaptor(Adaptor):
     ) -> nn.Module:
         if self._source is not model:
             self._optimise(model, dataloader)
-        optimized = self._float_model(model)
         plan = Plan.from_tune_cfg(tune_cfg)
-        _check_names(plan, optimized)
+        _check_names(plan, self._float_model(model))
         self.tuning_cfg_to_fw(tune_cfg)
-        if self._calibrator is None:
-            raise QuantizationError("the model was not prepared")
-        ranges = self._calibrator.collect(
-            plan, dataloader if dataloader is not None else self.info.get("dataloader"), q_func
+        ranges = self._calibrated(
+            plan, dataloader if dataloader is not None else self.info.get("dataloader"), q_func, model
         )
-        return build(optimized, plan, ranges, self._structure, self._skipped, example=self.example)
+        return build(self._float_model(model), plan, ranges, self._structure, self._skipped, example=self.example)
 
     def predict(self, model: nn.Module, inputs: Any) -> Any:
         with torch.no_grad():
@@ -211,8 +214,8 @@ class PyTorchAdaptor(Adaptor):
     def quantize_input(self, model: nn.Module) -> tuple[nn.Module, tuple[float, int]]:
         """The model itself takes quint8 input where its first op runs in int8; returns it and that scale and zero-point."""
         first = next((m for m in model.modules() if isinstance(m, QuantModule)), None)
-        if self._trace is not None:
-            names = {call.module for call in self._trace.calls if self._trace.inputs & set(call.reads)}
+        if self._traces:
+            names = {call.module for trace in self._traces for call in trace.calls if trace.inputs & set(call.reads)}
             readers = [model.get_submodule(name) if name is not None else None for name in names]
             first = readers[0] if len(readers) == 1 and isinstance(readers[0], QuantModule) else None
         if first is None or first.input_qparams is None:
@@ -222,15 +225,21 @@ class PyTorchAdaptor(Adaptor):
         return model, first.input_qparams
 
     def convert(self, model: nn.Module, source: str = "eager", destination: str = "exported") -> Any:
-        """Convert an eager model to an exported program."""
-        if (source, destination) != ("eager", "exported"):
-            raise ConfigError(f"cannot convert {source!r} to {destination!r}; known: eager to exported")
+        """Convert an eager model to an exported program, or to an ONNX model (``destination="onnx"``).
+
+        Quantized ops are in it as float ops between rounding to codes and back, with their weights as codes.
+        """
+        if source != "eager" or destination not in ("exported", "onnx"):
+            raise ConfigError(f"cannot convert {source!r} to {destination!r}; known: eager to exported, eager to onnx")
         if self.example is None:
             raise ConfigError("exporting needs example_inputs or a dataloader")
-        example = self.example if isinstance(self.example, (tuple, list)) else (self.example,)
         if isinstance(self.example, Mapping):
-            return torch.export.export(model, (), dict(self.example))
-        return torch.export.export(model, tuple(example))
+            args, kwargs = (), dict(self.example)
+        else:
+            args, kwargs = tuple(self.example) if isinstance(self.example, (tuple, list)) else (self.example,), {}
+        if destination == "onnx":
+            return to_onnx(model, args, kwargs)
+        return torch.export.export(model, args, kwargs)
 
     # -- preparation ------------------------------------------------------------------------------------------------
 
@@ -246,36 +255,54 @@ class PyTorchAdaptor(Adaptor):
                 f"the model cannot be copied: {error}. A weight that a hook computes (torch.nn.utils.weight_norm) is one "
                 "cause; remove it, or use torch.nn.utils.parametrizations"
             ) from error
-        self._structure, self._trace = Structure(), None
-        self.example = self._first_inputs(copied, dataloader)
+        survey = self._surveyed(copied, dataloader if dataloader is not None else self.info.get("dataloader"))
+        self._source, self._expected, self._traces = model, None, survey.traces
+        self._use(copied, survey.structure)
+
+    def _use(self, copied: nn.Module, structure: Structure) -> None:
+        """Take ``copied``, folded as ``structure`` says, for the float model from here on."""
+        self._structure, self.pre_optimized = structure, fold(copied, structure)
+        self._calibrator = Calibrator(copied, structure.summed)
+
+    def _calibrated(
+        self, plan: Plan, dataloader: Iterable[Any] | None, q_func: Callable[[nn.Module], Any] | None, model: nn.Module
+    ) -> dict[OpKey, list[Any]]:
+        """The activation ranges of ``plan``, seen on a float model whose folds hold in all that calibration ran.
+
+        Calibration may read what the survey did not: a function of the user's, other data, other augmentations. A fold
+        that does not hold there is undone, and calibration repeated.
+        """
+        while True:
+            if self._calibrator is None or self.pre_optimized is None:
+                raise QuantizationError("the model was not prepared")
+            ranges = self._calibrator.collect(plan, dataloader, q_func)
+            kept = self._structure.kept_by(self.pre_optimized, self._calibrator.paths.values())
+            if kept == self._structure:
+                seen = self._calibrator.paths.values()
+                self._skipped |= find_functions(self.pre_optimized, seen, [*plan, *self._skipped])
+                return ranges
+            self._use(copy.deepcopy(model).eval(), kept)
+
+    def _surveyed(self, model: nn.Module, dataloader: Iterable[Any] | None) -> Survey:
+        """What is seen of ``model`` on the example, and on as much data as calibration takes."""
+        survey = Survey(model)
+        self.example = self.info.get("example_inputs")
         if self.example is not None:
-            self._trace = self._watch(copied)
-            self._structure = find_structure(copied, self._trace)
-            fold(copied, self._structure)
-        self._expected = None
-        self._source, self.pre_optimized, self._calibrator = model, copied, Calibrator(copied, self._structure.summed)
+            with fitting("example_inputs", self.example):
+                survey.see(self.example)
 
-    def _first_inputs(self, model: nn.Module, dataloader: Iterable[Any] | None) -> Any:
-        if self.info.get("example_inputs") is not None:
-            return self.info["example_inputs"]
-        dataloader = dataloader if dataloader is not None else self.info.get("dataloader")
-        if dataloader is None:
-            return None
-        batch = next(iter(dataloader), None)
-        if batch is None:
-            raise CalibrationError("the calibration data is empty: the dataloader yielded no batch; give at least one")
-        inputs = split_batch(model, batch)
-        self.info.setdefault("batch_size", batch_size(inputs))
-        return inputs
+        def see(inputs: Any) -> None:
+            if self.example is None:
+                self.example = inputs
+                self.info.setdefault("batch_size", batch_size(inputs))
+            survey.see(inputs)
 
-    def _watch(self, model: nn.Module) -> Trace:
-        try:
-            return watch(model, self.example)
-        except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
-            raise CalibrationError(
-                f"batch 0 of the calibration data does not fit the model: {describe(self.example)}; "
-                f"the model said: {error}. A batch is (inputs, label), a tensor, or a dict of keyword arguments"
-            ) from error
+        if isinstance(dataloader, Iterator):  # what can be read only once is left to calibration
+            dataloader = None if self.example is not None else islice(dataloader, 1)
+        if dataloader is not None:
+            samples = self.info.get("calibration_sampling_size", Plan({}).calib_sampling_size)
+            run_batches(model, dataloader, samples, see)
+        return survey
 
 
 def _check_names(plan: Plan, model: nn.Module) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -52,27 +53,39 @@ def batch_size(inputs: Any) -> int:
     return int(first.shape[0]) if first is not None and first.dim() else 1
 
 
-def run_batches(model: torch.nn.Module, dataloader: Iterable[Any], samples: int) -> int:
-    """Run ``model`` over at least ``samples`` samples (or all there are); returns how many were seen."""
+def run_batches(
+    model: torch.nn.Module, dataloader: Iterable[Any], samples: int, run: Callable[[Any], Any] | None = None
+) -> int:
+    """Run ``model`` over at least ``samples`` samples (or all there are); returns how many were seen.
+
+    ``run`` takes the inputs of a batch where more than a call of the model is to be done with them.
+    """
     seen = 0
     with torch.no_grad():
         for index, batch in enumerate(dataloader):
             inputs = split_batch(model, batch)
-            try:
-                feed(model, inputs)
-            except CalibrationError:
-                raise
-            except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
-                raise CalibrationError(
-                    f"batch {index} of the calibration data does not fit the model: {describe(inputs)}; the model said: "
-                    f"{error}. A batch is (inputs, label), a tensor, or a dict of keyword arguments"
-                ) from error
+            with fitting(f"batch {index} of the calibration data", inputs):
+                feed(model, inputs) if run is None else run(inputs)
             seen += batch_size(inputs)
             if seen >= samples:
                 break
     if seen == 0:
         raise CalibrationError("the calibration data is empty: the dataloader yielded no batch; give at least one")
     return seen
+
+
+@contextmanager
+def fitting(what: str, inputs: Any) -> Iterator[None]:
+    """Say of ``what`` that it does not fit the model where a run of it on ``inputs`` fails."""
+    try:
+        yield
+    except CalibrationError:
+        raise
+    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise CalibrationError(
+            f"{what} does not fit the model: {describe(inputs)}; the model said: {error}. "
+            "A batch is (inputs, label), a tensor, or a dict of keyword arguments"
+        ) from error
 
 
 def describe(inputs: Any) -> str:

@@ -14,6 +14,7 @@ from neural_compressor.observers import Observer, make_observer
 from neural_compressor.schemes import OpKey, Plan, TensorScheme
 from neural_compressor.torch.batches import run_batches
 from neural_compressor.torch.ops import FUNCTIONAL
+from neural_compressor.torch.watch import Trace, watched
 
 Range = tuple[Any, Any]
 
@@ -23,6 +24,8 @@ class Calibrator:
 
     def __init__(self, model: nn.Module, summed: Collection[str] = ()) -> None:
         self.model, self.summed = model, summed
+        #: The different ways through the model that calibration went, by what identifies each.
+        self.paths: dict[Any, Trace] = {}
         self._known: dict[tuple[str, str, str, int, int], list[Observer]] = {}
 
     def collect(
@@ -63,6 +66,7 @@ class Calibrator:
             )
         collected: dict[OpKey, list[Observer]] = {key: [] for key in missing}
         with ExitStack() as stack:
+            stack.enter_context(watched(self.model, lambda trace: self.paths.setdefault(trace.path, trace)))
             for key, scheme in missing.items():
                 module = self.model.get_submodule(key[0])
                 watch_output = isinstance(module, FUNCTIONAL) or key[0] in self.summed

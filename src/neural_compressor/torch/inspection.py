@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
@@ -101,7 +102,12 @@ def op_records(
     errors = _output_errors(model, done, floats, inputs) if floats and inputs is not None else {}
     reasons = {**skipped, **done.reasons}
     keys = list(dict.fromkeys([*done.plan, *reasons]))
-    return [_record(key, modules.get(key[0]), floats.get(key[0]), reasons, errors) for key in keys]
+    records = [_record(key, modules.get(key[0]), floats.get(key[0]), reasons, errors) for key in keys]
+    return [_with_reason(record, done.structure.unfolded.get(record.name, "")) for record in records]
+
+
+def _with_reason(record: OpRecord, more: str) -> OpRecord:
+    return replace(record, reason="; ".join(filter(None, (record.reason, more)))) if more else record
 
 
 def _record(
@@ -111,7 +117,8 @@ def _record(
     reasons: Mapping[OpKey, str],
     errors: Mapping[str, float],
 ) -> OpRecord:
-    state = {} if module is None else module.state_dict()  # what has no module of its own is a parameter of another
+    # What has no module of its own is a parameter of another, or a function that a forward calls.
+    state = {} if module is None else module.state_dict()
     size = sum(t.numel() * t.element_size() for t in state.values() if isinstance(t, torch.Tensor))
     if not isinstance(module, QuantModule):
         return OpRecord(*key, precision="fp32", reason=reasons.get(key, "kept in float"), size_bytes=size)

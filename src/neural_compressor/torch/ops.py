@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import count
 
 from torch import nn
 
@@ -12,6 +13,21 @@ from neural_compressor.torch.watch import Trace
 
 FUNCTIONAL = (functional.MatMul, functional.Add, functional.Mul)
 """Ops without a weight; their output range is calibrated too."""
+
+_MATMUL = "neural_compressor.torch.functional.MatMul"
+_INSTEAD = {
+    **dict.fromkeys(("matmul", "__rmatmul__", "mm", "bmm"), _MATMUL),
+    **dict.fromkeys(
+        ("einsum", "tensordot", "inner", "mv", "dot", "chain_matmul", "multi_dot"),
+        f"{_MATMUL} (with the operands as matrices)",
+    ),
+    **dict.fromkeys(("addmm", "addbmm", "baddbmm", "addmv"), f"{_MATMUL} and an addition"),
+    **{"linear": "nn.Linear", "embedding": "nn.Embedding", "lstm": "nn.LSTM", "gru": "nn.GRU"},
+    **{f"conv{n}d": f"nn.Conv{n}d" for n in (1, 2, 3)},
+    **{f"conv_transpose{n}d": f"nn.ConvTranspose{n}d" for n in (1, 2, 3)},
+    **dict.fromkeys(("scaled_dot_product_attention", "multi_head_attention_forward", "bilinear", "cdist"), ""),
+}
+"""Functions that multiply matrices, with the module that would be quantized; none where there is no quantized form."""
 
 
 def op_classes() -> dict[str, type[nn.Module]]:
@@ -25,13 +41,16 @@ def op_classes() -> dict[str, type[nn.Module]]:
 
 
 def find_ops(
-    model: nn.Module, op_types: Collection[str], trace: Trace | None = None
+    model: nn.Module, op_types: Collection[str], traces: Sequence[Trace] = ()
 ) -> tuple[dict[OpKey, nn.Module], dict[OpKey, str]]:
-    """``(ops, skipped)``: ops in the order they run (or are defined, without a trace); skipped ones with the reason."""
+    """``(ops, skipped)``: ops in the order they run (or are defined, without traces); skipped ones with the reason."""
     classes = op_classes()
     ops: dict[OpKey, nn.Module] = {}
     skipped: dict[OpKey, str] = {}
-    called = trace.times_called() if trace else None
+    order: dict[str, int] = {}
+    for trace in traces:
+        for name in trace.by_module:
+            order.setdefault(name, len(order))
     for name, module in model.named_modules():
         kind = type(module).__name__
         key = (name, kind)
@@ -42,9 +61,9 @@ def find_ops(
                 skipped[key] = f"{kind} with projections (proj_size) has no quantized form"
             elif kind not in op_types:
                 skipped[key] = f"the framework YAML lists no quantized {kind}"
-            elif called is not None and not called[name]:
+            elif traces and name not in order:
                 skipped[key] = (
-                    "never called while the model ran on the first batch: its parent may use its weight directly"
+                    "never called while the model ran on the calibration data: its parent may use its weight directly"
                 )
             else:
                 ops[key] = module
@@ -52,12 +71,35 @@ def find_ops(
             skipped[key] = f"a subclass of {base.__name__} with behaviour of its own"
         elif any(p.dim() >= 2 for p in module.parameters(recurse=False)):
             skipped[key] = f"op type {kind} holds weights but is not in the framework YAML"
-    if trace is not None:
-        order = {
-            call.module: index for index, call in reversed(list(enumerate(trace.calls))) if call.module is not None
-        }
+    if traces:
         ops = dict(sorted(ops.items(), key=lambda item: order[item[0][0]]))
     return ops, skipped
+
+
+def find_functions(model: nn.Module, traces: Iterable[Trace], listed: Collection[OpKey]) -> dict[OpKey, str]:
+    """Matrix products that forwards compute by functions of torch, with the reason why these stay in float.
+
+    They are named by the module whose forward calls them. What happens inside the ``listed`` ops is said of those.
+    """
+    modules, known = dict(model.named_modules()), {name for name, _ in listed}
+    found: dict[OpKey, str] = {}
+    for trace in traces:
+        taken: set[str] = set()
+        for call in [*trace.calls, *trace.within]:
+            kind = call.target.rpartition(".")[2]
+            if call.module is not None or kind not in _INSTEAD or call.inside in known:
+                continue
+            first = f"{call.inside}.{kind}" if call.inside else kind
+            numbered = (first if n == 0 else f"{first}_{n}" for n in count())
+            name = next(name for name in numbered if name not in taken and name not in modules)
+            taken.add(name)
+            found[name, kind] = _of_function(kind)
+    return found
+
+
+def _of_function(kind: str) -> str:
+    why = "a function that a forward calls, and only modules are quantized"
+    return f"{why}; use {_INSTEAD[kind]} in its place" if _INSTEAD[kind] else f"{why}; it has no quantized form"
 
 
 def find_blocks(model: nn.Module, ops: Collection[OpKey]) -> list[list[OpKey]]:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
+from neural_compressor.errors import CalibrationError
 from neural_compressor.observers import make_observer
 from neural_compressor.schemes import OpKey, Plan, TensorScheme, quantize_pairs
 from neural_compressor.schemes.affine import choose_qparams
@@ -114,6 +115,12 @@ class QatSession:
 
     def finish(self) -> nn.Module:
         """The quantized model with the trained weights and the ranges seen in training."""
+        if self._activations and not any(rounding.seen for rounding in self._activations.values()):
+            raise CalibrationError(
+                f"the ranges of {len(self._activations)} ops are learnt in training, and no batch has run through the model "
+                "that is to be trained: call it (the manager's model, not the one given to it) in training mode before "
+                "training ends"
+            )
         for handle in self._handles:
             handle.remove()
         for key in self.plan:

@@ -1,4 +1,4 @@
-"""Find out how a model's modules are connected by watching it run once.
+"""Find out how a model's modules are connected by watching it run.
 
 Works on any eager model: nothing is traced symbolically, no model is special-cased. Tensors get a fresh number
 each time something returns them; a call is a leaf module or a torch function with the numbers it read and wrote.
@@ -6,9 +6,10 @@ each time something returns them; a call is a leaf module or a torch function wi
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -22,12 +23,15 @@ from neural_compressor.torch.batches import feed, tensors_in
 # Reading a tensor's metadata does not use its values; properties such as ``.mT`` that give a tensor do.
 _METADATA = ("size", "dim", "numel", "is_floating_point", "stride", "__len__", "__hash__", "is_contiguous")
 
+_LIBRARY = ("torch.nn.", "neural_compressor.")
+"""Where leaf modules come from whose inside is known."""
+
 
 @dataclass(frozen=True)
 class Call:
     """One leaf module (``module`` is its name) or one torch function (``module`` is None) that ran.
 
-    ``rank`` is the number of dimensions of its first output.
+    ``rank`` is the number of dimensions of its first output, ``inside`` the module whose forward called it.
     """
 
     target: str
@@ -35,19 +39,38 @@ class Call:
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     rank: int = 0
+    inside: str = ""
 
 
 @dataclass
 class Trace:
-    """What was seen of one run of a model."""
+    """What was seen of one run of a model.
+
+    ``within`` are functions that a leaf module of the user's own called; that is one call among ``calls``.
+    """
 
     calls: list[Call] = field(default_factory=list)
+    within: list[Call] = field(default_factory=list)
     inputs: frozenset[int] = frozenset()
     outputs: frozenset[int] = frozenset()
 
+    @property
+    def path(self) -> tuple[Any, ...]:
+        """What ran and how it was connected; two runs with equal paths went the same way through the model."""
+        return tuple(self.calls), self.inputs, self.outputs
+
     def times_called(self) -> Counter[str]:
         """How often each leaf module ran."""
-        return Counter(call.module for call in self.calls if call.module is not None)
+        return Counter({name: len(calls) for name, calls in self.by_module.items()})
+
+    @cached_property
+    def by_module(self) -> dict[str, list[Call]]:
+        """The calls of each leaf module."""
+        found: dict[str, list[Call]] = {}
+        for call in self.calls:
+            if call.module is not None:
+                found.setdefault(call.module, []).append(call)
+        return found
 
     @cached_property
     def readers(self) -> dict[int, list[Call]]:
@@ -65,12 +88,22 @@ class Trace:
         readers = self.readers.get(call.writes[0], [])
         return readers[0] if len(readers) == 1 else None
 
+    def follows(self, name: str) -> str | None:
+        """The leaf module that alone reads the output of ``name``, where each of the two ran once."""
+        calls = self.by_module.get(name, [])
+        follower = self.only_reader(calls[0]) if len(calls) == 1 else None
+        if follower is None or follower.module is None or len(self.by_module[follower.module]) != 1:
+            return None
+        return follower.module
+
 
 class _Recorder(TorchFunctionMode):
     def __init__(self, trace: Trace) -> None:
         super().__init__()
         self.trace = trace
         self.inside_leaf = 0
+        self.scopes = [""]
+        self.own_leaf: str | None = None
         self._numbers: Any = WeakIdKeyDictionary()
         self._next = 0
 
@@ -87,11 +120,14 @@ class _Recorder(TorchFunctionMode):
     def record(self, target: str, module: str | None, reads: tuple[int, ...], result: Any) -> None:
         tensors = list(tensors_in(result))
         writes = tuple(self.renumber(t) for t in tensors)
-        self.trace.calls.append(Call(target, module, reads, writes, tensors[0].dim() if tensors else 0))
+        rank = tensors[0].dim() if tensors else 0
+        self.trace.calls.append(Call(target, module, reads, writes, rank, self.scopes[-1]))
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         called = getattr(func, "__name__", "")
         if self.inside_leaf or called in _METADATA:
+            if self.own_leaf is not None and called not in _METADATA:
+                self.trace.within.append(Call(resolve_name(func) or called, None, (), (), inside=self.own_leaf))
             return func(*args, **(kwargs or {}))
         reads = tuple(self.number(t) for t in tensors_in((args, kwargs or {})))
         result = func(*args, **(kwargs or {}))
@@ -121,17 +157,30 @@ def watch(
         def hook(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
             reads[name].append(tuple(recorder.number(t) for t in tensors_in((args, kwargs))))
             recorder.inside_leaf += 1
+            if not type(module).__module__.startswith(_LIBRARY):
+                recorder.own_leaf = name
 
         return hook
 
     def leave(name: str, kind: str) -> Any:
         def hook(module: torch.nn.Module, args: Any, kwargs: Any, result: Any) -> None:
             recorder.inside_leaf -= 1
+            recorder.own_leaf = None
             recorder.record(kind, name, reads[name].pop(), result)
 
         return hook
 
+    def begin(name: str) -> Any:
+        return lambda module, args: recorder.scopes.append(name)
+
+    def end(module: torch.nn.Module, args: Any, result: Any) -> None:
+        recorder.scopes.pop()
+
     with ExitStack() as stack:
+        for name, module in model.named_modules():
+            if name and name not in leaves:
+                stack.callback(module.register_forward_pre_hook(begin(name)).remove)
+                stack.callback(module.register_forward_hook(end).remove)
         for name, module in leaves.items():
             before = module.register_forward_pre_hook(enter(name), with_kwargs=True)
             after = module.register_forward_hook(leave(name, type(module).__name__), with_kwargs=True)
@@ -143,3 +192,27 @@ def watch(
         outputs = feed(model, inputs) if run is None else run()
         trace.outputs = frozenset(recorder.number(t) for t in tensors_in(outputs))
     return trace
+
+
+@contextmanager
+def watched(model: torch.nn.Module, tell: Callable[[Trace], Any]) -> Iterator[None]:
+    """Watch each call of ``model`` by whoever calls it, and ``tell`` what was seen."""
+    own, set_before = model.forward, model.__dict__.get("forward")
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        outputs: list[Any] = []
+
+        def run() -> Any:
+            outputs.append(own(*args, **kwargs))
+            return outputs[0]
+
+        tell(watch(model, (args, kwargs), run=run))
+        return outputs[0]
+
+    model.forward = functools.wraps(own)(forward)
+    try:
+        yield
+    finally:
+        del model.forward
+        if set_before is not None:
+            model.forward = set_before

@@ -88,10 +88,10 @@ def test_layers_are_joined_at_their_second_call_and_a_long_prompt_may_be_the_fir
     model = Attention()
     model(torch.randn(600, INPUTS))
     assert not any(joined(model))
-    assert all(part._prepacked is None for part in model.parts)
+    assert all(part._prepacked == [] for part in model.parts)
     model(torch.randn(1, INPUTS))
     assert joined(model) == [True, True, True, False]
-    assert all(part._prepacked is None for part in model.parts)  # the layout is held once
+    assert all(part._prepacked == [] for part in model.parts)  # the layout is held once
 
 
 def test_many_rows_alone_make_no_layout():

@@ -12,6 +12,8 @@ from neural_compressor.torch import functional
 from neural_compressor.torch.nn.activation import Range, calibrated_qparams, has_fixed_range, within_codes
 from neural_compressor.torch.nn.base import QUANT_MODULES, QuantModule
 from neural_compressor.torch.nn.kernels import SIMULATED
+from neural_compressor.torch.nn.layer_operator import is_compiled
+from neural_compressor.torch.nn.portable import as_type, is_leaving
 from neural_compressor.torch.nn.quint8 import to_quint8
 
 Operand = Tensor | float
@@ -44,12 +46,20 @@ class QuantArithmetic(QuantModule):
         return super()._choose_kernel() if self.qparams("output") is not None else SIMULATED
 
     def forward(self, a: Operand, b: Operand) -> Tensor:
-        return self._simulated(a, b) if self.simulated else self._integer(a, b)
+        if isinstance(a, Tensor) and isinstance(b, Tensor) and is_compiled():
+            return self._as_operator(a, b)
+        return self._simulated(a, b) if self.simulated or is_leaving() else self._integer(a, b)
 
     def _simulated(self, a: Operand, b: Operand) -> Tensor:
         dtype = _result_type(a, b)
-        y = self._float_op(self._operand(a, b, "a"), self._operand(b, a, "b")).to(dtype)
-        return y.relu() if self.relu else y
+        y = as_type(self._float_op(self._operand(a, b, "a"), self._operand(b, a, "b")), dtype)
+        y = y.relu() if self.relu else y
+        return y if self.simulated else self._leaving(y)
+
+    def empty_outputs(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        a, b = inputs
+        like = self._float_op(a.new_empty(a.shape, device="meta"), b.new_empty(b.shape, device="meta"))
+        return [a.new_empty(like.shape, dtype=_result_type(a, b))]
 
     def _operand(self, x: Operand, other: Operand, name: str) -> Operand:
         if not isinstance(x, Tensor) or not (x.is_floating_point() or x.is_quantized):
@@ -85,7 +95,8 @@ class QuantAdd(QuantArithmetic):
     replaces = functional.Add
 
     def _float_op(self, a: Operand, b: Operand) -> Tensor:
-        return torch.as_tensor(a + b)
+        total = a + b
+        return total if isinstance(total, Tensor) else torch.as_tensor(total)
 
     def _integer_op(self, a: Tensor, b: Tensor, scale: float, zero_point: int) -> Tensor:
         op: Callable[..., Tensor] = torch.ops.quantized.add_relu if self.relu else torch.ops.quantized.add
@@ -99,7 +110,8 @@ class QuantMul(QuantArithmetic):
     replaces = functional.Mul
 
     def _float_op(self, a: Operand, b: Operand) -> Tensor:
-        return torch.as_tensor(a * b)
+        product = a * b
+        return product if isinstance(product, Tensor) else torch.as_tensor(product)
 
     def _integer_op(self, a: Tensor, b: Tensor, scale: float, zero_point: int) -> Tensor:
         op: Callable[..., Tensor] = torch.ops.quantized.mul_relu if self.relu else torch.ops.quantized.mul

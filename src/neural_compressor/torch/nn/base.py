@@ -12,8 +12,18 @@ from torch import Tensor, nn
 from neural_compressor.errors import FormatError, QuantizationError
 from neural_compressor.registry import Registry
 from neural_compressor.schemes import PER_TENSOR, OpScheme, QParams, QuantizedArray
-from neural_compressor.torch.nn.activation import U8, Range, as_u8, calibrated_qparams, has_fixed_range, simulate
-from neural_compressor.torch.nn.kernels import SIMULATED, kernel_for, why_simulated
+from neural_compressor.torch.nn.activation import (
+    U8,
+    Range,
+    as_u8,
+    calibrated_qparams,
+    has_fixed_range,
+    simulate,
+    within_codes,
+)
+from neural_compressor.torch.nn.kernels import SIMULATED, is_tensor_int8, kernel_for, why_simulated
+from neural_compressor.torch.nn.layer_operator import call_layer, numbered
+from neural_compressor.torch.nn.portable import as_type, is_leaving, rounded
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -39,9 +49,11 @@ class QuantModule(nn.Module):
         #: What computes the op, as a report shows it.
         self.kernel = SIMULATED
         self.training = module.training
-        self._prepacked: Any = None
+        # In a list, as torch.export looks at the attributes of modules for objects of torch that it cannot store.
+        self._prepacked: list[Any] = []
         self._settled = object()
         self._u8_inputs: dict[str, U8] = {}
+        self._number = numbered(self)
 
     # -- making one -------------------------------------------------------------------------------------------------
 
@@ -126,9 +138,14 @@ class QuantModule(nn.Module):
 
     def _settle(self) -> None:
         """The state is new or lives elsewhere now: choose the kernel, forget what was made from the old state."""
-        self._prepacked = None
+        self._prepacked = []
         self._settled = object()  # another one than before: what was built around the old state notices
         self._u8_inputs = {}
+        if self._has_u8:
+            # While a graph is traced buffers have no values to read.
+            for name in (*self.inputs, "output"):
+                if (scale := self._buffers.get(f"{name}_scale")) is not None and not scale.is_meta:
+                    self._u8(name)
         on_cpu = all(buffer.device.type == "cpu" for buffer in self.buffers())
         self.kernel = self._choose_kernel() if on_cpu else SIMULATED
 
@@ -151,13 +168,13 @@ class QuantModule(nn.Module):
 
     def prepacked(self) -> Any:
         """The weight in the kernel's layout, built at the first call."""
-        if self._prepacked is None:
-            self._prepacked = self._prepack()
-        return self._prepacked
+        if not self._prepacked:
+            self._prepacked = [self._prepack()]
+        return self._prepacked[0]
 
     def forget_prepacked(self) -> None:
         """Free the kernel's layout of the weight; the next call builds it again."""
-        self._prepacked = None
+        self._prepacked = []
 
     def _prepack(self) -> Any:
         raise NotImplementedError(f"{type(self).__name__} has no kernel that packs weights")
@@ -194,6 +211,12 @@ class QuantModule(nn.Module):
         reduced = scheme is not None and scheme.reduce_range
         return None if self.simulated or reduced or self.qparams("output") is None else self._u8("output")
 
+    @property
+    def _has_u8(self) -> bool:
+        """Whether its activations are 8-bit codes over one calibrated range."""
+        scheme = self.scheme.activation
+        return self._is_calibrated and scheme is not None and is_tensor_int8(scheme)
+
     def _u8(self, name: str) -> U8:
         if name not in self._u8_inputs:
             found, scheme = self.qparams(name), self.scheme.activation
@@ -206,7 +229,31 @@ class QuantModule(nn.Module):
         """``x`` as the scheme's activation type represents it, in float; as it is where activations stay in float."""
         if self.scheme.activation is None:
             return x.dequantize() if x.is_quantized else x
+        if self._has_u8 and is_leaving() and name in self._u8_inputs:
+            qparams = self._u8(name)
+            return rounded(within_codes(x, qparams, self.scheme.activation), *qparams)
         return simulate(x, self.scheme.activation, self.qparams(name))
+
+    def _leaving(self, y: Tensor) -> Tensor:
+        """The output ``y`` as it goes on in a graph that leaves this process: rounded where its range is known."""
+        if not is_leaving() or "output" not in self._u8_inputs:
+            return y
+        return as_type(rounded(y, *self._u8("output")), y.dtype)
+
+    # -- one operator -----------------------------------------------------------------------------------------------
+
+    def _as_operator(self, *inputs: Tensor) -> Tensor:
+        """The output of a layer that has one, as the result of one operator in a graph that is compiled; no gradients."""
+        outputs: list[Tensor] = call_layer([x.detach() if x.requires_grad else x for x in inputs], self._number)
+        return outputs[0]
+
+    def operator_outputs(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """What the layer computes, for the operator that stands for it."""
+        return [self.forward(*inputs)]
+
+    def empty_outputs(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """Tensors of the shapes, types and layouts of its outputs."""
+        raise NotImplementedError(f"{type(self).__name__} is not compiled as one operator")
 
     # -- nn.Module --------------------------------------------------------------------------------------------------
 
@@ -226,7 +273,11 @@ class QuantModule(nn.Module):
         self._settle()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_prepacked": None}
+        return {**self.__dict__, "_prepacked": []}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._number = numbered(self)
 
     def extra_repr(self) -> str:
         activation = f", activation={self.scheme.activation.dtype.name}" if self.scheme.activation else ""

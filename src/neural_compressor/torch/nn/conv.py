@@ -12,9 +12,11 @@ from torch import Tensor, nn
 
 from neural_compressor.schemes import OpScheme
 from neural_compressor.torch.nn import onednn
-from neural_compressor.torch.nn.activation import U8, has_fixed_range, input_u8, within_codes
+from neural_compressor.torch.nn.activation import U8, has_fixed_range, over_own_range, within_codes
 from neural_compressor.torch.nn.base import QUANT_MODULES
 from neural_compressor.torch.nn.kernels import kernel_pairs
+from neural_compressor.torch.nn.layer_operator import is_compiled
+from neural_compressor.torch.nn.portable import as_type, is_leaving
 from neural_compressor.torch.nn.quint8 import codes_of, to_quint8
 from neural_compressor.torch.nn.weighted import WeightedModule
 
@@ -37,13 +39,27 @@ class QuantConv(WeightedModule):
         self.geometry = onednn.ConvGeometry(module.stride, padding, module.dilation, module.groups)
 
     def forward(self, input: Tensor) -> Tensor:
+        if is_compiled():
+            return self._as_operator(input)
         batched = input.dim() == self.dims + 2
         y = self._convolved(input if batched else input.unsqueeze(0))
         return y if batched else y.squeeze(0)
 
     def _convolved(self, x: Tensor) -> Tensor:
         # An empty batch has nothing to compute, and the integer kernel refuses it.
-        return self._simulated(x) if self.simulated or x.numel() == 0 else self._integer(x)
+        in_floats = self.simulated or is_leaving() or x.numel() == 0
+        return self._simulated(x) if in_floats else self._integer(x)
+
+    def empty_outputs(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        x, shape = inputs[0], []
+        outer = list(self.outer_padding) or [0] * (2 * self.dims)
+        for axis in range(self.dims):
+            around = 2 * self.geometry.padding[axis] + sum(outer[2 * (self.dims - 1 - axis) :][:2])
+            reach = self.geometry.dilation[axis] * (self.weight_shape[2 + axis] - 1) + 1
+            shape.append((x.shape[axis - self.dims] + around - reach) // self.geometry.stride[axis] + 1)
+        y = x.new_empty(*x.shape[: -self.dims - 1], self.weight_shape[0], *shape)
+        layout = _layout(x)
+        return [y if layout is None else y.contiguous(memory_format=layout)]
 
     def _rounded(self, x: Tensor, name: str = "input") -> Tensor:
         if self.scheme.activation is None or has_fixed_range(self.scheme.activation):
@@ -65,14 +81,20 @@ class QuantConv(WeightedModule):
     def _simulated(self, x: Tensor) -> Tensor:
         inside = self._padded(self._rounded(x))
         y = _CONVOLVE[self.dims](inside, *self._parameters_as(inside.dtype), *self.geometry.arguments)
-        y = y if x.is_quantized else y.to(x.dtype)
-        return y.relu() if self.relu else y
+        y = y if x.is_quantized else as_type(y, x.dtype)
+        return self._leaving(y.relu() if self.relu else y)
 
     def _integer(self, x: Tensor) -> Tensor:
         scheme = self.scheme.activation
         assert scheme is not None
+        if self.scheme.mode == "static":
+            qparams = self._u8("input")
+        else:
+            found = over_own_range(x, scheme)
+            if found is None:
+                return self.empty_outputs([x])[0].fill_(torch.nan)
+            x, qparams = found
         padded = self._padded(x)
-        qparams = self._u8("input") if self.scheme.mode == "static" else input_u8(x, scheme)
         codes = codes_of(to_quint8(within_codes(padded, qparams, scheme), *qparams))
         y = onednn.conv(codes, qparams, self.prepacked(), self.relu)
         return _laid_out_like(x, y).to(torch.float32 if x.is_quantized else x.dtype)
@@ -90,9 +112,14 @@ class QuantConv(WeightedModule):
 
 def _laid_out_like(x: Tensor, y: Tensor) -> Tensor:
     """The kernel returns channels last; model code that calls ``view`` relies on the layout the float op gives."""
+    return y if _layout(x) is not None else y.contiguous()
+
+
+def _layout(x: Tensor) -> torch.memory_format | None:
+    """Channels last, where ``x`` is laid out so."""
     layout = _CHANNELS_LAST.get(x.dim())
     keeps = layout and not x.is_quantized and not x.is_contiguous() and x.is_contiguous(memory_format=layout)
-    return y if keeps else y.contiguous()
+    return layout if keeps else None
 
 
 def _split_padding(module: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> tuple[tuple[int, ...], Sequence[int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -11,6 +12,7 @@ from neural_compressor.errors import QuantizationError
 from neural_compressor.schemes import OpScheme, PackedArray, PerTensor
 from neural_compressor.schemes.ranges import scale_granularity
 from neural_compressor.torch.nn.base import QUANT_MODULES
+from neural_compressor.torch.nn.layer_operator import is_compiled
 from neural_compressor.torch.nn.weighted import WeightedModule
 
 
@@ -40,6 +42,8 @@ class QuantEmbedding(WeightedModule):
         self.kernel = self._choose_kernel()  # looking rows up needs no kernel of a device
 
     def forward(self, input: Tensor) -> Tensor:
+        if is_compiled():
+            return self._as_operator(input)
         flat = input.reshape(-1)
         if not flat.numel():
             rows = torch.empty(0, self.embedding_dim, device=self.weight_packed.device)
@@ -47,6 +51,9 @@ class QuantEmbedding(WeightedModule):
             rows = _rows_of(self._packed(), flat).unpack().dequantize()
         y = rows.reshape(*input.shape, self.embedding_dim).to(self.dtype)
         return y.relu() if self.relu else y
+
+    def empty_outputs(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        return [inputs[0].new_empty(*inputs[0].shape, self.embedding_dim, dtype=self.dtype)]
 
     weight_packed: Tensor
 

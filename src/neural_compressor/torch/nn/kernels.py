@@ -47,7 +47,7 @@ class Kernel:
         """Whether this kernel is one for ``op_type`` under ``scheme``."""
         if op_type not in self.op_types or scheme.mode != self.mode or not self.takes_weight(scheme.weight):
             return False
-        return scheme.activation is not None and _is_tensor_int8(scheme.activation)
+        return scheme.activation is not None and is_tensor_int8(scheme.activation)
 
     def runs(self, op_type: str, scheme: OpScheme) -> bool:
         """Whether this kernel computes ``op_type`` under ``scheme`` here, exactly."""
@@ -124,18 +124,20 @@ def kernel_pairs(op_type: str, shape: Sequence[int]) -> np.ndarray:
     return (in_pairs(inputs)[:, None] * places + np.arange(places)).reshape(-1)
 
 
-def _is_tensor_int8(scheme: TensorScheme) -> bool:
+def is_tensor_int8(scheme: TensorScheme) -> bool:
+    """Whether a tensor is of 8-bit integers with one scale."""
     return isinstance(scheme.dtype, IntType) and scheme.dtype.bits == 8 and isinstance(scheme.granularity, PerTensor)
 
 
-def _takes_int8(scheme: TensorScheme | None) -> bool:
+def takes_int8(scheme: TensorScheme | None) -> bool:
+    """Whether a weight is of 8-bit integers with one scale, or one for each row."""
     if scheme is None or not isinstance(scheme.dtype, IntType) or scheme.dtype.bits != 8:
         return False
     return isinstance(scheme.granularity, PerTensor) or scheme.granularity == PerChannel(0)
 
 
 def _takes_symmetric_int8(scheme: TensorScheme | None) -> bool:
-    return scheme is not None and _takes_int8(scheme) and scheme.symmetric and scheme.dtype.signed
+    return scheme is not None and takes_int8(scheme) and scheme.symmetric and scheme.dtype.signed
 
 
 def _has_engine(name: str) -> bool:
@@ -210,8 +212,8 @@ _RECURRENT = frozenset({"LSTM", "GRU"})
 _CONV = frozenset({"Conv1d", "Conv2d", "Conv3d"})
 
 KERNELS: tuple[Kernel, ...] = (
-    Kernel("fbgemm int8", _LINEAR, "static", _takes_int8, _linear_is_exact),
-    Kernel("fbgemm int8 dynamic", _LINEAR | _RECURRENT, "dynamic", _takes_int8, _linear_is_exact),
+    Kernel("fbgemm int8", _LINEAR, "static", takes_int8, _linear_is_exact),
+    Kernel("fbgemm int8 dynamic", _LINEAR | _RECURRENT, "dynamic", takes_int8, _linear_is_exact),
     Kernel("onednn int8", _CONV, "static", _takes_symmetric_int8, _conv_is_exact),
     Kernel("onednn int8 dynamic", _CONV, "dynamic", _takes_symmetric_int8, _conv_is_exact),
     Kernel("torch int8", frozenset({"Add", "Mul"}), "static", _takes_none, _pointwise_runs),

@@ -1,50 +1,65 @@
 """A layer as one operator of torch, for models that are compiled.
 
-What a weight-only layer does at a call cannot be traced: its kernel may be outside of torch, and one product may serve
-several layers. As an operator it stands in the graph of ``torch.compile`` as it is, and what is around it is fused.
+What a quantized layer does at a call cannot be traced: its kernel may be outside of torch or hold packed weights, and one
+product may serve several layers. As an operator it stands in the graph of ``torch.compile`` as it is, and what is around it
+is fused.
 """
 
 from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-_layers: weakref.WeakValueDictionary[int, nn.Module] = weakref.WeakValueDictionary()
+
+class Layer(Protocol):
+    """What the operator calls."""
+
+    def operator_outputs(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """What the layer computes."""
+
+    def empty_outputs(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """Tensors of the shapes, types and layouts of its outputs."""
+
+
+_layers: weakref.WeakValueDictionary[int, Layer] = weakref.WeakValueDictionary()
 _next_number = itertools.count()
 
 
-def numbered(layer: nn.Module) -> int:
+def numbered(layer: Layer) -> int:
     """A number that stands for ``layer`` in a graph of this process."""
     number = next(_next_number)
     _layers[number] = layer
     return number
 
 
+def is_compiled() -> bool:
+    """Whether ``torch.compile`` is looking."""
+    return torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+
+
 def is_traced(x: Tensor) -> bool:
     """Whether ``torch.compile`` is looking at a call with ``x`` that needs no gradients, which the operator has not."""
-    if not torch.compiler.is_compiling() or torch.compiler.is_exporting():
-        return False
-    return not (x.requires_grad and torch.is_grad_enabled())
+    return is_compiled() and not (x.requires_grad and torch.is_grad_enabled())
 
 
-def _call_layer(x: Tensor, number: int, outputs: int) -> Tensor:
-    forward: Callable[[Tensor], Tensor] = _layers[number].forward
-    return forward(x)
+def _call_layer(inputs: Sequence[Tensor], number: int) -> list[Tensor]:
+    return _layers[number].operator_outputs(inputs)
 
 
 call_layer = torch.library.custom_op(
     "open_neural_compressor::call_layer",
     _call_layer,
     mutates_args=(),
-    schema="(Tensor x, int number, int outputs) -> Tensor",
+    schema="(Tensor[] inputs, int number) -> Tensor[]",
 )
-"""The output of the layer ``number``, which has so many ``outputs``, for the rows ``x``."""
+"""The outputs of the layer ``number`` for ``inputs``."""
 
 
 @call_layer.register_fake
-def _(x: Tensor, number: int, outputs: int) -> Tensor:
-    return x.new_empty(*x.shape[:-1], outputs)
+def _(inputs: Sequence[Tensor], number: int) -> list[Tensor]:
+    return _layers[number].empty_outputs(inputs)

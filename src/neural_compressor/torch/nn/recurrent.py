@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 from torch.nn.utils.rnn import PackedSequence
 
 from neural_compressor.errors import QuantizationError
 from neural_compressor.schemes import OpScheme, TensorScheme, in_pairs
 from neural_compressor.torch.nn import fbgemm
+from neural_compressor.torch.nn.activation import as_kernels_read
 from neural_compressor.torch.nn.base import QUANT_MODULES, QuantModule, finite
-from neural_compressor.torch.nn.kernels import fits_kernel
+from neural_compressor.torch.nn.kernels import fits_kernel, takes_int8
+from neural_compressor.torch.nn.layer_operator import call_layer, is_traced
 from neural_compressor.torch.nn.packed_weight import buffer_names, check_pairs, keep_packed, packed_array
+from neural_compressor.torch.nn.portable import dequantized, is_leaving
 from neural_compressor.torch.nn.weighted import signed_codes
 
 Hidden = Any
@@ -123,15 +128,41 @@ class QuantRecurrent(QuantModule):
 
     def _run(self, x: Tensor, sizes: Tensor | None, hidden: Hidden) -> tuple[Any, ...]:
         """The recurrence over ``x``, whose rows are grouped by ``sizes`` where it is a packed sequence."""
+        if sizes is None and is_traced(x):
+            return tuple(call_layer([x, *_listed(hidden)], self._number))
+        if self._looks_at(x) and not math.isfinite(float(x.sum())):
+            x = as_kernels_read(x, fixed_range=False)
+            if bool(x.isnan().any()):
+                return tuple(y.fill_(torch.nan) for y in self.empty_outputs([x, *_listed(hidden)]))
         where = () if sizes is None else (sizes,)
         shape = (self.num_layers, self.dropout, self.training, self.bidirectional)
         end = (self.batch_first,) if sizes is None else ()
-        if self.simulated:
-            weights = self.dequantized_weights()
+        if self.simulated or is_leaving():
+            weights = self._float_weights()
             flat = [self._tensor(weights, name, x.dtype) for cell in self.cells() for name in self._names(cell)]
             found: tuple[Any, ...] = self._float_op(x, *where, hidden, flat, self.has_bias, *shape, *end)
             return found
         return self._integer_op(x, *where, hidden, self.prepacked(), True, *shape, *end)
+
+    def _looks_at(self, x: Tensor) -> bool:
+        """Whether ``x`` has a range to be rounded over, and values that can be looked at."""
+        return self.scheme.activation is not None and x.numel() > 0 and not is_leaving() and not is_compiling()
+
+    def _float_weights(self) -> dict[str, Tensor]:
+        """The weight matrices, written in operators that a graph can store where one leaves this process."""
+        if not is_leaving() or not takes_int8(self.weight_scheme):
+            return self.dequantized_weights()
+        shapes = self.weight_shapes().items()
+        arrays = {name: packed_array(self, name, self.weight_scheme, shape).unpack() for name, shape in shapes}
+        return {name: dequantized(*signed_codes(array)) for name, array in arrays.items()}
+
+    def operator_outputs(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        x, *state = inputs
+        return list(self._run(x, None, tuple(state) if len(state) > 1 else state[0]))
+
+    def empty_outputs(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        x, *state = inputs
+        return [x.new_empty(*x.shape[:-1], self.hidden_size * self.directions), *(s.new_empty(s.shape) for s in state)]
 
     def _names(self, cell: str) -> tuple[str, ...]:
         kinds = ("weight", "bias") if self.has_bias else ("weight",)
@@ -186,6 +217,10 @@ class QuantRecurrent(QuantModule):
 
     def extra_repr(self) -> str:
         return f"{self.input_size}, {self.hidden_size}, num_layers={self.num_layers}, {super().extra_repr()}"
+
+
+def _listed(hidden: Hidden) -> list[Tensor]:
+    return list(hidden) if isinstance(hidden, (tuple, list)) else [hidden]
 
 
 def _each(hidden: Hidden, change: Any) -> Hidden:

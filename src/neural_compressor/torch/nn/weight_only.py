@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +19,7 @@ from neural_compressor.torch.nn.base import finite
 from neural_compressor.torch.nn.dequantized_product import dequantized_product, product_dtype
 from neural_compressor.torch.nn.input_rotation import rotated
 from neural_compressor.torch.nn.kernels import SIMULATED
-from neural_compressor.torch.nn.layer_operator import call_layer, is_traced, numbered
+from neural_compressor.torch.nn.layer_operator import is_traced
 from neural_compressor.torch.nn.packed_weight import (
     buffer_names,
     keep_array,
@@ -27,6 +27,7 @@ from neural_compressor.torch.nn.packed_weight import (
     parameter_names,
     stored_parameter,
 )
+from neural_compressor.torch.nn.portable import is_leaving
 from neural_compressor.torch.nn.shared_input import SharedInput
 from neural_compressor.torch.nn.stored_weight import StoredWeight
 from neural_compressor.torch.nn.weight_only_kernels import DEQUANTIZE, Choice, WeightOnlyKernel, choose
@@ -76,7 +77,6 @@ class WeightOnlyLinear(WeightedModule):
         self._most_rows = 0
         self._rotation: Rotation | None = None
         self.shared_input = SharedInput()
-        self._number = numbered(self)
 
     # -- making one -------------------------------------------------------------------------------------------------
 
@@ -231,7 +231,7 @@ class WeightOnlyLinear(WeightedModule):
 
     def forget_own_layout(self) -> None:
         """Free what was made for this layer alone; the next call that needs it builds it again."""
-        self._prepacked = None
+        self._prepacked = []
 
     @property
     def low_bit_kernel(self) -> WeightOnlyKernel | None:
@@ -278,8 +278,7 @@ class WeightOnlyLinear(WeightedModule):
         if shape[-1] != self.in_features:
             raise QuantizationError(f"a layer of {self.in_features} inputs cannot take a tensor of {tuple(shape)}")
         if is_traced(input):
-            outputs: Tensor = call_layer(input, self._number, self.out_features)
-            return outputs
+            return self._as_operator(input)
         flat = len(shape) == 2
         y = self._product(input, input if flat else input.reshape(-1, self.in_features))
         # A decoding step has hundreds of such calls: what changes nothing is not asked for.
@@ -290,6 +289,9 @@ class WeightOnlyLinear(WeightedModule):
         if self.relu:
             y = y.relu()
         return y if flat else y.reshape(*shape[:-1], self.out_features)
+
+    def empty_outputs(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        return [inputs[0].new_empty(*inputs[0].shape[:-1], self.out_features)]
 
     def turned(self, x: Tensor) -> Tensor:
         """The input as the weight expects it."""
@@ -302,10 +304,11 @@ class WeightOnlyLinear(WeightedModule):
         count = rows.shape[0]
         if not count:
             return rows.new_empty(0, self.out_features)
-        was_called = not torch.compiler.is_compiling() and self.shared_input.note(self, input)
-        # Low-bit kernels have no gradients.
-        if self._low_bit is None or count > self._most_rows or (rows.requires_grad and torch.is_grad_enabled()):
-            dtype = product_dtype(input.dtype, rows.device.type, exact=self._exact)
+        was_called = not is_leaving() and not torch.compiler.is_compiling() and self.shared_input.note(self, input)
+        # Low-bit kernels have no gradients, and cannot leave this process.
+        in_floats = is_leaving() or (rows.requires_grad and torch.is_grad_enabled())
+        if self._low_bit is None or in_floats or count > self._most_rows:
+            dtype = product_dtype(input.dtype, rows.device.type, exact=self._exact or is_leaving())
             return dequantized_product(self.turned(rows), self.stored_weight(), dtype)
         y = self.shared_input.outputs(self, rows) if was_called else None
         return self._low_bit.run(self.prepacked(), self.turned(rows)) if y is None else y
@@ -316,10 +319,6 @@ class WeightOnlyLinear(WeightedModule):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "shared_input": SharedInput()}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._number = numbered(self)
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, {super().extra_repr()}"

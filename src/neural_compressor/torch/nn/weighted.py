@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.onnx import is_in_onnx_export
 
 from neural_compressor.errors import QuantizationError
 from neural_compressor.schemes import (
@@ -22,7 +23,9 @@ from neural_compressor.schemes import (
 )
 from neural_compressor.torch.nn.activation import Range, calibrated_qparams
 from neural_compressor.torch.nn.base import QuantModule, finite
+from neural_compressor.torch.nn.kernels import takes_int8
 from neural_compressor.torch.nn.packed_weight import buffer_names, check_pairs, keep_packed, packed_array
+from neural_compressor.torch.nn.portable import as_type, constant, dequantized, is_leaving
 
 
 class WeightedModule(QuantModule):
@@ -108,7 +111,23 @@ class WeightedModule(QuantModule):
 
     def _parameters_as(self, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
         """Weight and bias for a float op in ``dtype``."""
-        return self.dequantized_weight().to(dtype), None if self.bias is None else self.bias.to(dtype)
+        if is_leaving() and takes_int8(self.weight_scheme):
+            return self._leaving_weight(dtype)
+        weight = self.dequantized_weight().to(dtype)
+        return constant(weight) if is_in_onnx_export() else weight, None if self.bias is None else self.bias.to(dtype)
+
+    def _leaving_weight(self, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias as codes and what makes floats of them."""
+        codes, scale, zero = self._int8_weight()
+        weight = as_type(dequantized(codes, scale, zero, self.channel_axis), dtype)
+        if self.bias is None:
+            return weight, None
+        if not is_in_onnx_export() or "input" not in self._u8_inputs:
+            return weight, as_type(self.bias, dtype)
+        # Integer kernels of ONNX take the bias in the units of their sums.
+        unit = scale.reshape(-1).double().expand(len(self.bias)) * self._u8("input")[0]
+        sums = (self.bias.double() / unit).round().clamp(-(2**31), 2**31 - 1)
+        return weight, as_type(dequantized(sums.to(torch.int32), unit.float(), None), dtype)
 
     def _int8_weight(self) -> tuple[Tensor, Tensor, Tensor | None]:
         codes, scale, zero = signed_codes(self.weight_array())

@@ -1,0 +1,101 @@
+"""A PyTorch model as an ONNX model, its quantized ops as float ops between QuantizeLinear and DequantizeLinear."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from neural_compressor.errors import ConfigError, MissingDependencyError
+from neural_compressor.torch.batches import feed, tensors_in
+
+
+def to_onnx(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """``model`` as an ``onnx.ModelProto``, traced with ``args`` and ``kwargs``; its first dimension may have any size.
+
+    Runtimes fuse the float ops with what is around them to integer kernels.
+    """
+    try:
+        import onnx
+    except ImportError as error:
+        raise MissingDependencyError("converting to ONNX needs the package onnx: pip install onnx") from error
+    parameters = list(inspect.signature(model.forward).parameters)
+    names = [*parameters[: len(args)], *(name for name in parameters if name in kwargs)]
+    if not all(isinstance(value, torch.Tensor) for value in (*args, *kwargs.values())):
+        raise ConfigError(
+            "the inputs of a model that is converted to ONNX are tensors; wrap it in a module that takes some"
+        )
+    with torch.no_grad():
+        found = feed(model, kwargs) if kwargs else feed(model, tuple(args))
+    count = sum(1 for _ in tensors_in(found))
+    outputs = ["output"] if count == 1 else [f"output_{index}" for index in range(count)]
+    file = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the exporter's end, and of shapes that are constants by design
+        torch.onnx.export(
+            model,
+            tuple(args),
+            file,  # type: ignore[arg-type]
+            kwargs=dict(kwargs),
+            input_names=names,
+            output_names=outputs,
+            dynamic_axes={name: {0: "batch"} for name in [*names, *outputs]},
+            dynamo=False,
+        )
+    model_of_file = onnx.load_model_from_string(file.getvalue())
+    _share_codes(model_of_file.graph)
+    return model_of_file
+
+
+def _share_codes(graph: Any) -> None:
+    """Let all that reads a value read the same codes of it, where these are all that is made of it.
+
+    Each op rounds its input, so that a value with two readers is rounded twice. A runtime takes the op that makes the value
+    for an integer kernel only if nothing reads it in float; additions do, and read the codes as those of PyTorch do.
+    """
+    from onnx.numpy_helper import to_array
+
+    constants = {tensor.name: to_array(tensor).tobytes() for tensor in graph.initializer}
+    for node in graph.node:
+        if node.op_type == "Constant" and node.attribute[0].name == "value":
+            constants[node.output[0]] = to_array(node.attribute[0].t).tobytes()
+    made_by = {name: node for node in graph.node for name in node.output}
+    readers: dict[str, list[Any]] = {}
+    for node in graph.node:
+        for name in node.input:
+            readers.setdefault(name, []).append(node)
+
+    def grid(node: Any) -> tuple[bytes | str, ...]:
+        return tuple(constants.get(name, name) for name in node.input[1:])
+
+    outputs = {value.name for value in graph.output}
+    for value in list(readers):
+        rounding = [node for node in readers[value] if node.op_type == "QuantizeLinear" and node.input[0] == value]
+        if not rounding or len({grid(node) for node in rounding}) != 1 or value in outputs or value in constants:
+            continue
+        backs = [back for node in rounding for back in readers.get(node.output[0], [])]
+        if not backs or any(back.op_type != "DequantizeLinear" for back in backs):
+            continue
+        first = backs[0].output[0]
+        for back in backs[1:]:
+            for reader in readers.get(back.output[0], []):
+                _reads_instead(reader, back.output[0], first)
+        for reader in readers[value]:
+            others = [made_by.get(name) for name in reader.input if name != value]
+            if reader.op_type == "Add" and all(
+                other is not None and other.op_type == "DequantizeLinear" for other in others
+            ):
+                _reads_instead(reader, value, first)
+        for node in (*rounding[1:], *backs[1:]):
+            graph.node.remove(node)
+
+
+def _reads_instead(node: Any, old: str, new: str) -> None:
+    for index, name in enumerate(node.input):
+        if name == old:
+            node.input[index] = new

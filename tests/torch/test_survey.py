@@ -1,0 +1,149 @@
+"""What is folded is what is right on every batch that was seen."""
+
+import pytest
+import torch
+from torch import nn
+
+from neural_compressor.torch.adaptor import PyTorchAdaptor
+from neural_compressor.torch.survey import Survey
+
+INT8 = {
+    "weight": {"dtype": "int8", "scheme": "sym", "granularity": "per_channel", "algorithm": "minmax"},
+    "activation": {
+        "dtype": "uint8",
+        "scheme": "asym",
+        "granularity": "per_tensor",
+        "algorithm": "minmax",
+        "quant_mode": "static",
+    },
+}
+
+
+def normalised(channels):
+    norm = nn.BatchNorm2d(channels)
+    nn.init.uniform_(norm.weight, 2, 3)
+    norm.running_mean.normal_()
+    return norm
+
+
+class Branch(nn.Module):
+    """The norm, and the second convolution, are for bright images alone."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.norm, self.relu = nn.Conv2d(1, 4, 3, padding=1), normalised(4), nn.ReLU()
+        self.bright, self.dark = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1)
+
+    def forward(self, x):
+        y = self.conv(x)
+        return self.bright(self.relu(self.norm(y))) if x.mean() > 0 else self.dark(self.relu(y))
+
+
+class ReadsWeight(nn.Module):
+    """A weight that a function reads as well must not change."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.norm = nn.Conv2d(2, 2, 1), normalised(2)
+        self.last, self.last_norm = nn.Conv2d(2, 2, 1), normalised(2)
+
+    def forward(self, x):
+        return self.last_norm(self.last(self.norm(self.conv(x)) + nn.functional.conv2d(x, self.conv.weight)))
+
+
+class ReadsNorm(ReadsWeight):
+    def forward(self, x):
+        return self.last_norm(self.last(self.norm(self.conv(x)) * self.norm.weight.sum()))
+
+
+def batches():
+    bright = torch.rand(4, 1, 6, 6, generator=torch.Generator().manual_seed(1)) + 0.1
+    return [bright, -bright]
+
+
+def decibels(found, expected):
+    return 10 * torch.log10(expected.square().mean() / (found - expected).square().mean())
+
+
+def quantized(adaptor, model, **kwargs):
+    ops = adaptor.query_fw_capability(model)["opwise"]
+    return adaptor.quantize({"op": dict.fromkeys(ops, INT8)}, model, **kwargs)
+
+
+def exact_on(model, new):
+    with torch.no_grad():
+        assert all(decibels(new(x), model(x)) > 25 for x in batches())
+
+
+def test_a_norm_of_one_branch_is_not_folded_and_ops_of_the_other_are_found():
+    model = Branch().eval()
+    adaptor = PyTorchAdaptor({"dataloader": batches()})
+    new = quantized(adaptor, model, dataloader=batches())
+    exact_on(model, new)
+    records = {record.name: record for record in adaptor.summary(new)}
+    assert {name: r.precision for name, r in records.items()} == dict.fromkeys(("conv", "bright", "dark"), "int8")
+    assert "'norm' is not folded" in records["conv"].reason
+
+
+@pytest.mark.parametrize("by_function", [True, False], ids=["calib_func", "other data"])
+def test_what_calibration_shows_to_be_wrong_is_undone(by_function):
+    model = Branch().eval()
+    adaptor = PyTorchAdaptor({"example_inputs": batches()[0]})
+    key = ("conv", "Conv2d")
+    assert adaptor.query_fw_capability(model)["opwise"].keys() == {key, ("bright", "Conv2d")}
+
+    def calibrate(found):
+        for x in batches():
+            found(x)
+
+    data = {"q_func": calibrate} if by_function else {"dataloader": batches()}
+    new = adaptor.quantize({"op": {key: INT8}}, model, **data)
+    exact_on(model, new)
+    assert "'norm' is not folded" in adaptor.summary(new)[0].reason
+
+
+def test_a_signature_that_comes_later_is_looked_at():
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6)).eval()
+    model[1].running_mean.normal_()
+    survey = Survey(model)
+    survey.see(torch.rand(3, 4))
+    assert survey.structure.folded
+    survey.see(torch.rand(2, 6, 4))
+    assert not survey.structure.folded
+
+
+@pytest.mark.parametrize("cls", [ReadsWeight, ReadsNorm])
+def test_a_fold_that_changes_the_outputs_is_given_up_alone(cls):
+    survey = Survey(cls().eval())
+    survey.see(torch.rand(1, 2, 4, 4))
+    assert survey.structure.folded == {"last_norm": "last"}
+    assert "changes the outputs" in survey.structure.unfolded["conv"]
+
+
+def test_random_numbers_and_inputs_written_in_place_are_no_difference():
+    class Noisy(ReadsWeight):
+        def forward(self, x):
+            x += 1
+            return self.norm(self.conv(x)) * torch.rand(())
+
+    survey, x = Survey(Noisy().eval()), torch.zeros(1, 2, 4, 4)
+    survey.see(x)
+    assert survey.structure.folded == {"norm": "conv"}
+    assert not x.any()
+
+
+def test_equal_ways_through_the_model_are_kept_once():
+    survey = Survey(Branch().eval())
+    for x in batches() * 3:
+        survey.see(x)
+    assert len(survey.traces) == 2
+
+
+def test_data_that_can_be_read_once_is_left_to_calibration():
+    model = nn.Sequential(nn.Conv2d(1, 2, 1)).eval()
+    data = iter([*batches(), *batches()])
+    new = PyTorchAdaptor().quantize({"op": {("0", "Conv2d"): INT8}}, model, data)
+    assert next(data, None) is None
+    assert float(new[0].input_scale) > 0

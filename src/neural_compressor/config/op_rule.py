@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from neural_compressor.config.words import as_list
 from neural_compressor.dtypes import dtype
 from neural_compressor.errors import ConfigError
+from neural_compressor.name_pattern import NamePattern
 from neural_compressor.registry import close_matches
 from neural_compressor.schemes.scheme import MODES
 
@@ -42,8 +42,8 @@ class OpRule:
     demands: tuple[tuple[str, str, Values], ...]
 
     def matches(self, text: str) -> bool:
-        """Whether the key matches the whole of ``text``."""
-        return re.fullmatch(self.key, text) is not None
+        """Whether the key is ``text``, or matches the whole of it."""
+        return NamePattern.of(self.key).matches(text)
 
     @property
     def names_dtype(self) -> bool:
@@ -83,11 +83,9 @@ def _read_rule(source: str, key: Any, rule: Any) -> OpRule:
     if not isinstance(key, str):
         raise ConfigError(f"{where}: the key is a {type(key).__name__}, expected a string")
     try:
-        re.compile(key)
-    except re.error as error:
-        raise ConfigError(
-            f"{where}: the key is not a valid regular expression ({error}); escape special characters with a backslash"
-        ) from None
+        NamePattern.of(key)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
     if not isinstance(rule, Mapping) or not rule:
         raise ConfigError(f"{where} is {rule!r}, expected {{'weight': {{...}}, 'activation': {{...}}}}")
     demands: list[tuple[str, str, Values]] = []

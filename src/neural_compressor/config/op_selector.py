@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from neural_compressor.config.words import as_list
 from neural_compressor.errors import ConfigError
+from neural_compressor.name_pattern import NamePattern
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,8 @@ class OpSelector:
     """What a rule speaks of.
 
     A string is, in this order, the name of an op (then it means that op alone), the class name of a type of op, or a
-    regular expression that matches the whole of a name. ``is_type`` says that a class was given, or ``{"type": name}``.
+    regular expression that matches the whole of a name, as :mod:`neural_compressor.name_pattern` reads them. ``is_type``
+    says that a class was given, or ``{"type": name}``.
 
     >>> ops = {"fc1": "Linear", "fc10": "Linear", "conv": "Conv1d"}
     >>> [OpSelector(text).select(ops) for text in ("fc1", "Conv1d", "fc.*")]
@@ -28,12 +29,7 @@ class OpSelector:
     is_type: bool = False
 
     def __post_init__(self) -> None:
-        try:
-            re.compile(self.text)
-        except re.error as error:
-            raise ConfigError(
-                f"{self.text!r} is not a valid regular expression ({error}); escape special characters with a backslash"
-            ) from None
+        NamePattern.of(self.text)  # what cannot be matched in bounded time is refused here
 
     def select(self, ops: Mapping[str, str]) -> list[str]:
         """The names of the ops meant among ``ops``, a mapping of names to type names."""
@@ -41,7 +37,8 @@ class OpSelector:
             return [self.text]
         found = [name for name, kind in ops.items() if kind == self.text]
         if not found and not self.is_type:
-            found = [name for name in ops if re.fullmatch(self.text, name)]
+            pattern = NamePattern.of(self.text)
+            found = [name for name in ops if pattern.matches(name)]
         return found
 
     def alternatives(self, ops: Mapping[str, str]) -> str:
@@ -51,7 +48,9 @@ class OpSelector:
         near = difflib.get_close_matches(self.text, known, n=3, cutoff=0.5)
         guess = f"did you mean {', '.join(map(repr, near))}? " if near else ""
         first = ", ".join(list(ops)[:5]) + (f", ... ({len(ops)} in all)" if len(ops) > 5 else "")
-        return f"{guess}Types: {', '.join(types) or 'none'}. Ops: {first or 'none'}"
+        problem = NamePattern.of(self.text).problem
+        invalid = f"as a regular expression it is not valid ({problem}). " if problem and not self.is_type else ""
+        return f"{invalid}{guess}Types: {', '.join(types) or 'none'}. Ops: {first or 'none'}"
 
     def to_plain(self) -> str | dict[str, str]:
         """The form in dicts and JSON files."""

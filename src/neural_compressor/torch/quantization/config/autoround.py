@@ -6,7 +6,7 @@ import re
 from typing import Annotated, Any
 
 from neural_compressor.config.composition import register_config
-from neural_compressor.config.numbers import group_size, is_whole, positive
+from neural_compressor.config.numbers import group_size, is_whole, rate
 from neural_compressor.config.parameter_space import one_or_more, optional
 from neural_compressor.config.words import flag
 from neural_compressor.dtypes import BlockType
@@ -95,8 +95,8 @@ class AutoRoundConfig(WeightOnlyConfig):
     nsamples: Count = 128
     seqlen: Count = 2048
     batch_size: Count = 8
-    lr: Annotated[float | None, one_or_more(optional(positive))] = None
-    minmax_lr: Annotated[float | None, one_or_more(optional(positive))] = None
+    lr: Annotated[float | None, one_or_more(optional(rate))] = None
+    minmax_lr: Annotated[float | None, one_or_more(optional(rate))] = None
     enable_minmax_tuning: Flag = True
     enable_quanted_input: Flag = True
     seed: Seed = 42

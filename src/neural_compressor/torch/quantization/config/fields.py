@@ -61,7 +61,7 @@ def path_text(value: Any) -> str:
     """Validate a path; empty where there is none."""
     if value != "":
         path_of(value)
-    return os.fspath(value)
+    return str(os.fspath(value))
 
 
 def layer_map(value: Any) -> dict[str, list[str]]:

@@ -11,6 +11,7 @@ from neural_compressor.adaptor.contract import Adaptor, adaptor_for
 from neural_compressor.adaptor.records import OpRecord
 from neural_compressor.config import PostTrainingQuantConfig
 from neural_compressor.errors import CalibrationError, ConfigError
+from neural_compressor.paths import path_of
 from neural_compressor.report.html import write_report
 from neural_compressor.report.terminal import TuningProgress, print_result
 from neural_compressor.strategy.build import build_space, unapplied_recipes
@@ -78,6 +79,12 @@ def fit(
     model is quantized once, with the default configuration. Trials are journaled under ``workspace`` (or in the Optuna
     ``storage``): the same call after a crash goes on where it stopped. An HTML report is written there too.
     """
+    workspace = path_of(workspace, "workspace")
+    if title is not None and not isinstance(title, str):
+        raise ConfigError(f"title: got {title!r}, expected a string")
+    for name, value in (("resume", resume), ("quiet", quiet)):
+        if not isinstance(value, bool):
+            raise ConfigError(f"{name}: got {value!r}, expected True or False")
     _check_arguments(conf, calib_dataloader, calib_func, eval_func, eval_dataloader, eval_metric)
     info = {
         "dataloader": calib_dataloader,
@@ -136,7 +143,7 @@ def fit(
 def load(path: str | Path, model: Any) -> Any:
     """The quantized model that was saved to ``path``; ``model`` is the float model it was made from."""
     adaptor = adaptor_for(model)
-    return adaptor().load(path, model)
+    return adaptor().load(path_of(path, "load"), model)
 
 
 def _check_settings(adaptor: Adaptor, conf: PostTrainingQuantConfig) -> None:

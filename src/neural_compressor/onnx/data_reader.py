@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from neural_compressor.adaptor.user_code import batches, name_of
 from neural_compressor.errors import CalibrationError
+from neural_compressor.observers.input_check import CalibrationInputs, is_float_array
 
 
 class CalibrationDataReader(ABC):
@@ -43,6 +45,7 @@ class Samples:
         self.limit = limit
         self.passes = 0
         self._ahead: list[Any] = []
+        self._inputs = CalibrationInputs()
         self._shapes: dict[str, tuple[int, ...]] | None = None
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -63,12 +66,18 @@ class Samples:
         self.passes += 1
         count = 0
         ahead, self._ahead = self._ahead, []
-        for sample in islice(chain(ahead, iter(self.reader.get_next, None)), self.limit):
+        rest = batches(iter(self.reader.get_next, None), "the calibration data reader", name_of(self.reader))
+        for sample in islice(chain(ahead, rest), self.limit):
             if not isinstance(sample, Mapping):
                 raise CalibrationError(f"sample {count} is of type {type(sample).__name__}, expected inputs by name")
             count += 1
             self._note(sample)
+            if self.passes == 1:
+                for name, array in sample.items():
+                    if is_float_array(array):
+                        self._inputs.note(str(name), array)
             yield sample
+        self._inputs.warn()
         if not count:
             again = " again" if self.passes > 1 else ""
             raise CalibrationError(

@@ -16,14 +16,15 @@ from torch import nn
 from neural_compressor.adaptor.capability import get_optype_wise_ability, op_configs
 from neural_compressor.adaptor.contract import Adaptor
 from neural_compressor.adaptor.records import OpRecord
+from neural_compressor.adaptor.user_code import batches
 from neural_compressor.errors import CalibrationError, ConfigError, QuantizationError
 from neural_compressor.registry import close_matches
 from neural_compressor.schemes import OpKey, OpScheme, Plan, float_op
-from neural_compressor.torch.batches import batch_size, describe, feed, split_batch
+from neural_compressor.torch.batches import batch_size, feed, fitting, split_batch
 from neural_compressor.torch.calibration import Calibrator
 from neural_compressor.torch.capability import PyTorchQuery, on_this_cpu
 from neural_compressor.torch.checkpoint import load_model, save_model, unique_state
-from neural_compressor.torch.checks import check_finite
+from neural_compressor.torch.checks import check_finite, copy_of, require_module, require_values
 from neural_compressor.torch.conversion import build
 from neural_compressor.torch.fold import Structure, find_structure, fold
 from neural_compressor.torch.inspection import inspect_tensors, op_records
@@ -32,6 +33,8 @@ from neural_compressor.torch.nn import QuantModule
 from neural_compressor.torch.ops import find_blocks, find_ops
 from neural_compressor.torch.qat import QatSession
 from neural_compressor.torch.watch import Trace, watch
+
+_NO_BATCH = object()
 
 
 class PyTorchAdaptor(Adaptor):
@@ -109,7 +112,7 @@ class PyTorchAdaptor(Adaptor):
         return op_records(model, self.pre_optimized, self.example, self._skipped)
 
     def ready(self, model: nn.Module) -> nn.Module:
-        return copy.deepcopy(model).eval() if model.training else model
+        return copy_of(model).eval() if model.training else model
 
     def settle(self, model: nn.Module) -> None:
         model.eval()
@@ -218,14 +221,10 @@ class PyTorchAdaptor(Adaptor):
         return self.pre_optimized if self.pre_optimized is not None else model
 
     def _optimise(self, model: nn.Module, dataloader: Iterable[Any] | None = None) -> None:
+        require_module(model, "quantization")
+        require_values(model)
         check_finite(model)
-        try:
-            copied = copy.deepcopy(model).eval()
-        except RuntimeError as error:
-            raise QuantizationError(
-                f"the model cannot be copied: {error}. A weight that a hook computes (torch.nn.utils.weight_norm) is one "
-                "cause; remove it, or use torch.nn.utils.parametrizations"
-            ) from error
+        copied = copy_of(model).eval()
         self._structure, self._trace = Structure(), None
         self.example = self._first_inputs(copied, dataloader)
         if self.example is not None:
@@ -240,21 +239,20 @@ class PyTorchAdaptor(Adaptor):
         dataloader = dataloader if dataloader is not None else self.info.get("dataloader")
         if dataloader is None:
             return None
-        batch = next(iter(dataloader), None)
-        if batch is None:
+        batch = next(batches(dataloader), _NO_BATCH)
+        if batch is _NO_BATCH:
             raise CalibrationError("the calibration data is empty: the dataloader yielded no batch; give at least one")
+        if batch is None:
+            raise CalibrationError(
+                "batch 0 of the calibration data is None; a batch is (inputs, label) or inputs alone"
+            )
         inputs = split_batch(model, batch)
         self.info.setdefault("batch_size", batch_size(inputs))
         return inputs
 
     def _watch(self, model: nn.Module) -> Trace:
-        try:
+        with fitting(self.example, 0):
             return watch(model, self.example)
-        except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
-            raise CalibrationError(
-                f"batch 0 of the calibration data does not fit the model: {describe(self.example)}; "
-                f"the model said: {error}. A batch is (inputs, label), a tensor, or a dict of keyword arguments"
-            ) from error
 
 
 def _check_names(plan: Plan, model: nn.Module) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from neural_compressor.errors import CalibrationError
+from neural_compressor.adaptor.user_code import batches
+from neural_compressor.errors import CalibrationError, NeuralCompressorError
+from neural_compressor.observers.input_check import CalibrationInputs
 
 
 def split_batch(model: torch.nn.Module, batch: Any) -> Any:
@@ -56,23 +59,44 @@ def run_batches(model: torch.nn.Module, dataloader: Iterable[Any], samples: int)
     """Run ``model`` over at least ``samples`` samples (or all there are); returns how many were seen."""
     seen = 0
     with torch.no_grad():
-        for index, batch in enumerate(dataloader):
+        for index, batch in enumerate(batches(dataloader)):
             inputs = split_batch(model, batch)
-            try:
+            with fitting(inputs, index):
                 feed(model, inputs)
-            except CalibrationError:
-                raise
-            except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
-                raise CalibrationError(
-                    f"batch {index} of the calibration data does not fit the model: {describe(inputs)}; the model said: "
-                    f"{error}. A batch is (inputs, label), a tensor, or a dict of keyword arguments"
-                ) from error
             seen += batch_size(inputs)
             if seen >= samples:
                 break
     if seen == 0:
-        raise CalibrationError("the calibration data is empty: the dataloader yielded no batch; give at least one")
+        raise CalibrationError(
+            "the calibration data is empty: the dataloader yielded no batch, or none with samples; give at least one"
+        )
     return seen
+
+
+@contextmanager
+def fitting(inputs: Any, index: int) -> Iterator[None]:
+    """Around a run of a model on the inputs of batch ``index``: what the model raises is an error about that batch."""
+    try:
+        yield
+    except NeuralCompressorError:
+        raise
+    except Exception as error:
+        raise CalibrationError(
+            f"batch {index} of the calibration data does not fit the model: {describe(inputs)}; the model raised "
+            f"{type(error).__name__}: {error}. A batch is (inputs, label), a tensor, or a dict of keyword arguments"
+        ) from error
+
+
+def note_inputs(
+    seen: CalibrationInputs, model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> None:
+    """Take the inputs of one call of ``model`` into account."""
+    names = [p.name for p in inspect.signature(type(model).forward).parameters.values()][1:]
+    positional = {names[i] if i < len(names) else str(i): value for i, value in enumerate(args)}
+    for name, value in {**positional, **kwargs}.items():
+        for tensor in tensors_in(value):
+            if tensor.is_floating_point() and not tensor.is_meta:
+                seen.note(name, tensor.detach())
 
 
 def describe(inputs: Any) -> str:

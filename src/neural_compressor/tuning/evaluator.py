@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
+from neural_compressor.adaptor.user_code import name_of
 from neural_compressor.errors import ConfigError, EvaluationError
 from neural_compressor.tuning.criterion import Criterion
 from neural_compressor.tuning.metrics import Metric, resolve_metric
@@ -39,7 +40,7 @@ class Evaluator:
             if not callable(eval_func):
                 raise ConfigError(f"eval_func must be a function of the model, got {type(eval_func).__name__}")
             self._function = eval_func
-            self.name = _name(eval_func)
+            self.name = name_of(eval_func)
             self.identity = f"{self.name}#{_code_digest(eval_func)}"
             return
         if adaptor is None or eval_dataloader is None or eval_metric is None:
@@ -115,14 +116,9 @@ def data_identity(data: Any) -> str:
     if data is None:
         return "none"
     try:
-        return f"{_name(type(data))}[{len(data)}]"
+        return f"{name_of(type(data))}[{len(data)}]"
     except TypeError:
-        return _name(type(data))
-
-
-def _name(function: Any) -> str:
-    named = function if hasattr(function, "__qualname__") else type(function)
-    return f"{named.__module__}.{named.__qualname__}"
+        return name_of(type(data))
 
 
 def _code_digest(function: Any) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from neural_compressor.errors import WorkspaceError
+from neural_compressor.paths import path_of
 from neural_compressor.schemes import Plan
 from neural_compressor.tuning.file_lock import FileLock
 from neural_compressor.tuning.fingerprint import fingerprint
@@ -66,6 +67,8 @@ class Journal:
         resume: bool = True,
     ) -> None:
         self.workspace = workspace
+        if storage is not None:
+            path_of(storage, "storage")
         self.storage = str(storage) if storage is not None else str(workspace / FILE_NAME)
         self._shared = bool(_URL.match(self.storage))
         self._worker = f"{socket.gethostname()}:{workspace}"

@@ -95,9 +95,9 @@ ADMITTED = {
     for fields, values in {
         "alpha init_alpha alpha_min alpha_max percdamp tolerable_loss": SHARE,
         "group_size double_quant_group_size scale_quant_group_size weight_group_size": COUNT,
-        "iters nsamples seqlen batch_size block_size blocksize calib_iter": COUNT,
+        "iters nsamples seqlen block_size blocksize calib_iter": COUNT,
         "max_trials calibration_sampling_size": COUNT,
-        "bits double_quant_bits group_dim act_bits": {"1"},
+        "bits double_quant_bits group_dim act_bits batch_size": {"1"},
         "inputs outputs nodes_to_exclude nodes_to_quantize op_types_to_quantize": NAMES,
         "op_type_dict op_name_dict recipes strategy_kwargs extra_options ratios": {"empty dict", "None"},
         "accuracy_criterion tuning_criterion absorb_layer_dict absorb_to_layer allowlist blocklist": {"empty dict"},
@@ -187,6 +187,12 @@ RULE = {"weight": {"dtype": "fp32"}}
 )  # fmt: skip
 def test_configurations(call, error, said):
     must_raise(error, said, call)
+
+
+def test_a_field_that_was_refused_is_as_it_was():
+    criterion = AccuracyCriterion(criterion="absolute", tolerable_loss=5)
+    must_raise(ConfigError, "tolerable_loss", setattr, criterion, "criterion", "relative")
+    assert (criterion.criterion, criterion.tolerable_loss) == ("absolute", 5)
 
 
 @pytest.mark.parametrize("key", ["(a+)+", "(a|a)*b", ".*" * 20 + "x", "(?:a*)*c"])

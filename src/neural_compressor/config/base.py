@@ -33,9 +33,11 @@ class ConfigModel(BaseModel):
             raise ConfigError(_explain(type(self), error)) from None
 
     def __setattr__(self, name: str, value: Any) -> None:
+        before = dict(self.__dict__)
         try:
             super().__setattr__(name, value)
         except ValidationError as error:
+            self.__dict__.update(before)  # pydantic checks how fields fit each other after it has changed the one
             raise ConfigError(_explain(type(self), error)) from None
 
     def to_dict(self) -> dict[str, Any]:

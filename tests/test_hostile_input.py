@@ -36,6 +36,8 @@ from neural_compressor.errors import (
     QuantizationError,
     WorkspaceError,
 )
+from neural_compressor.onnx.adaptor.batches import LoaderReader, ModelInputs
+from neural_compressor.onnx.adaptor.recorder import RecordedReader
 from neural_compressor.onnx.data_reader import CalibrationDataReader, Samples
 from neural_compressor.torch.capability import PyTorchQuery
 from neural_compressor.torch.nn.kernel_race import racing
@@ -711,6 +713,18 @@ class Reader(CalibrationDataReader):
 def test_a_data_reader_that_raises_is_named_with_the_batch():
     samples = Samples(Reader([{"x": np.ones(2)}, KeyError("k")]))
     must_raise(CalibrationError, ["Reader", "KeyError", "batch 1"], list, samples)
+
+
+def test_a_calibration_function_of_an_onnx_model_that_raises_is_named_with_the_batch():
+    inputs = ModelInputs({"x": np.dtype(np.float32)})
+    reader = RecordedReader(fails_after_one, None, inputs, lambda model, feed: None)
+    must_raise(CalibrationError, ["calib_func", "fails_after_one", "KeyError", "batch 1"], list, Samples(reader))
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyError])
+def test_a_loader_of_an_onnx_model_that_raises_is_named_with_the_batch(error):
+    reader = LoaderReader(Loader(1, error("no")), ModelInputs({"x": np.dtype(np.float32)}), 100)
+    must_raise(CalibrationError, ["Loader", error.__name__, "batch 1"], list, Samples(reader))
 
 
 # -- saved models -------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from neural_compressor.adaptor.contract import Adaptor, adaptor_for
 from neural_compressor.adaptor.records import OpRecord
 from neural_compressor.config import PostTrainingQuantConfig
 from neural_compressor.errors import CalibrationError, ConfigError
+from neural_compressor.paths import path_of
 from neural_compressor.report.evidence import add_evidence
 from neural_compressor.report.html import keep_report
 from neural_compressor.report.terminal import TuningProgress, print_result
@@ -80,6 +81,12 @@ def fit(
     ``storage``): the same call after a crash goes on where it stopped, and one with more ``max_trials`` or ``timeout``
     after the end. Each run keeps its HTML report in ``reports`` there; ``report.html`` is the last one.
     """
+    workspace = path_of(workspace, "workspace")
+    if title is not None and not isinstance(title, str):
+        raise ConfigError(f"title: got {title!r}, expected a string")
+    for name, value in (("resume", resume), ("quiet", quiet)):
+        if not isinstance(value, bool):
+            raise ConfigError(f"{name}: got {value!r}, expected True or False")
     _check_arguments(conf, calib_dataloader, calib_func, eval_func, eval_dataloader, eval_metric)
     info = {
         "dataloader": calib_dataloader,
@@ -144,7 +151,7 @@ def fit(
 def load(path: str | Path, model: Any) -> Any:
     """The quantized model that was saved to ``path``; ``model`` is the float model it was made from."""
     adaptor = adaptor_for(model)
-    return adaptor().load(path, model)
+    return adaptor().load(path_of(path, "load"), model)
 
 
 def _explained(record: OpRecord, space: TuningSpace) -> OpRecord:

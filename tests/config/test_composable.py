@@ -149,6 +149,8 @@ def test_a_large_model_is_not_listed_whole_in_an_error() -> None:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
+        (lambda: Alpha().set_local("(a)\\1", Alpha()), ["Alpha.set_local", "bounded time"]),
+        (lambda: Alpha().set_local([], Alpha()), ["Alpha.set_local", "at least one"]),
         (lambda: Alpha().set_local(3, Alpha()), ["Alpha.set_local", "got 3"]),
         (lambda: Alpha().set_local("", Alpha()), ["got ''"]),
         (lambda: Alpha().set_local("fc1", {"bits": 8}), ["'fc1'", "expected a configuration"]),

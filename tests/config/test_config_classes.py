@@ -77,6 +77,7 @@ def test_defaults_are_not_shared() -> None:
         ({"op_type_dict": {"Conv2d": {"dtype": "int8"}}}, ["'dtype'", "weight"]),
         ({"op_type_dict": {"Conv2d": {}}}, ["op_type_dict['Conv2d']"]),
         ({"op_type_dict": ["Conv2d"]}, ["op_type_dict", "dict"]),
+        ({"op_name_dict": {"(l)\\1": {"weight": {"dtype": "fp32"}}}}, ["op_name_dict", "regular expression"]),
         ({"op_name_dict": {5: {"weight": {"dtype": "fp32"}}}}, ["op_name_dict[5]", "string"]),
         ({"accuracy_criterion": {"tolerable_loss": -0.1}}, ["tolerable_loss", "-0.1"]),
     ],

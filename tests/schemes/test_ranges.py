@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 from neural_compressor.errors import QuantizationError
 from neural_compressor.schemes import PER_TENSOR, PerChannel, PerGroup, value_range
 from neural_compressor.schemes.granularity import Granularity
-from neural_compressor.schemes.ranges import against_parts, from_parts, scale_shape, to_parts
+from neural_compressor.schemes.ranges import against_parts, from_parts, require_finite, scale_shape, to_parts
 
 
 def part_of(index: tuple[int, ...], granularity: Granularity) -> tuple[int, ...]:
@@ -84,3 +86,9 @@ def test_short_floats_gradients_and_integers_are_taken() -> None:
         assert (float(low), float(high)) == (-1.5, 2.0)
         assert not low.requires_grad
     assert value_range(np.asarray([3, -4]), PER_TENSOR)[0] == -4.0
+
+
+@pytest.mark.parametrize("make", [np.asarray, torch.tensor], ids=["numpy", "torch"])
+def test_a_range_that_is_not_finite_says_in_how_many_parts(make):
+    with pytest.raises(QuantizationError, match="in 1 of 3 parts"):
+        require_finite(make([0.0, math.nan, 1.0]), make([1.0, 1.0, 1.0]))

@@ -16,11 +16,13 @@ precision), ``capabilities`` (quantized precisions) and ``patterns`` (op sequenc
 Where a framework runs models in several ways, an entry may say which it is for: ``backends`` names devices or execution
 providers, ``formats`` the forms a quantized model can have. Without them it is for all. ``recipes`` are what this
 backend needs whether the user asks for it or not.
+
+A key may stand deeper than the key above it, whose value is complete: ``int4`` below ``fp32: ['*']`` is beside it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -28,9 +30,11 @@ from typing import Any, NoReturn
 
 import yaml
 
-from neural_compressor.adaptor.tensor_options import OpConfig, read_op_config
+from neural_compressor.adaptor.tensor_options import OpConfig, read_op_config, shown
+from neural_compressor.adaptor.yaml_text import read_yaml
 from neural_compressor.dtypes import DTYPES
 from neural_compressor.errors import ConfigError
+from neural_compressor.paths import path_of
 from neural_compressor.registry import close_matches
 
 MODES = ("static", "dynamic", "weight_only")
@@ -79,34 +83,9 @@ class Entry:
         )
 
 
-class _StrictLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # in C where PyYAML has it
-    """Refuses a key written twice in one mapping, of which plain YAML silently keeps the last."""
-
-    def __init__(self, stream: str) -> None:
-        super().__init__(stream)
-        self._checked: set[int] = set()
-
-    def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        if id(node) not in self._checked:  # after the first time the keys it takes over stand among its own
-            self._checked.add(id(node))
-            _refuse_repetitions(node)
-        super().flatten_mapping(node)
-
-
-def _refuse_repetitions(node: yaml.MappingNode) -> None:
-    seen: set[Hashable] = set()
-    for key, _ in node.value:
-        if isinstance(key, yaml.ScalarNode):
-            if key.value in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key.value!r} stands twice in one mapping", key.start_mark
-                )
-            seen.add(key.value)
-
-
 def read_entries(path: str | Path) -> list[Entry]:
     """The entries of the file at ``path``; a file that is one mapping is one entry, by default for every version."""
-    path = Path(path)
+    path = path_of(path, "framework YAML")
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -119,7 +98,7 @@ def read_entries(path: str | Path) -> list[Entry]:
 @lru_cache(maxsize=16)  # an adaptor asks several times, and parsing takes longer than quantizing a small model
 def _entries_in(text: str, path: Path) -> tuple[Entry, ...]:
     try:
-        data = yaml.load(text, Loader=_StrictLoader)
+        data = read_yaml(text)
     except yaml.YAMLError as error:
         raise ConfigError(f"framework YAML {path} is not valid YAML: {error}") from error
     if isinstance(data, Mapping):
@@ -174,7 +153,7 @@ def _read_versions(data: Any, where: str) -> tuple[str, ...]:
     names = [names] if isinstance(names, str) else names
     # YAML reads an unquoted 2.10 as the number 2.1, so numbers cannot be taken for versions.
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
-        _fail(where, f"is {names!r}; give a quoted string or a list of them, such as '2.10' or 'default'")
+        _fail(where, f"is {shown(names)}; give a quoted string or a list of them, such as '2.10' or 'default'")
     return tuple(names)
 
 
@@ -207,7 +186,8 @@ def _names(data: Any, where: str, known_precision: bool = False) -> tuple[str, .
     names = [part.strip() for part in data.split(",")] if isinstance(data, str) else data
     if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
         _fail(
-            where, f"is {data!r}; a list of names is expected, such as ['Linear', 'Conv2d'], or ['*'] for all op types"
+            where,
+            f"is {shown(data)}; a list of names is expected, such as ['Linear', 'Conv2d'], or ['*'] for all op types",
         )
     return tuple(_precision(name, where) if known_precision else name for name in names)
 

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
 from neural_compressor.adaptor.framework_yaml import Entry, read_entries
 from neural_compressor.adaptor.tensor_options import OpConfig
 from neural_compressor.errors import ConfigError
+from neural_compressor.registry import close_matches
 
 
 class QueryBackendCapability:
     """The framework YAML as an adaptor asks it.
 
     Subclasses say which file and which version by overriding :meth:`config_file` and :meth:`installed_version`, or pass
-    both to the constructor. ``overlay`` is the path of a user's YAML laid over the chosen entry.
+    both to the constructor. ``overlay`` is the path of a user's YAML laid over the chosen entry; its op types have to be
+    those of :meth:`known_op_types`.
 
     The entry used is the one with the highest version not above the installed one, else the one named ``default``; of
     those for ``backend`` and ``quant_format``, where these are given.
@@ -36,6 +38,7 @@ class QueryBackendCapability:
         self.entry = choose_entry(read_entries(self.path), self.version, self.path, backend, quant_format)
         if overlay is not None:
             over = choose_entry(read_entries(overlay), self.version, Path(overlay), backend, quant_format)
+            self._check_op_types(over, Path(overlay))
             self.entry = self.entry.overlaid(over)
 
     def config_file(self) -> Path:
@@ -45,6 +48,28 @@ class QueryBackendCapability:
     def installed_version(self) -> str:
         """Version of the installed framework; for subclasses."""
         raise NotImplementedError(f"{type(self).__name__} needs version, or has to override installed_version()")
+
+    def known_op_types(self) -> Collection[str] | None:
+        """The op types of the framework that can be quantized, for subclasses; None where any name may be one."""
+        return None
+
+    def known_float_types(self) -> Collection[str] | None:
+        """The op types of the framework, quantizable or not; for subclasses."""
+        return self.known_op_types()
+
+    def _check_op_types(self, over: Entry, path: Path) -> None:
+        """Refuse op types in a user's file that the framework does not have: nothing would ever match them."""
+        quantized = [
+            (p, op_type) for p, modes in over.capabilities.items() for ops in modes.values() for op_type in ops
+        ]
+        floats = [(p, op_type) for p, types in over.op_types.items() for op_type in types]
+        for named, known in ((quantized, self.known_op_types()), (floats, self.known_float_types())):
+            for precision, op_type in named:
+                if known is not None and op_type != "*" and op_type not in known:
+                    raise ConfigError(
+                        f"framework YAML {path}: {precision} names the op type {op_type!r}, which the framework does not "
+                        f"have; {close_matches(op_type, known)}"
+                    )
 
     def get_version(self) -> str:
         """The version name of the entry in use: its highest name not above the installed version, or ``default``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterable, Mapping
 from itertools import chain
 from typing import Any, NoReturn
@@ -16,6 +17,8 @@ OpConfig = dict[str, Any]
 """``{'weight': {field: [options]}, 'activation': {field: [options], 'quant_mode': mode}}``; weight if it has one."""
 
 
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 4, 200, 200
 SCHEMES = ("sym", "asym")
 GRANULARITIES = ("per_tensor", "per_channel", "per_group")
 _DEFAULTS = {"scheme": ["sym"], "granularity": ["per_tensor"], "algorithm": ["minmax"]}
@@ -31,7 +34,7 @@ def read_op_config(data: Any, mode: str, where: str) -> OpConfig:
     (['per_channel'], {'dtype': ['fp32'], 'quant_mode': 'weight_only'})
     """
     if not isinstance(data, Mapping):
-        _fail(where, f"is {data!r}; a mapping with 'weight' and/or 'activation' is expected")
+        _fail(where, f"is {shown(data)}; a mapping with 'weight' and/or 'activation' is expected")
     for key in data:
         if key not in ("weight", "activation", "mode"):
             _fail(f"{where}.{key}", "is unknown; known: weight, activation, mode")
@@ -47,7 +50,7 @@ def read_op_config(data: Any, mode: str, where: str) -> OpConfig:
 
 def _read_tensor(data: Any, mode: str, where: str) -> dict[str, Any]:
     if not isinstance(data, Mapping) or "dtype" not in data:
-        _fail(where, f"is {data!r}; a mapping with at least 'dtype' is expected")
+        _fail(where, f"is {shown(data)}; a mapping with at least 'dtype' is expected")
     for key in data:
         if key not in _FIELDS:
             _fail(f"{where}.{key}", f"is unknown; {close_matches(str(key), _FIELDS)}")
@@ -110,12 +113,17 @@ def _options(data: Any, where: str, kind: type[Any], *known: Iterable[str]) -> l
         _fail(where, "is empty; give at least one option")
     for value in values:
         if type(value) is not kind:
-            _fail(where, f"holds {value!r}; each option has to be of type {kind.__name__}")
+            _fail(where, f"holds {shown(value)}; each option has to be of type {kind.__name__}")
         if known and not any(value in names for names in known):
             _fail(
                 where, f"admits the unknown {where.rsplit('.', 1)[-1]} {value!r}; {close_matches(value, chain(*known))}"
             )
     return list(dict.fromkeys(values))
+
+
+def shown(value: Any) -> str:
+    """``value`` for a message; of a large one the beginning."""
+    return _SHORT.repr(value)
 
 
 def _fail(where: str, message: str) -> NoReturn:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from neural_compressor.errors import ConfigError
+from neural_compressor.paths import path_of
 from neural_compressor.registry import close_matches
 
 C = TypeVar("C", bound="ConfigModel")
@@ -32,9 +33,11 @@ class ConfigModel(BaseModel):
             raise ConfigError(_explain(type(self), error)) from None
 
     def __setattr__(self, name: str, value: Any) -> None:
+        before = dict(self.__dict__)
         try:
             super().__setattr__(name, value)
         except ValidationError as error:
+            self.__dict__.update(before)  # pydantic checks how fields fit each other after it has changed the one
             raise ConfigError(_explain(type(self), error)) from None
 
     def changed(self, *names: str) -> dict[str, tuple[Any, Any]]:
@@ -56,7 +59,7 @@ class ConfigModel(BaseModel):
         """Read what :meth:`to_dict` writes; fields that are absent take their defaults."""
         if not isinstance(data, Mapping):
             raise ConfigError(f"{cls.__name__}.from_dict expects a mapping, got {type(data).__name__}")
-        return cls(**data)
+        return cls(**named_fields(cls, data))
 
     def to_json_file(self, path: str | os.PathLike[str]) -> None:
         """Write the settings to a JSON file."""
@@ -69,18 +72,41 @@ class ConfigModel(BaseModel):
                     f"{type(self).__name__}.{name} cannot be written to JSON ({error}); "
                     "leave it out of the file and set it in the program"
                 ) from None
-        Path(path).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+        file = path_of(path, "path")
+        try:
+            file.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"cannot write the configuration file {str(file)!r}: {error}") from error
 
     @classmethod
     def from_json_file(cls: type[C], path: str | os.PathLike[str]) -> C:
         """Read what :meth:`to_json_file` writes."""
+        file = path_of(path, "path")
         try:
-            data = json.loads(Path(path).read_text(encoding="utf-8"))
+            data = json.loads(file.read_text(encoding="utf-8"), object_pairs_hook=_each_once)
         except OSError as error:
-            raise ConfigError(f"cannot read the configuration file {os.fspath(path)!r}: {error}") from error
-        except ValueError as error:
-            raise ConfigError(f"{os.fspath(path)!r} is not a JSON file: {error}") from error
+            raise ConfigError(f"cannot read the configuration file {str(file)!r}: {error}") from error
+        # A file nested too deeply runs out of stack before it is found to be wrong.
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"{str(file)!r} is not a JSON file of settings: {error}") from error
         return cls.from_dict(data)
+
+
+def named_fields(model: type[BaseModel], data: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields in ``data``, whose names have to be strings."""
+    for name in data:
+        if not isinstance(name, str):
+            raise ConfigError(f"{model.__name__} has no field {name!r}; {close_matches(str(name), model.model_fields)}")
+    return dict(data)
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object of these pairs; of a name written twice JSON would silently keep the last."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} stands twice in one object")
+    return found
 
 
 def _explain(model: type[BaseModel], error: ValidationError) -> str:
@@ -94,7 +120,7 @@ def _sentence(model: type[BaseModel], item: dict[str, Any]) -> str:
         return f"{model.__name__} has no field {field!r}; {close_matches(field, model.model_fields)}"
     cause = item.get("ctx", {}).get("error")
     problem = str(cause) if cause is not None else f"got {item['input']!r}; {item['msg']}"
-    return f"{model.__name__}.{field}: {problem}"
+    return f"{model.__name__}.{field}: {problem}" if field else f"{model.__name__}.{problem}"
 
 
 def plain(value: Any) -> Any:

@@ -118,6 +118,8 @@ class ComposableConfig(Composition):
             added = tuple(LocalRule(selector, config) for selector in selectors(op))
         except ConfigError as error:
             raise ConfigError(f"{type(self).__name__}.set_local: {error}") from None
+        if not added:
+            raise ConfigError(f"{type(self).__name__}.set_local: got an empty list, expected at least one op")
         self.local = (*self.local, *added)
         return self
 

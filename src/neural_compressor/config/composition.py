@@ -6,10 +6,11 @@ import json
 import logging
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from inspect import isabstract
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from neural_compressor.config.assignment import Assignment, assign, type_names
-from neural_compressor.config.base import ConfigModel
+from neural_compressor.config.base import ConfigModel, named_fields
 from neural_compressor.errors import ConfigError
 from neural_compressor.registry import Registry
 
@@ -77,10 +78,14 @@ class Composition(ConfigModel):
         if not isinstance(data, Mapping):
             return super().from_dict(data)
         fields = dict(data)
-        kind: Any = CONFIGS[fields.pop("config")] if "config" in fields else cls
+        kind: Any = CONFIGS[str(fields.pop("config"))] if "config" in fields else cls
+        if isabstract(kind):
+            raise ConfigError(
+                f"got {dict(data)!r}, whose 'config' should say which configuration it is; known: {', '.join(CONFIGS)}"
+            )
         if not issubclass(kind, cls):
             raise ConfigError(f"{cls.__name__} cannot be read from the settings of a {kind.__name__}")
-        read: Self = kind(**fields)
+        read: Self = kind(**named_fields(kind, fields))
         return read
 
 

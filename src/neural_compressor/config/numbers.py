@@ -36,6 +36,17 @@ def number_between(smallest: float, largest: float) -> Callable[[Any], float]:
     return check
 
 
+def rate(value: Any) -> float:
+    """Validate the step of a training, as a share of the range of what is trained.
+
+    >>> rate(0.005)
+    0.005
+    """
+    if is_number(value) and 0 < value <= 1:
+        return float(value)
+    raise ConfigError(f"got {value!r}, expected a number above 0, and at most 1")
+
+
 def positive(value: Any) -> float:
     """Validate a finite number above zero.
 

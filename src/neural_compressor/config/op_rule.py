@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from neural_compressor.config.op_selector import matches_whole
 from neural_compressor.config.words import as_list
 from neural_compressor.dtypes import dtype
 from neural_compressor.errors import ConfigError
+from neural_compressor.name_pattern import NamePattern
 from neural_compressor.registry import close_matches
 from neural_compressor.schemes.scheme import MODES
 
@@ -43,7 +43,7 @@ class OpRule:
 
     def matches(self, text: str) -> bool:
         """Whether the key is ``text``, or matches the whole of it."""
-        return matches_whole(self.key, text)
+        return NamePattern.of(self.key).matches(text)
 
     @property
     def names_dtype(self) -> bool:
@@ -82,6 +82,10 @@ def _read_rule(source: str, key: Any, rule: Any) -> OpRule:
     where = f"{source}[{key!r}]"
     if not isinstance(key, str):
         raise ConfigError(f"{where}: the key is a {type(key).__name__}, expected a string")
+    try:
+        NamePattern.of(key)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
     if not isinstance(rule, Mapping) or not rule:
         raise ConfigError(f"{where} is {rule!r}, expected {{'weight': {{...}}, 'activation': {{...}}}}")
     demands: list[tuple[str, str, Values]] = []

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from neural_compressor.config.words import as_list
 from neural_compressor.errors import ConfigError
+from neural_compressor.name_pattern import NamePattern
 
 
 @dataclass(frozen=True)
@@ -17,8 +17,8 @@ class OpSelector:
     """What a rule speaks of.
 
     A string is, in this order, the name of an op (then it means that op alone, whatever characters it has), the class name
-    of a type of op, or a regular expression that matches the whole of a name. ``is_type`` says that a class was given, or
-    ``{"type": name}``.
+    of a type of op, or a regular expression that matches the whole of a name, as :mod:`neural_compressor.name_pattern` reads
+    them. ``is_type`` says that a class was given, or ``{"type": name}``.
 
     >>> ops = {"fc1": "Linear", "fc10": "Linear", "conv": "Conv1d"}
     >>> [OpSelector(text).select(ops) for text in ("fc1", "Conv1d", "fc.*")]
@@ -28,13 +28,17 @@ class OpSelector:
     text: str
     is_type: bool = False
 
+    def __post_init__(self) -> None:
+        NamePattern.of(self.text)  # what cannot be matched in bounded time is refused here
+
     def select(self, ops: Mapping[str, str]) -> list[str]:
         """The names of the ops meant among ``ops``, a mapping of names to type names."""
         if self.text in ops and not self.is_type:
             return [self.text]
         found = [name for name, kind in ops.items() if kind == self.text]
         if not found and not self.is_type:
-            found = [name for name in ops if matches_whole(self.text, name)]
+            pattern = NamePattern.of(self.text)
+            found = [name for name in ops if pattern.matches(name)]
         return found
 
     def alternatives(self, ops: Mapping[str, str]) -> str:
@@ -44,7 +48,9 @@ class OpSelector:
         near = difflib.get_close_matches(self.text, known, n=3, cutoff=0.5)
         guess = f"did you mean {', '.join(map(repr, near))}? " if near else ""
         first = ", ".join(list(ops)[:5]) + (f", ... ({len(ops)} in all)" if len(ops) > 5 else "")
-        return f"{regex_fault(self.text)}{guess}Types: {', '.join(types) or 'none'}. Ops: {first or 'none'}"
+        problem = NamePattern.of(self.text).problem
+        invalid = f"as a regular expression it is not valid ({problem}). " if problem and not self.is_type else ""
+        return f"{invalid}{guess}Types: {', '.join(types) or 'none'}. Ops: {first or 'none'}"
 
     def to_plain(self) -> str | dict[str, str]:
         """The form in dicts and JSON files."""
@@ -52,27 +58,6 @@ class OpSelector:
 
     def __str__(self) -> str:
         return f"type {self.text!r}" if self.is_type else repr(self.text)
-
-
-def matches_whole(text: str, name: str) -> bool:
-    """Whether ``text`` is ``name``, or a regular expression that matches the whole of it.
-
-    >>> [matches_whole(text, "fc[0") for text in ("fc[0", "fc.*", "fc")]
-    [True, True, False]
-    """
-    try:
-        return text == name or re.fullmatch(text, name) is not None
-    except re.error:  # a name that no op has
-        return False
-
-
-def regex_fault(text: str) -> str:
-    """What to say of a ``text`` that is the name of no op and no regular expression either; empty where it is one."""
-    try:
-        re.compile(text)
-    except re.error as error:
-        return f"it is not a valid regular expression either ({error}). "
-    return ""
 
 
 def selectors(op: Any) -> tuple[OpSelector, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,11 +19,13 @@ from neural_compressor.config.fields import (
     OpTypeRules,
     QuantLevel,
     ReduceRange,
+    Seed,
 )
 from neural_compressor.config.recipes import known_recipes
 from neural_compressor.config.tuning_criterion import TuningCriterion
 from neural_compressor.config.words import APPROACHES, DOMAINS, QUANT_FORMATS, as_list, at_least, word
 from neural_compressor.errors import ConfigError
+from neural_compressor.paths import path_of
 
 
 def _sampling_sizes(value: Any) -> list[int]:
@@ -37,11 +38,10 @@ def _sampling_sizes(value: Any) -> list[int]:
 def _yaml_file(value: Any) -> Path | None:
     if value is None:
         return None
-    if not isinstance(value, str | os.PathLike):
-        raise ConfigError(f"got {value!r}, expected the path of a framework YAML")
-    if not Path(value).is_file():
-        raise ConfigError(f"there is no file {os.fspath(value)!r}; expected the path of a framework YAML")
-    return Path(value)
+    path = path_of(value)
+    if not path.is_file():
+        raise ConfigError(f"there is no file {str(path)!r}; expected the path of a framework YAML")
+    return path
 
 
 class PostTrainingQuantConfig(ConfigModel):
@@ -76,4 +76,4 @@ class PostTrainingQuantConfig(ConfigModel):
     tuning_criterion: TuningCriterion = Field(default_factory=TuningCriterion)
     diagnosis: Flag = False
     framework_yaml: Annotated[Path | None, BeforeValidator(_yaml_file)] = None
-    seed: Annotated[int, BeforeValidator(at_least(0))] = 42
+    seed: Seed = 42

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from neural_compressor.config.words import as_list
+from neural_compressor.config.words import names as given_names
 from neural_compressor.dtypes import dtype
 from neural_compressor.errors import ConfigError
 from neural_compressor.registry import close_matches
@@ -16,7 +17,7 @@ def excluded_precisions(value: Any) -> tuple[str, ...]:
     >>> excluded_precisions(["bfloat16"])
     ('bf16',)
     """
-    names = tuple(dtype(name).name if isinstance(name, str) else _not_a_name(name) for name in as_list(value or []))
+    names = tuple(dtype(name).name for name in given_names(value))
     if "fp32" in names:
         raise ConfigError(
             "fp32 cannot be excluded: it is the precision every op can fall back to; exclude others, such as bf16"
@@ -38,7 +39,3 @@ def mixed_precisions(value: Any) -> tuple[str, ...]:
     if not names:
         raise ConfigError(f"got an empty list; known: {', '.join(known)}")
     return tuple(dict.fromkeys(names))
-
-
-def _not_a_name(value: Any) -> str:
-    raise ConfigError(f"got {value!r}, expected the name of a precision, such as 'bf16'")

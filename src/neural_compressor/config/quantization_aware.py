@@ -15,6 +15,7 @@ from neural_compressor.config.fields import (
     OpTypeRules,
     QuantLevel,
     ReduceRange,
+    Text,
 )
 from neural_compressor.config.tuning_criterion import TuningCriterion
 
@@ -33,7 +34,7 @@ class QuantizationAwareTrainingConfig(ConfigModel):
     op_type_dict: OpTypeRules = Field(default_factory=dict)
     op_name_dict: OpNameRules = Field(default_factory=dict)
     reduce_range: ReduceRange = False
-    model_name: str = ""
+    model_name: Text = ""
     excluded_precisions: ExcludedPrecisions = ()
     quant_level: QuantLevel = "auto"
     accuracy_criterion: AccuracyCriterion = Field(default_factory=AccuracyCriterion)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import PlainValidator
+from pydantic import PlainValidator, model_validator
 
-from neural_compressor.config.accuracy_criterion import AccuracyCriterion
+from neural_compressor.config.accuracy_criterion import AccuracyCriterion, check_loss
 from neural_compressor.config.base import ConfigModel
 from neural_compressor.config.composition import Composition
-from neural_compressor.config.fields import Flag
+from neural_compressor.config.fields import Flag, Seed
 from neural_compressor.config.words import at_least, non_negative, word
 from neural_compressor.errors import ConfigError
+from neural_compressor.paths import path_of
 from neural_compressor.registry import close_matches
 
 Sampler = Callable[[Sequence[Composition]], Sequence[Composition]]
@@ -45,9 +45,7 @@ def _sampler(value: Any) -> Any:
 
 
 def _folder(value: Any) -> Path | None:
-    if value is None or isinstance(value, str | os.PathLike):
-        return None if value is None else Path(value)
-    raise ConfigError(f"got {value!r}, expected the path of a folder")
+    return None if value is None else path_of(value)
 
 
 class TuningConfig(ConfigModel):
@@ -68,7 +66,12 @@ class TuningConfig(ConfigModel):
     criterion: Annotated[str, PlainValidator(word(("relative", "absolute")))] = "relative"
     timeout: Annotated[float, PlainValidator(non_negative)] = 0
     workspace: Annotated[Path | None, PlainValidator(_folder)] = None
-    seed: Annotated[int, PlainValidator(at_least(0))] = 42
+    seed: Seed = 42
+
+    @model_validator(mode="after")
+    def _share_of_the_whole(self) -> TuningConfig:
+        check_loss(self.criterion, self.tolerable_loss)
+        return self
 
     def __init__(self, *args: Any, **values: Any) -> None:
         if len(args) > len(_POSITIONAL):

@@ -60,6 +60,29 @@ def at_least(smallest: int) -> Callable[[Any], int]:
     return check
 
 
+def text(value: Any) -> str:
+    """Validate a string."""
+    if isinstance(value, str):
+        return value
+    raise ConfigError(f"got {value!r}, expected a string")
+
+
+def names(value: Any) -> list[str]:
+    """Validate names: a string, or a list of strings; None is an empty list."""
+    found = [] if value is None else as_list(value)
+    for name in found:
+        if not isinstance(name, str) or not name:
+            raise ConfigError(f"got {value!r}, expected a name or a list of names")
+    return found
+
+
+def seed(value: Any) -> int:
+    """Validate what a random generator starts from: every generator takes 32 bits."""
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**32:
+        return value
+    raise ConfigError(f"got {value!r}, expected a whole number from 0 to {2**32 - 1}")
+
+
 def non_negative(value: Any) -> float:
     """Validate a finite number that is zero or more.
 

@@ -9,6 +9,7 @@ from typing import Any
 from neural_compressor.errors import FormatError
 from neural_compressor.formats.linear_weight import LinearSpec
 from neural_compressor.formats.stored_tensors import group_size_of, option
+from neural_compressor.name_pattern import file_pattern
 
 
 def config_groups(specs: Mapping[str, LinearSpec], complete: bool = True, layout: str | None = None) -> dict[str, Any]:
@@ -69,10 +70,7 @@ def _by_name(target: str, name: str) -> bool:
 
 
 def _by_pattern(target: str, name: str) -> bool:
-    try:
-        return target.startswith("re:") and re.match(target[3:], name) is not None
-    except re.error as error:
-        raise FormatError(f"the target {target!r} of a config group is malformed: {error}") from error
+    return target.startswith("re:") and file_pattern(target[3:], "a target of a config group").matches_start(name)
 
 
 def _by_class(target: str, name: str) -> bool:

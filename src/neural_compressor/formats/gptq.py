@@ -27,6 +27,7 @@ from neural_compressor.formats.stored_tensors import (
     required,
     why_no_half_scale,
 )
+from neural_compressor.name_pattern import file_pattern
 from neural_compressor.schemes.arrays import Array, array_namespace
 
 _BITS = (2, 3, 4, 8)
@@ -145,11 +146,7 @@ def _override(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     if not isinstance(dynamic, Mapping):
         raise FormatError(f"'dynamic' in the quantization config maps patterns to options, found {dynamic!r}")
     for pattern, options in dynamic.items():
-        try:
-            matched = re.match(pattern.removeprefix("+:").removeprefix("-:"), name)
-        except re.error as error:
-            raise FormatError(f"the pattern {pattern!r} in the quantization config is malformed: {error}") from error
-        if matched:
+        if file_pattern(pattern.removeprefix("+:").removeprefix("-:"), "'dynamic'").matches_start(name):
             return options if isinstance(options, Mapping) else {}
     return {}
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from neural_compressor.errors import CalibrationError, NeuralCompressorError
+from neural_compressor.observers.input_check import CalibrationInputs, is_float_array
 
 
 class CalibrationDataReader(ABC):
@@ -44,6 +45,7 @@ class Samples:
         self.limit = limit
         self.passes = 0
         self._ahead: list[Any] = []
+        self._inputs = CalibrationInputs()
         self._shapes: dict[str, tuple[int, ...]] | None = None
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -68,7 +70,12 @@ class Samples:
                 raise CalibrationError(f"sample {count} is of type {type(sample).__name__}, expected inputs by name")
             count += 1
             self._note(sample)
+            if self.passes == 1:
+                for name, array in sample.items():
+                    if is_float_array(array):
+                        self._inputs.note(str(name), array)
             yield sample
+        self._inputs.warn()
         if not count:
             again = " again" if self.passes > 1 else ""
             raise CalibrationError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from neural_compressor.dtypes import BlockType
 from neural_compressor.errors import QuantizationError
 from neural_compressor.schemes.arrays import Array, array_namespace, as_float32
@@ -101,7 +103,7 @@ def require_finite(low: Array, high: Array, what: str = "the tensor") -> None:
     xp = array_namespace(low)
     bad = xp.logical_not(xp.logical_and(xp.isfinite(low), xp.isfinite(high)))
     if bool(xp.any(bad)):
-        where = f" in {int(xp.sum(xp.astype(bad, xp.int32)))} of {bad.size} parts" if bad.ndim else ""
+        where = f" in {int(xp.sum(xp.astype(bad, xp.int32)))} of {math.prod(bad.shape)} parts" if bad.ndim else ""
         raise QuantizationError(
             f"{what} holds NaN or Inf{where}, which no scale can represent; look for an overflow or a missing "
             "initialisation before quantizing"

@@ -12,11 +12,11 @@ from typing import Any
 
 from neural_compressor.config import PostTrainingQuantConfig, QuantizationAwareTrainingConfig
 from neural_compressor.config.op_rule import OpRule, read_rules
-from neural_compressor.config.op_selector import regex_fault
 from neural_compressor.config.recipes import RECIPES
 from neural_compressor.config.rules import MODES_OF, admitted_options, matching_rules
 from neural_compressor.config.words import FLOAT_PRECISIONS, as_list, listed
 from neural_compressor.errors import CapabilityError, ConfigError
+from neural_compressor.name_pattern import NamePattern
 from neural_compressor.registry import close_matches
 from neural_compressor.schemes import OpKey
 from neural_compressor.strategy.space import OpSpace, TuningSpace
@@ -158,9 +158,11 @@ def _check_every_rule_matches(
         known = {key[part] for key in keys}
         for rule in rules:
             if not any(rule.matches(text) for text in known):
+                problem = NamePattern.of(rule.key).problem
+                read = f"; as a regular expression this one is not valid: {problem}" if problem else ", matched whole"
                 raise ConfigError(
-                    f"{rule} matches no op {what} of the model (keys are names or regular expressions, matched whole); "
-                    f"{regex_fault(rule.key)}{_suggestion(rule.key, known)}"
+                    f"{rule} matches no op {what} of the model (keys are names or regular expressions{read}); "
+                    f"{_suggestion(rule.key, known)}"
                 )
             matched = [key for key in capability["opwise"] if rule.matches(key[part])]
             if matched and _only_about_weights(rule) and not any(has_weight[key] for key in matched):

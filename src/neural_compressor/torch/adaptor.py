@@ -24,7 +24,7 @@ from neural_compressor.torch.batches import batch_size, feed, fitting, run_batch
 from neural_compressor.torch.calibration import Calibrator
 from neural_compressor.torch.capability import PyTorchQuery, on_this_cpu
 from neural_compressor.torch.checkpoint import load_model, save_model, unique_state
-from neural_compressor.torch.checks import check_finite
+from neural_compressor.torch.checks import check_finite, copy_of, require_module, require_values
 from neural_compressor.torch.conversion import build
 from neural_compressor.torch.fold import Structure, fold
 from neural_compressor.torch.inspection import evaluating, inspect_tensors, model_sqnr, op_records, time_shares
@@ -36,6 +36,8 @@ from neural_compressor.torch.qat import QatSession
 from neural_compressor.torch.survey import Survey
 from neural_compressor.torch.watch import Trace
 from neural_compressor.tuning.identity import identity
+
+_NO_BATCH = object()
 
 
 class PyTorchAdaptor(Adaptor):
@@ -130,7 +132,7 @@ class PyTorchAdaptor(Adaptor):
         return with_time_shares(records, *(time_shares(each, self.example) for each in (self._source, model)))
 
     def ready(self, model: nn.Module) -> nn.Module:
-        return copy.deepcopy(model).eval() if model.training else model
+        return copy_of(model).eval() if model.training else model
 
     def settle(self, model: nn.Module) -> None:
         model.eval()
@@ -247,14 +249,10 @@ class PyTorchAdaptor(Adaptor):
         return self.pre_optimized if self.pre_optimized is not None else model
 
     def _optimise(self, model: nn.Module, dataloader: Iterable[Any] | None = None) -> None:
+        require_module(model, "quantization")
+        require_values(model)
         check_finite(model)
-        try:
-            copied = copy.deepcopy(model).eval()
-        except RuntimeError as error:
-            raise QuantizationError(
-                f"the model cannot be copied: {error}. A weight that a hook computes (torch.nn.utils.weight_norm) is one "
-                "cause; remove it, or use torch.nn.utils.parametrizations"
-            ) from error
+        copied = copy_of(model).eval()
         survey = self._surveyed(copied, dataloader if dataloader is not None else self.info.get("dataloader"))
         self._source, self._expected, self._traces = model, None, survey.traces
         self._use(copied, survey.structure)
@@ -281,7 +279,7 @@ class PyTorchAdaptor(Adaptor):
                 seen = self._calibrator.paths.values()
                 self._skipped |= find_functions(self.pre_optimized, seen, [*plan, *self._skipped])
                 return ranges
-            self._use(copy.deepcopy(model).eval(), kept)
+            self._use(copy_of(model).eval(), kept)
 
     def _surveyed(self, model: nn.Module, dataloader: Iterable[Any] | None) -> Survey:
         """What is seen of ``model`` on the example, and on as much data as calibration takes."""

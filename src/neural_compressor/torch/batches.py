@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from neural_compressor.errors import CalibrationError
+from neural_compressor.adaptor.user_code import batches
+from neural_compressor.errors import CalibrationError, NeuralCompressorError
+from neural_compressor.observers.input_check import CalibrationInputs
 
 
 def split_batch(model: torch.nn.Module, batch: Any) -> Any:
@@ -62,7 +64,7 @@ def run_batches(
     """
     seen = 0
     with torch.no_grad():
-        for index, batch in enumerate(dataloader):
+        for index, batch in enumerate(batches(dataloader)):
             inputs = split_batch(model, batch)
             with fitting(f"batch {index} of the calibration data", inputs):
                 feed(model, inputs) if run is None else run(inputs)
@@ -70,22 +72,36 @@ def run_batches(
             if seen >= samples:
                 break
     if seen == 0:
-        raise CalibrationError("the calibration data is empty: the dataloader yielded no batch; give at least one")
+        raise CalibrationError(
+            "the calibration data is empty: the dataloader yielded no batch, or none with samples; give at least one"
+        )
     return seen
 
 
 @contextmanager
 def fitting(what: str, inputs: Any) -> Iterator[None]:
-    """Say of ``what`` that it does not fit the model where a run of it on ``inputs`` fails."""
+    """Around a run of a model on ``inputs``, which are ``what``: what the model raises is an error about them."""
     try:
         yield
-    except CalibrationError:
+    except NeuralCompressorError:
         raise
-    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
+    except Exception as error:
         raise CalibrationError(
-            f"{what} does not fit the model: {describe(inputs)}; the model said: {error}. "
+            f"{what} does not fit the model: {describe(inputs)}; the model raised {type(error).__name__}: {error}. "
             "A batch is (inputs, label), a tensor, or a dict of keyword arguments"
         ) from error
+
+
+def note_inputs(
+    seen: CalibrationInputs, model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> None:
+    """Take the inputs of one call of ``model`` into account."""
+    names = [p.name for p in inspect.signature(type(model).forward).parameters.values()][1:]
+    positional = {names[i] if i < len(names) else str(i): value for i, value in enumerate(args)}
+    for name, value in {**positional, **kwargs}.items():
+        for tensor in tensors_in(value):
+            if tensor.is_floating_point() and not tensor.is_meta:
+                seen.note(name, tensor.detach())
 
 
 def describe(inputs: Any) -> str:

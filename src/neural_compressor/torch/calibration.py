@@ -9,10 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from neural_compressor.adaptor.user_code import calibrating
 from neural_compressor.errors import CalibrationError
 from neural_compressor.observers import Observer, make_observer
+from neural_compressor.observers.input_check import CalibrationInputs
 from neural_compressor.schemes import OpKey, Plan, TensorScheme
-from neural_compressor.torch.batches import run_batches
+from neural_compressor.torch.batches import note_inputs, run_batches
 from neural_compressor.torch.ops import FUNCTIONAL
 from neural_compressor.torch.watch import Trace, watched
 
@@ -26,6 +28,7 @@ class Calibrator:
         self.model, self.summed = model, summed
         #: The different ways through the model that calibration went, by what identifies each.
         self.paths: dict[Any, Trace] = {}
+        self._inputs = CalibrationInputs()
         self._known: dict[tuple[str, str, str, int, int], list[Observer]] = {}
 
     def collect(
@@ -74,11 +77,20 @@ class Calibrator:
                     _observe(key, scheme, collected[key], watch_output), with_kwargs=True
                 )
                 stack.callback(handle.remove)
+            calls = 0
+
+            def note(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+                nonlocal calls
+                calls += 1
+                note_inputs(self._inputs, model, args, kwargs)
+
+            stack.callback(self.model.register_forward_pre_hook(note, with_kwargs=True).remove)
             if calib_func is not None:
-                with torch.no_grad():
+                with torch.no_grad(), calibrating(calib_func, "calib_func", lambda: calls):
                     calib_func(self.model)
             elif dataloader is not None:
                 run_batches(self.model, dataloader, plan.calib_sampling_size)
+        self._inputs.warn()
         if not any(collected.values()):
             raise CalibrationError(
                 "calibration reached none of the ops to quantize: does calib_func run the model it is given?"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 import torch
@@ -11,6 +12,7 @@ from neural_compressor.adaptor.query import QueryBackendCapability
 from neural_compressor.adaptor.tensor_options import OpConfig
 from neural_compressor.config.op_options import op_options
 from neural_compressor.torch.nn.kernels import safe_weight
+from neural_compressor.torch.ops import op_classes
 
 YAML = Path(neural_compressor.adaptor.__file__).with_name("pytorch_cpu.yaml")
 
@@ -40,6 +42,13 @@ class PyTorchQuery(QueryBackendCapability):
 
     def __init__(self, overlay: str | Path | None = None) -> None:
         super().__init__(YAML, torch.__version__.split("+", maxsplit=1)[0], overlay=overlay)
+
+    def known_op_types(self) -> Collection[str]:
+        return op_classes()
+
+    def known_float_types(self) -> Collection[str]:
+        modules = {name for name, found in vars(torch.nn).items() if isinstance(found, type)}
+        return {*op_classes(), *modules}
 
     def quantizable_types(self) -> set[str]:
         """Op types with a quantized option in any precision and mode."""

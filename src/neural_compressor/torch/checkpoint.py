@@ -1,8 +1,10 @@
-"""A quantized model as a folder: ``model.safetensors`` and ``qconfig.json``. Nothing is pickled."""
+"""A quantized model as a folder: ``model.safetensors`` and ``qconfig.json``. Nothing is pickled.
+
+``qconfig.json`` has a checksum of the tensors and one of all it says itself.
+"""
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 import logging
@@ -13,23 +15,28 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from neural_compressor.errors import FormatError, WorkspaceError
+from neural_compressor.errors import FormatError, NeuralCompressorError, WorkspaceError
 from neural_compressor.formats import new_folder
+from neural_compressor.formats.json_files import read_json
+from neural_compressor.paths import path_of
 from neural_compressor.schemes import Plan
+from neural_compressor.torch.checks import copy_of, require_module
 from neural_compressor.torch.conversion import Quantization, rebuild
 from neural_compressor.torch.fold import Structure, replace_module
 from neural_compressor.torch.nn import QuantModule
 from neural_compressor.torch.nn.kernels import fits_kernel
 from neural_compressor.torch.nn.matrix_stack import open_stacks
 from neural_compressor.torch.relay import Relays
+from neural_compressor.torch.weight_only.layers import op_type
 
 logger = logging.getLogger("neural_compressor")
 
-WEIGHTS, CONFIG, VERSION = "model.safetensors", "qconfig.json", 1
+WEIGHTS, CONFIG, FORMAT, VERSION = "model.safetensors", "qconfig.json", "neural_compressor.torch", 2
 
 
 def unique_state(model: nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
@@ -54,7 +61,7 @@ def save_model(model: nn.Module, path: str | Path) -> None:
     done = getattr(model, "quantization", None)
     if not isinstance(done, Quantization):
         raise FormatError("this model was not quantized here: there is no plan to save with it")
-    path = Path(path)
+    path = path_of(path, "save")
     if path.is_dir() and any(path.iterdir()) and not (path / CONFIG).exists():
         raise WorkspaceError(f"{path} exists and holds no quantized model: choose another folder, or empty it")
     tensors, aliases = unique_state(model)
@@ -62,7 +69,7 @@ def save_model(model: nn.Module, path: str | Path) -> None:
     with new_folder(path, overwrite=True, needed=size) as folder:
         save_file({n: t.detach().cpu().contiguous() for n, t in tensors.items()}, folder / WEIGHTS)
         config = {
-            "format": "neural_compressor.torch",
+            "format": FORMAT,
             "version": VERSION,
             "plan": json.loads(done.plan.to_json()),
             "structure": asdict(done.structure),
@@ -71,30 +78,33 @@ def save_model(model: nn.Module, path: str | Path) -> None:
             "aliases": aliases,
             "sha256": _sha256(folder / WEIGHTS),
         }
+        config["checksum"] = _checksum(config)
         (folder / CONFIG).write_text(json.dumps(config, indent=1), encoding="utf-8")
 
 
 def load_model(path: str | Path, model: nn.Module) -> nn.Module:
     """Rebuild what :func:`save_model` wrote; ``model`` gives the architecture and is left as it is."""
-    path = Path(path)
-    config = _read_config(path)
+    path = path_of(path, "load")
+    require_module(model, "load")
+    config = _read_config(path / CONFIG)
     tensors = _read_tensors(path, config)
-    for name, target in config["aliases"].items():
-        tensors[name] = tensors[target]
-    structure = Structure(**config["structure"])
-    reasons = {(name, kind): reason for name, kind, reason in config["reasons"]}
-    relays = _read_relays(config["relays"])
-    done = Quantization(Plan.from_json(json.dumps(config["plan"])), structure, reasons, relays)
+    structure = Structure(**config.structure.model_dump())
+    reasons = {(name, kind): reason for name, kind, reason in config.reasons}
+    done = Quantization(_read_plan(config, path / CONFIG), structure, reasons, _read_relays(config.relays))
+    base = copy_of(model)
     try:
-        base = copy.deepcopy(model)
+        for name, target in config.aliases.items():
+            tensors[name] = tensors[target]
+        _check_types(base, done.plan)
         open_stacks(base, (name for name, _ in done.plan))
         for norm, layer in structure.folded.items():
             replace_module(base, norm, nn.Identity())
             _own_parameters(base.get_submodule(layer))
         new, used = rebuild(base, done, tensors)
         rest = {name: tensor for name, tensor in tensors.items() if name not in used}
+        _check_floats(new, rest)
         missing, unexpected = new.load_state_dict(rest, strict=False, assign=any(p.is_meta for p in new.parameters()))
-    except (AttributeError, RuntimeError, KeyError) as error:
+    except (NeuralCompressorError, AttributeError, RuntimeError, KeyError) as error:
         raise FormatError(f"{path} does not fit a model of type {type(model).__name__}: {error}") from error
     lost = [name for name in missing if name not in used]
     if lost or unexpected:
@@ -104,6 +114,28 @@ def load_model(path: str | Path, model: nn.Module) -> nn.Module:
         )
     _tell_simulated(new)
     return new
+
+
+def _check_types(model: nn.Module, plan: Plan) -> None:
+    for name, kind in plan:
+        found = op_type(model, name)
+        if found != kind:
+            raise FormatError(f"the plan calls op {name!r} a {kind}, and the model has a {found} there")
+
+
+def _check_floats(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Refuse float tensors that no model was quantized with. Buffers may be infinite: masks are."""
+    parameters, state = dict(model.named_parameters()), model.state_dict()
+    for name, tensor in tensors.items():
+        if name not in state:
+            continue
+        if tensor.is_floating_point() != state[name].is_floating_point():
+            raise FormatError(f"tensor {name!r} is {tensor.dtype}, and the model has {state[name].dtype} there")
+        if not tensor.is_floating_point():
+            continue
+        fine = ~torch.isnan(tensor) if name not in parameters else torch.isfinite(tensor)
+        if not bool(fine.all()):
+            raise FormatError(f"tensor {name!r} holds NaN or Inf")
 
 
 def _tell_simulated(model: nn.Module) -> None:
@@ -124,33 +156,84 @@ def _own_parameters(layer: nn.Module) -> None:
         layer.bias = nn.Parameter(torch.zeros(width, dtype=layer.weight.dtype, device=layer.weight.device))
 
 
-def _read_config(path: Path) -> dict[str, Any]:
-    file = path / CONFIG
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise FormatError(f"{path} holds no quantized model: {CONFIG} is missing") from error
-    except (OSError, ValueError) as error:
-        raise FormatError(f"{file} cannot be read: {error}") from error
-    if not isinstance(config, dict) or config.get("format") != "neural_compressor.torch":
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class _StoredStructure(_Part):
+    folded: dict[str, str] = Field(default_factory=dict)
+    relus: dict[str, str] = Field(default_factory=dict)
+    summed: list[str] = Field(default_factory=list)
+
+
+class _StoredRelays(_Part):
+    modules: list[str]
+    reasons: dict[str, str] = Field(default_factory=dict)
+
+
+class _StoredConfig(_Part):
+    """What ``qconfig.json`` holds."""
+
+    format: str
+    version: int
+    plan: dict[str, Any]
+    structure: _StoredStructure
+    reasons: list[tuple[str, str, str]]
+    relays: _StoredRelays | dict[str, str]
+    aliases: dict[str, str]
+    sha256: str
+    checksum: str = ""
+
+
+def _read_config(file: Path) -> _StoredConfig:
+    if not file.parent.is_dir():
+        raise FormatError(f"{file.parent} is not a folder with a quantized model")
+    config = read_json(file)
+    if config.get("format") != FORMAT:
         raise FormatError(f"{file} is not the configuration of a quantized PyTorch model")
-    if config.get("version") != VERSION:
-        raise FormatError(f"{file} has version {config.get('version')!r}; this release reads version {VERSION}")
-    return config
+    version = config.get("version")
+    if not isinstance(version, int) or isinstance(version, bool) or not 1 <= version <= VERSION:
+        raise FormatError(f"{file} has version {version!r}; this release reads versions 1 to {VERSION}")
+    if version == 1:
+        logger.info("%s is of an earlier release and has no checksum of its own: changes to it would not be seen", file)
+    elif config.get("checksum") != _checksum(config):
+        raise FormatError(
+            f"{file} was changed after it was written: its checksum is another; restore it or quantize again"
+        )
+    try:
+        return _StoredConfig.model_validate_json(json.dumps(config))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise FormatError(f"{file}: {where}: {first['msg']}, got {str(first['input'])[:80]!r}") from error
 
 
-def _read_relays(stored: Mapping[str, Any]) -> Relays:
-    if isinstance(stored.get("modules"), list):
-        reasons = stored.get("reasons", {})
-        return Relays([str(name) for name in stored["modules"]], reasons if isinstance(reasons, dict) else {})
+def _checksum(config: Mapping[str, Any]) -> str:
+    """Of all that the configuration says, the checksum of the tensors included."""
+    said = {name: value for name, value in config.items() if name != "checksum"}
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+
+
+def _read_plan(config: _StoredConfig, file: Path) -> Plan:
+    try:
+        return Plan.from_json(json.dumps(config.plan))
+    except (NeuralCompressorError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise FormatError(
+            f"{file}: plan: {type(error).__name__}: {error}; it has to be what Plan.to_json writes"
+        ) from error
+
+
+def _read_relays(stored: _StoredRelays | dict[str, str]) -> Relays:
+    if isinstance(stored, _StoredRelays):
+        return Relays(stored.modules, stored.reasons)
     # Earlier files hold {op: the op that reads it}, children of one Sequential.
     return Relays(sorted({op.rpartition(".")[0] for op in stored}))
 
 
-def _read_tensors(path: Path, config: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+def _read_tensors(path: Path, config: _StoredConfig) -> dict[str, torch.Tensor]:
     file = path / WEIGHTS
     try:
-        if _sha256(file) != config.get("sha256"):
+        if _sha256(file) != config.sha256:
             raise FormatError(
                 f"{file} is damaged: its checksum is not the one in {CONFIG}; restore it or quantize again"
             )

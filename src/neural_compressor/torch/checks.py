@@ -2,10 +2,33 @@
 
 from __future__ import annotations
 
+import copy
+from typing import Any, TypeVar
+
 import torch
 from torch import nn
 
-from neural_compressor.errors import QuantizationError
+from neural_compressor.errors import ConfigError, QuantizationError
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def require_module(model: Any, function: str) -> None:
+    """Refuse what is no eager model; ``function`` is what it was given to."""
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ConfigError(f"{function}: the model is compiled by torch.jit; give the torch.nn.Module it was made from")
+    if not isinstance(model, nn.Module):
+        what = f"the class {model.__name__}" if isinstance(model, type) else f"a {type(model).__name__}"
+        raise ConfigError(f"{function}: the model is {what}; expected a torch.nn.Module")
+
+
+def require_values(model: nn.Module) -> None:
+    """Refuse a model with parameters on the meta device, naming the first one."""
+    for name, parameter in model.named_parameters():
+        if parameter.is_meta:
+            raise QuantizationError(
+                f"parameter {name!r} has no values (meta device): load the weights of the model first"
+            )
 
 
 def check_finite(model: nn.Module) -> None:
@@ -15,3 +38,15 @@ def check_finite(model: nn.Module) -> None:
             raise QuantizationError(
                 f"parameter {name!r} of shape {tuple(parameter.shape)} holds NaN or Inf; repair the float model first"
             )
+
+
+def copy_of(model: M) -> M:
+    """A deep copy of ``model``; one that cannot be copied is an error that says why."""
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:
+        raise QuantizationError(
+            f"a model of type {type(model).__name__} cannot be copied: {type(error).__name__}: {error}. Causes are "
+            "an attribute such as a lock or an open file, or a weight that a hook computes (torch.nn.utils.weight_norm); "
+            "remove it, or use torch.nn.utils.parametrizations"
+        ) from error

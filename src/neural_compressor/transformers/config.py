@@ -8,7 +8,8 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, PlainValidator
 
 from neural_compressor.config.base import ConfigModel
-from neural_compressor.config.numbers import group_size, number_between, positive, whole_between
+from neural_compressor.config.fields import Seed
+from neural_compressor.config.numbers import group_size, number_between, rate, whole_between
 from neural_compressor.config.parameter_space import optional
 from neural_compressor.config.words import as_list, at_least, flag, word
 from neural_compressor.errors import ConfigError
@@ -51,7 +52,7 @@ Count = Annotated[int, PlainValidator(at_least(1))]
 Precision = Annotated[str | None, PlainValidator(_precision)]
 GroupSize = Annotated[int, PlainValidator(group_size)]
 WeightDtype = Annotated[str, PlainValidator(weight_dtype)]
-Rate = Annotated[float | None, PlainValidator(optional(positive))]
+Rate = Annotated[float | None, PlainValidator(optional(rate))]
 
 
 class PretrainedQuantConfig(ConfigModel):
@@ -235,7 +236,7 @@ class AutoRoundConfig(CalibratedConfig):
     lr: Rate = None
     minmax_lr: Rate = None
     disable_quanted_input: Flag = False
-    seed: Annotated[int, PlainValidator(at_least(0))] = 42
+    seed: Seed = 42
 
     def to_torch_config(self) -> torch_config.WeightOnlyConfig:
         """The same settings for :mod:`neural_compressor.torch.quantization`."""

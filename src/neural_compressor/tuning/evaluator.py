@@ -6,9 +6,10 @@ import math
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from neural_compressor.adaptor.user_code import name_of
 from neural_compressor.errors import ConfigError, EvaluationError, WorkspaceError
 from neural_compressor.tuning.criterion import Criterion
-from neural_compressor.tuning.identity import identity, name_of
+from neural_compressor.tuning.identity import identity
 from neural_compressor.tuning.metrics import Metric, resolve_metric
 
 if TYPE_CHECKING:

@@ -31,6 +31,7 @@ from typing import Any
 
 import numpy as np
 
+from neural_compressor.adaptor.user_code import name_of
 from neural_compressor.tuning.bytecode import (
     changed_attributes,
     changed_variables,
@@ -63,12 +64,6 @@ def identity(value: Any) -> str:
     with _random_state_kept():
         text = _Describer().describe(value, opened=True)
     return f"{name_of(value)}{_length(value)}#{_digest(text)}"
-
-
-def name_of(value: Any) -> str:
-    """Where a function, or else the type of ``value``, is defined."""
-    named = value if hasattr(value, "__qualname__") else type(value)
-    return f"{getattr(named, '__module__', '?')}.{named.__qualname__}"
 
 
 class _Describer:

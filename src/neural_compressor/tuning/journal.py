@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from neural_compressor.errors import WorkspaceError
+from neural_compressor.paths import path_of
 from neural_compressor.schemes import Plan
 from neural_compressor.tuning.budget import Budget
 from neural_compressor.tuning.file_lock import FileLock
@@ -75,6 +76,8 @@ class Journal:
         self._inputs = dict(inputs)
         self._base = base = f"{slug(title)}-{fingerprint(inputs)}"
         self._title = slug(title)
+        if storage is not None:
+            path_of(storage, "storage")
         self.storage = str(storage) if storage is not None else str(workspace / FILE_NAME)
         self._shared = bool(_URL.match(self.storage))
         self._worker = f"{socket.gethostname()}:{workspace}"

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from neural_compressor.disk_errors import is_full
 from neural_compressor.errors import WorkspaceError
+from neural_compressor.paths import path_of
 from neural_compressor.tuning.result import Trial
 
 _PROBE_BYTES = 64 * 1024
@@ -29,7 +30,7 @@ def slug(title: str) -> str:
 
 def writable_folder(path: str | Path) -> Path:
     """The folder ``path``, made where missing; an error where nothing can be written there."""
-    folder = Path(path).expanduser().absolute()
+    folder = path_of(path, "workspace").expanduser().absolute()
     with workspace_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as probe:

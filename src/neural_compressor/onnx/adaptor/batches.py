@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from neural_compressor.adaptor.user_code import batches
 from neural_compressor.errors import CalibrationError, ConfigError
 from neural_compressor.onnx.data_reader import CalibrationDataReader, Samples
 from neural_compressor.registry import close_matches
@@ -76,7 +77,7 @@ class LoaderReader(CalibrationDataReader):
 
     def _feeds(self) -> Iterator[Mapping[str, Any]]:
         seen = 0
-        for index, batch in enumerate(self.batches):
+        for index, batch in enumerate(batches(self.batches)):
             try:
                 feed = self.inputs.feed(self.inputs.split(batch))
             except ConfigError as error:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+import onnx
 import onnxruntime as ort
 
 import neural_compressor.adaptor
@@ -24,6 +25,13 @@ class OnnxQuery(QueryBackendCapability):
     def __init__(self, provider: str, quant_format: str | None = None, overlay: str | Path | None = None) -> None:
         super().__init__(YAML, ort.__version__, overlay=overlay, backend=provider, quant_format=quant_format)
         self.provider = provider
+
+    def known_op_types(self) -> Collection[str]:
+        listed = {
+            op_type for entry in read_entries(self.path) for types in entry.op_types.values() for op_type in types
+        }
+        kinds = (ops for e in read_entries(self.path) for modes in e.capabilities.values() for ops in modes.values())
+        return {*listed, *(op_type for ops in kinds for op_type in ops), *(s.name for s in onnx.defs.get_all_schemas())}
 
     @property
     def quant_format(self) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from neural_compressor.adaptor.user_code import calibrating
 from neural_compressor.errors import CalibrationError
 from neural_compressor.onnx.adaptor.batches import ModelInputs
 from neural_compressor.onnx.data_reader import CalibrationDataReader
@@ -58,7 +59,8 @@ class RecordedReader(CalibrationDataReader):
             self._rest = iter(self._recorder.fed)
 
     def _run(self) -> None:
-        self._calib_func(self._recorder)
+        with calibrating(self._calib_func, "calib_func", lambda: len(self._recorder.fed)):
+            self._calib_func(self._recorder)
         if not self._recorder.fed:
             raise CalibrationError(
                 "calib_func fed nothing to the model: call the model it is given, as in model(x) or model(**inputs); a "

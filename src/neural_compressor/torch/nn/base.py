@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from neural_compressor.dtypes import IntType
 from neural_compressor.errors import FormatError, QuantizationError
 from neural_compressor.registry import Registry
-from neural_compressor.schemes import PER_TENSOR, OpScheme, QParams, QuantizedArray
+from neural_compressor.schemes import PER_TENSOR, OpScheme, QParams, QuantizedArray, TensorScheme
+from neural_compressor.schemes.affine import integer_limits
 from neural_compressor.torch.nn.activation import (
     U8,
     Range,
@@ -74,6 +76,7 @@ class QuantModule(nn.Module):
         """Rebuild what ``state_dict()`` was taken from; of ``module`` only the hyper-parameters are read."""
         new = cls(module, scheme, relu)
         new._restore(module, state)
+        new._check_values()
         new._settle()
         return new
 
@@ -109,6 +112,44 @@ class QuantModule(nn.Module):
         found = self._buffers.get(name)
         if found is not None and tuple(found.shape) != shape:
             raise FormatError(f"the stored tensor {name!r} has shape {tuple(found.shape)}, and {shape} is needed")
+
+    def _check_values(self) -> None:
+        """Refuse stored numbers that no quantization gives: they would compute something, and nobody would notice."""
+        for name, tensor in self.state_dict().items():
+            if tensor.is_meta or not tensor.numel() or name.endswith("_packed"):
+                continue
+            low, high = tensor.min(), tensor.max()
+            if tensor.is_floating_point() and not bool(torch.isfinite(low) & torch.isfinite(high)):
+                raise FormatError(f"the stored tensor {name!r} holds NaN or Inf")
+            if name.endswith("_scale") and tensor.is_floating_point() and not self._fitting_scales(name, tensor):
+                raise FormatError(
+                    f"the stored tensor {name!r} holds scales from {float(low):g} on; they have to be above 0"
+                )
+            scheme = self._scheme_of(name) if name.endswith("_zero_point") else None
+            if scheme is not None and isinstance(scheme.dtype, IntType):
+                smallest, largest = integer_limits(scheme)
+                largest += (
+                    self.scheme.mode == "weight_only"
+                )  # GPTQ files hold zero points of one above the largest code
+                if int(low) < smallest or int(high) > largest:
+                    raise FormatError(
+                        f"the stored tensor {name!r} holds zero points from {int(low)} to {int(high)}; those of "
+                        f"{scheme.dtype.name} are from {smallest} to {largest}"
+                    )
+
+    def _fitting_scales(self, name: str, scales: Tensor) -> bool:
+        weight = self.scheme.weight
+        if name == "weight_scale" and self.scheme.mode == "weight_only" and weight is not None and weight.symmetric:
+            return bool((scales != 0).all())  # a negative one turns the side around that has a code more (full range)
+        return bool((scales > 0).all())
+
+    def _scheme_of(self, zero_point: str) -> TensorScheme | None:
+        """The scheme of what the zero points of that name belong to."""
+        owner, weight = zero_point.removesuffix("_zero_point"), self.scheme.weight
+        if owner in (*self.inputs, "output"):
+            return self.scheme.activation
+        nested = {"scale": "scales", "zero": "zeros"}.get(owner.rpartition("_")[2])
+        return weight if weight is None or nested is None else getattr(weight, nested)
 
     def _keep_qparams(self, act_ranges: Sequence[Range]) -> None:
         scheme = self.scheme.activation if self._is_calibrated else None

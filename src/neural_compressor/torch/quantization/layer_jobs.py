@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from neural_compressor.config.composition import Composition
 from neural_compressor.dtypes import dtype
 from neural_compressor.errors import ConfigError
 from neural_compressor.registry import close_matches
@@ -129,6 +130,7 @@ def _names_head(model: nn.Module, config: Any) -> bool:
 
 def jobs_for(model: nn.Module, config: Any) -> tuple[dict[str, LayerJob], dict[tuple[str, str], str], dict[str, bool]]:
     """The jobs of a model's layers, the weights left in float with the reason, and what the whole run has to do."""
+    _check_config(config)
     with_head = any(getattr(part, "quant_lm_head", False) for part in config.parts)
     found = find_layers(model, with_head or _names_head(model, config))
     if not found.linear and not found.stacks:
@@ -158,6 +160,12 @@ def jobs_for(model: nn.Module, config: Any) -> tuple[dict[str, LayerJob], dict[t
     _check_absorbers(model, jobs)
     _check_training(model, jobs)
     return jobs, left, flags
+
+
+def _check_config(config: Any) -> None:
+    if not isinstance(config, Composition):
+        what = f"the class {config.__name__}" if isinstance(config, type) else f"a {type(config).__name__}"
+        raise ConfigError(f"quant_config is {what}; expected a configuration such as RTNConfig()")
 
 
 def _needs_each_expert(config: Any) -> str:

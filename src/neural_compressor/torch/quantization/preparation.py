@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import logging
 from collections.abc import Callable
@@ -12,12 +11,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from neural_compressor.adaptor.user_code import calibrating
 from neural_compressor.errors import CalibrationError, ConfigError
+from neural_compressor.observers.input_check import CalibrationInputs
 from neural_compressor.report.terminal import print_ops
 from neural_compressor.schemes import OpScheme, Plan
-from neural_compressor.torch.batches import batch_size
+from neural_compressor.torch.batches import batch_size, note_inputs
 from neural_compressor.torch.checkpoint import save_model
-from neural_compressor.torch.checks import check_finite
+from neural_compressor.torch.checks import check_finite, copy_of, require_module
 from neural_compressor.torch.conversion import Quantization
 from neural_compressor.torch.fold import Structure
 from neural_compressor.torch.inspection import op_records
@@ -44,6 +45,8 @@ class Preparation:
     flags: dict[str, bool]
     calls: list[Arguments] = field(default_factory=list)
     samples: int = 0
+    runs: int = 0
+    inputs: CalibrationInputs = field(default_factory=CalibrationInputs)
     hook: Any = None
     own_forward: Any = None
 
@@ -57,6 +60,10 @@ class Preparation:
 
         def remember(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             call = remembered(module, args, kwargs)
+            self.runs += 1
+            note_inputs(self.inputs, module, args, kwargs)
+            if batch_size(call) == 0:
+                return
             used = limit.cut(call, self.samples)
             if used is not None:
                 self.calls.append(used)
@@ -97,6 +104,7 @@ class Preparation:
         if self.hook is not None:
             self.hook.remove()
             self.hook = None
+            self.inputs.warn()
             del model.forward
             if self.own_forward is not None:
                 model.forward = self.own_forward
@@ -120,13 +128,14 @@ def prepare(model: nn.Module, quant_config: Any, inplace: bool = True, example_i
     The configuration is resolved here, so a rule that matches nothing or a value that makes no sense is said before any
     work. ``inplace=False`` works on a copy.
     """
+    require_module(model, "prepare")
     if preparation_of(model) is not None:
         raise ConfigError("the model is prepared already: calibrate and convert it, or prepare the float model again")
     if isinstance(getattr(model, "quantization", None), Quantization):
         raise ConfigError("the model is quantized already; prepare takes a float model")
     check_finite(model)
     jobs, left, flags = jobs_for(model, quant_config)
-    model = model if inplace else copy.deepcopy(model)
+    model = model if inplace else copy_of(model)
     preparation = Preparation(quant_config, jobs, left, flags)
     if any(job.needs_data for job in jobs.values()):
         preparation.listen(model)
@@ -162,13 +171,14 @@ def convert(
     standard error say what runs on low-bit kernels, what is simulated and what stayed in float, and why; ``quiet`` leaves
     them out.
     """
+    require_module(model, "convert")
     if preparation_of(model) is None:
         if quant_config is None:
             raise ConfigError(
                 "the model is not prepared: call prepare(model, quant_config), calibrate, then convert(model)"
             )
         model, inplace = prepare(model, quant_config, inplace=inplace), True
-    model = model if inplace else copy.deepcopy(model)
+    model = model if inplace else copy_of(model)
     preparation = preparation_of(model)
     assert preparation is not None
     preparation.stop_listening(model)
@@ -212,10 +222,12 @@ def quantize(
     quiet: bool = False,
 ) -> nn.Module:
     """:func:`prepare`, ``run_fn(model, *run_args)`` where the algorithms need data, :func:`convert`."""
+    if run_fn is not None and not callable(run_fn):
+        raise ConfigError(f"run_fn is a {type(run_fn).__name__}; it must be a function that takes the model")
     prepared = prepare(model, quant_config, inplace, example_inputs)
     found = preparation_of(prepared)
     if run_fn is not None and found is not None and found.hook is not None:
-        run_fn(
-            prepared, *(run_args if isinstance(run_args, (tuple, list)) else () if run_args is None else (run_args,))
-        )
+        arguments = run_args if isinstance(run_args, (tuple, list)) else () if run_args is None else (run_args,)
+        with calibrating(run_fn, "run_fn", lambda: found.runs):
+            run_fn(prepared, *arguments)
     return convert(prepared, quiet=quiet)

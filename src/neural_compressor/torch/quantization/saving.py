@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable, Mapping
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,10 @@ import torch
 from torch import nn
 
 from neural_compressor.errors import ConfigError
+from neural_compressor.paths import path_of
 from neural_compressor.registry import close_matches
 from neural_compressor.torch.checkpoint import load_model, save_model
+from neural_compressor.torch.checks import require_module
 from neural_compressor.torch.quantization.gguf import write_gguf_model
 from neural_compressor.torch.quantization.huggingface import load_checkpoint, write_checkpoint
 
@@ -32,14 +36,16 @@ def save(
     :func:`~neural_compressor.torch.quantization.gguf.write_gguf_model` for more).
     """
     _known(format)
+    path = path_of(checkpoint_dir, "save")
     if format == "default":
-        if kwargs:
-            raise ConfigError(f"save() does not know {', '.join(kwargs)} for format 'default'")
-        save_model(model, checkpoint_dir)
+        _check_options("save", format, save_model, kwargs)
+        save_model(model, path)
     elif format == "gguf":
-        write_gguf_model(model, checkpoint_dir, **kwargs)
+        _check_options("save", format, write_gguf_model, kwargs)
+        write_gguf_model(model, path, **kwargs)
     else:
-        write_checkpoint(model, checkpoint_dir, **kwargs)
+        _check_options("save", format, write_checkpoint, kwargs)
+        write_checkpoint(model, path, **kwargs)
 
 
 def load(
@@ -56,7 +62,11 @@ def load(
     builds the model with transformers; what it converts is kept beside the checkpoint for the next time.
     """
     _known(format)
-    path = Path(model_name_or_path)
+    path = path_of(model_name_or_path, "load")
+    device = _device(device)
+    _check_options("load", format, load_model if format == "default" else load_checkpoint, kwargs)
+    if original_model is not None:
+        require_module(original_model, "load")
     if format == "default":
         if original_model is None:
             raise ConfigError(
@@ -74,7 +84,26 @@ def load(
 
 def _known(format: str) -> None:
     if format not in FORMATS:
-        raise ConfigError(f"unknown format {format!r}; {close_matches(format, FORMATS)}")
+        raise ConfigError(f"unknown format {format!r}; {close_matches(str(format), FORMATS)}")
+
+
+def _device(device: Any) -> str:
+    """The name of a device that this machine has."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, TypeError, AssertionError) as error:
+        raise ConfigError(f"load: device is {device!r}, which is none of this machine: {error}") from error
+    return str(torch.device("cpu" if device is None else device))
+
+
+def _check_options(function: str, format: str, writer: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    """Refuse options that ``writer``, which has no more than those with a default, does not know."""
+    parameters = signature(writer).parameters.values()
+    known = [p.name for p in parameters if p.default is not Parameter.empty]
+    for name in options:
+        if name not in known:
+            has = close_matches(name, known) if known else "it has no options"
+            raise ConfigError(f"{function}() does not know {name!r} for format {format!r}; {has}")
 
 
 def is_quantized_folder(path: str | Path) -> bool:

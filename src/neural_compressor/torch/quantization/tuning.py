@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from torch import nn
 from neural_compressor.config import PostTrainingQuantConfig, TuningCriterion
 from neural_compressor.config.composition import Composition
 from neural_compressor.config.objective import objectives
+from neural_compressor.errors import ConfigError
 from neural_compressor.report.evidence import add_evidence
 from neural_compressor.report.html import keep_report
 from neural_compressor.report.terminal import TuningProgress, print_result
@@ -21,6 +21,7 @@ from neural_compressor.strategy.base import Proposal
 from neural_compressor.strategy.listed import ListedStrategy
 from neural_compressor.strategy.space import TuningSpace
 from neural_compressor.torch.adaptor import PyTorchAdaptor
+from neural_compressor.torch.checks import copy_of, require_module, require_values
 from neural_compressor.torch.inspection import op_records
 from neural_compressor.torch.quantization.config import TuningConfig
 from neural_compressor.torch.quantization.layer_jobs import jobs_for
@@ -47,7 +48,7 @@ class ConfigAdaptor(PyTorchAdaptor):
         q_func: Callable[[nn.Module], Any] | None = None,
     ) -> nn.Module:
         config = Composition.from_dict(tune_cfg["recipe_cfgs"][_RECIPE])
-        return quantize(copy.deepcopy(model), config, run_fn=q_func, quiet=True)
+        return quantize(copy_of(model), config, run_fn=q_func, quiet=True)
 
     def summary(self, model: nn.Module) -> list[Any]:
         return self._timed(op_records(model, self._source, self.example, {}), model)
@@ -70,6 +71,12 @@ def autotune(
     journal in ``tune_config.workspace`` lets a killed run go on; the returned model has the evidence as its attribute
     ``tuning``, also where the promise was not kept. ``quiet`` leaves out what the terminal shows of it.
     """
+    require_module(model, "autotune")
+    require_values(model)
+    if not isinstance(tune_config, TuningConfig):
+        raise ConfigError(
+            f"tune_config is a {type(tune_config).__name__}; expected TuningConfig(config_set=...), with what is to be tried"
+        )
     configs = tune_config.candidates()
     for config in configs:
         jobs_for(model, config)  # what makes no sense is said before any work

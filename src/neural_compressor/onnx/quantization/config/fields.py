@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 from pydantic import PlainValidator
@@ -62,6 +62,8 @@ def _accuracy_level(value: Any) -> int:
 def _names(value: Any) -> tuple[str, ...]:
     if value is None:
         return ()
+    if isinstance(value, Mapping):
+        raise ConfigError(f"got {value!r}, expected a name or a list of names")
     found = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Iterable) else (value,)
     for name in found:
         if not isinstance(name, str) or not name:

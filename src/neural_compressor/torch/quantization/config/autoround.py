@@ -6,7 +6,7 @@ import re
 from typing import Annotated, Any
 
 from neural_compressor.config.composition import register_config
-from neural_compressor.config.numbers import group_size, is_whole, positive
+from neural_compressor.config.numbers import group_size, is_whole, rate, whole_between
 from neural_compressor.config.parameter_space import one_or_more, optional
 from neural_compressor.config.words import flag
 from neural_compressor.dtypes import BlockType
@@ -32,6 +32,7 @@ _FLOAT_BITS = (16, 32)
 
 
 # Outside the class, in which the name is that of a field.
+_BatchSize = Annotated[int, one_or_more(whole_between(1, 65536, "samples"))]
 _ActGroupSize = Annotated[int | None, one_or_more(optional(group_size))]
 
 
@@ -94,9 +95,9 @@ class AutoRoundConfig(WeightOnlyConfig):
     iters: Count = 200
     nsamples: Count = 128
     seqlen: Count = 2048
-    batch_size: Count = 8
-    lr: Annotated[float | None, one_or_more(optional(positive))] = None
-    minmax_lr: Annotated[float | None, one_or_more(optional(positive))] = None
+    batch_size: _BatchSize = 8
+    lr: Annotated[float | None, one_or_more(optional(rate))] = None
+    minmax_lr: Annotated[float | None, one_or_more(optional(rate))] = None
     enable_minmax_tuning: Flag = True
     enable_quanted_input: Flag = True
     seed: Seed = 42

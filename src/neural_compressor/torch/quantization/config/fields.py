@@ -10,9 +10,10 @@ from pydantic import PlainValidator
 
 from neural_compressor.config.numbers import group_size, is_whole, number_between, whole_between
 from neural_compressor.config.parameter_space import one_or_more
-from neural_compressor.config.words import as_list, at_least, flag, non_negative, word
+from neural_compressor.config.words import as_list, at_least, flag, non_negative, seed, word
 from neural_compressor.dtypes import DType, FloatType, dtype
 from neural_compressor.errors import ConfigError
+from neural_compressor.paths import path_of
 
 FLOAT = "fp32"
 """The data type that leaves an op as it is."""
@@ -58,9 +59,9 @@ def registered_dtype(value: Any) -> str:
 
 def path_text(value: Any) -> str:
     """Validate a path; empty where there is none."""
-    if isinstance(value, str | os.PathLike):
-        return str(os.fspath(value))
-    raise ConfigError(f"got {value!r}, expected a path")
+    if value != "":
+        path_of(value)
+    return str(os.fspath(value))
 
 
 def layer_map(value: Any) -> dict[str, list[str]]:
@@ -95,7 +96,7 @@ Dtype = Annotated[str, one_or_more(registered_dtype)]
 Path = Annotated[str, PlainValidator(path_text)]
 LayerMap = Annotated[dict[str, list[str]], PlainValidator(layer_map)]
 Count = Annotated[int, one_or_more(at_least(1))]
-Seed = Annotated[int, one_or_more(at_least(0))]
+Seed = Annotated[int, one_or_more(seed)]
 Fraction = Annotated[float, one_or_more(number_between(0, 1))]
 Ratio = Annotated[float, one_or_more(non_negative)]
 ScaleSearch = Annotated[str, one_or_more(word(("none", "mse", "importance")))]

@@ -466,7 +466,8 @@ def test_every_configuration_and_every_sum_survives_json(configs: list[Compositi
 
 @pytest.mark.parametrize("cls", [RTNConfig, GPTQConfig, AWQConfig, TEQConfig, AutoRoundConfig])
 def test_the_whole_range_is_used_where_there_is_one(cls: type) -> None:
-    assert cls().use_full_range and cls(bits=8).use_full_range
+    assert cls().use_full_range
+    assert cls(bits=8).use_full_range
     assert not cls(use_sym=False).use_full_range
     assert not cls(dtype="nf4").use_full_range
     assert not cls.from_dict(cls(use_full_range=False).to_dict()).use_full_range

@@ -18,7 +18,7 @@ _ALGORITHMS: Mapping[str, Mapping[str, str]] = {
     "rtn": {"mse": "search"},
     "gptq": {
         **{"percdamp": "percdamp", "block_size": "block_size", "mse": "search"},
-        **{"actorder": "act_order", "act_order": "act_order"},
+        **{"actorder": "act_order", "act_order": "act_order", "correct_upstream": "upstream"},
     },
     "awq": {"enable_auto_scale": "auto_scale", "enable_mse_search": "auto_clip"},
 }

@@ -58,8 +58,8 @@ def hqq(
 
     Beyond the paper, ``optimize_scale`` fits the scales in the same way, and nothing is kept that makes the fourth power
     of a group's error larger than plain rounding does: the largest weights are those that matter in some models. Zero
-    points are floats, unless ``integer_zero`` asks for a plain quantized array: they are rounded then, and scales fitted once
-    more to them and their neighbours.
+    points are floats, unless ``integer_zero`` asks for a plain quantized array: they are rounded then, and scales fitted
+    once more to them and their neighbours.
 
     >>> import numpy as np
     >>> from neural_compressor.dtypes import dtype

@@ -9,7 +9,7 @@ from weight_scheme import WeightScheme
 
 ALGORITHMS = (
     "rtn",
-    "rtn-full",
+    "rtn-even",
     "rtn-search",
     "hqq",
     "awq",
@@ -17,7 +17,7 @@ ALGORITHMS = (
     "gptq-published",
     "gptq",
     "gptq-rotated",
-    "gptq-rotated-full",
+    "gptq-rotated-even",
     "autoround",
 )
 
@@ -26,7 +26,7 @@ def does(algorithm: str, scheme: WeightScheme) -> bool:
     """Whether an algorithm quantizes to the scheme."""
     integer = scheme.bits is not None
     signed = integer and scheme.symmetric
-    needed = {"hqq": integer and not scheme.symmetric, "rtn-full": signed, "gptq-rotated-full": signed}
+    needed = {"hqq": integer and not scheme.symmetric, "rtn-even": signed, "gptq-rotated-even": signed}
     return needed.get(algorithm, True)
 
 
@@ -46,7 +46,7 @@ def config_for(algorithm: str, scheme: WeightScheme, options: Mapping[str, Any])
     fields = {**group, **kind}
     makers: dict[str, Callable[[], Any]] = {
         "rtn": lambda: RTNConfig(**fields),
-        "rtn-full": lambda: RTNConfig(**fields, use_full_range=True),
+        "rtn-even": lambda: RTNConfig(**fields, use_full_range=False),
         "rtn-search": lambda: RTNConfig(**fields, use_mse_search=True),
         "hqq": lambda: HQQConfig(**group, bits=scheme.bits),
         "awq": lambda: AWQConfig(**fields),
@@ -54,7 +54,7 @@ def config_for(algorithm: str, scheme: WeightScheme, options: Mapping[str, Any])
         "gptq-published": lambda: GPTQConfig(**fields, correct_upstream=False, scale_search="none"),
         "gptq": lambda: GPTQConfig(**fields),
         "gptq-rotated": lambda: GPTQConfig(**fields, hadamard=True, percdamp=0.05),
-        "gptq-rotated-full": lambda: GPTQConfig(**fields, hadamard=True, percdamp=0.05, use_full_range=True),
+        "gptq-rotated-even": lambda: GPTQConfig(**fields, hadamard=True, percdamp=0.05, use_full_range=False),
         "autoround": lambda: AutoRoundConfig(**fields, **options),
     }
     return makers[algorithm]()

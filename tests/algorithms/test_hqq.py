@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from neural_compressor.algorithms import FloatZeroArray, hqq, rtn
+from neural_compressor.algorithms.rtn import round_with
 from neural_compressor.dtypes import dtype
-from neural_compressor.schemes import PER_CHANNEL, PerGroup, QuantizedArray, TensorScheme
+from neural_compressor.schemes import PER_CHANNEL, PerGroup, QParams, QuantizedArray, TensorScheme
 
 SCHEME = TensorScheme(dtype("uint3"), False, PerGroup(32))
 
@@ -71,6 +72,17 @@ def test_an_integer_zero_point_gives_a_plain_quantized_array(weight: Any) -> Non
     np.testing.assert_array_equal(found.pack().unpack().dequantize(), found.dequantize())
     assert isinstance(floating, FloatZeroArray)
     assert floating.nbytes_packed == 48 * 36 + 48 * 3 * 8
+
+
+def test_with_integer_zero_points_it_comes_close_to_the_best_there_is(weight: Any) -> None:
+    found, plain = hqq(weight, SCHEME, integer_zero=True), rtn(weight, SCHEME)
+    best, largest = np.full(plain.scale.shape, np.inf), lp(weight, plain, 4) * (1 + 1e-4)
+    for factor in np.linspace(0.7, 1.1, 41):
+        for zero in range(8):
+            scale, zeros = plain.scale * np.float32(factor), np.full_like(plain.zero_point, zero)
+            rounded = round_with(weight, SCHEME, QParams(scale, zeros))
+            best = np.where(lp(weight, rounded, 4) <= largest, np.minimum(best, lp(weight, rounded)), best)
+    assert lp(weight, found).sum() < 1.005 * best.sum()
 
 
 @pytest.mark.parametrize("part", [PerGroup(40), PerGroup(1000), PER_CHANNEL], ids=str)

@@ -17,7 +17,9 @@ from neural_compressor.schemes import PER_CHANNEL, PER_TENSOR, PerGroup, TensorS
 SCHEME = TensorScheme(dtype("int3"), True, PerGroup(32))
 
 
-def autograd(weight: Any, scale: Any, hessian: Any, scheme: TensorScheme, size: int) -> tuple[float, Any]:
+def autograd(
+    weight: Any, scale: Any, hessian: Any, scheme: TensorScheme, size: int, full_range: bool = False
+) -> tuple[float, Any]:
     """The same loss with torch's autograd, rounding straight through and the steps following the ranges."""
     torch = pytest.importorskip("torch")
     log_scale = torch.from_numpy(np.log(scale)).double().requires_grad_()
@@ -28,12 +30,17 @@ def autograd(weight: Any, scale: Any, hessian: Any, scheme: TensorScheme, size: 
     for part in parts:
         axis = {"dim": 1, "keepdim": True} if size else {}
         if scheme.symmetric:
-            step = part.abs().amax(**axis) / scheme.dtype.max
+            step = part.abs().amax(**axis) / (-scheme.dtype.min if full_range else scheme.dtype.max)
+            if full_range:
+                step = torch.where(part.amax(**axis) > -part.amin(**axis), -step, step)
         else:
             low, high = part.amin(**axis).clamp(max=0), part.amax(**axis).clamp(min=0)
             step = (high - low) / (2**scheme.dtype.bits - 1)
         steps = part / step
-        rounded.append((steps + (torch.round(steps) - steps).detach()) * step)
+        codes = torch.round(steps)
+        if scheme.symmetric:
+            codes = codes.clamp(scheme.dtype.min, scheme.dtype.max)
+        rounded.append((steps + (codes - steps).detach()) * step)
     error = w - torch.cat(rounded, dim=1) / torch.exp(log_scale)
     loss = ((error @ h) * error).sum()
     loss.backward()
@@ -41,11 +48,14 @@ def autograd(weight: Any, scale: Any, hessian: Any, scheme: TensorScheme, size: 
 
 
 @pytest.mark.parametrize(("part", "size"), [(PerGroup(32), 32), (PerGroup(40), 40), (PER_CHANNEL, 96), (PER_TENSOR, 0)])
-def test_the_gradient_is_that_of_autograd(part: Any, size: int, weight: Any, statistics: InputStatistics) -> None:
+@pytest.mark.parametrize("full_range", [True, False])
+def test_the_gradient_is_that_of_autograd(
+    part: Any, size: int, full_range: bool, weight: Any, statistics: InputStatistics
+) -> None:
     scale = np.exp(0.3 * np.random.default_rng(0).standard_normal(96)).astype(np.float32)
     scheme = TensorScheme(dtype("int4"), True, part)
-    expected_loss, expected = autograd(weight, scale, statistics.hessian, scheme, size)
-    problem = ScalingProblem([weight], statistics.hessian, scheme)
+    expected_loss, expected = autograd(weight, scale, statistics.hessian, scheme, size, full_range)
+    problem = ScalingProblem([weight], statistics.hessian, scheme, full_range)
     loss, gradient = teq_gradient(weight, scale, problem)
     assert loss == pytest.approx(expected_loss, rel=1e-3)
     assert loss == pytest.approx(problem.loss(weight, scale), rel=1e-5)

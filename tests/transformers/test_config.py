@@ -88,3 +88,10 @@ def test_nonsense_is_refused(cls: type, fields: dict, said: list[str]) -> None:
         cls(**fields)
     for words in said:
         assert words in str(caught.value)
+
+
+def test_the_whole_range_is_used_unless_a_configuration_says_otherwise_or_has_none():
+    assert RtnConfig().to_torch_config().use_full_range
+    assert not RtnConfig(use_full_range=False).to_torch_config().use_full_range
+    assert not RtnConfig(sym=False).to_torch_config().use_full_range
+    assert not RtnConfig(weight_dtype="nf4").to_torch_config().use_full_range

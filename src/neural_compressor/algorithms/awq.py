@@ -28,13 +28,15 @@ def awq_scale(
     *,
     grid: int = 20,
     rows: int | None = 512,
+    full_range: bool | None = None,
 ) -> Array:
     """The scale of each input at which the outputs of ``weights``, which share that input, move least.
 
     Tried are ``mean|x|^a`` and ``mean|x|^a / w^(1-a)``, with w the mean magnitude of the input's weights relative to
     their group, for ``grid`` values of a from 0 to 1 (Lin et al. 2023, equation 5), scaled to be centred around 1. The
     output error comes from the Hessian in closed form, so no activations are kept. The search looks at about ``rows``
-    outputs; the scale found is then compared on all of them with no scale at all, and never worse.
+    outputs; the scale found is then compared on all of them with no scale at all, and never worse. ``full_range`` is that
+    of :func:`~neural_compressor.algorithms.weight_qparams.weight_qparams`, here and below.
 
     >>> import numpy as np
     >>> from neural_compressor.dtypes import dtype
@@ -49,7 +51,7 @@ def awq_scale(
     """
     if grid < 1:
         raise ConfigError(f"the grid has at least one point, not {grid}")
-    problem = ScalingProblem(weights, statistics.hessian, scheme)
+    problem = ScalingProblem(weights, statistics.hessian, scheme, full_range)
     xp = array_namespace(problem.hessian)
     sample = problem.stacked(rows)
     activation = xp.clip(like(statistics.mean_abs, sample), _SMALLEST, None)
@@ -65,17 +67,24 @@ def awq_scale(
     return problem.best([min(trials, key=lambda scale: problem.loss(sample, scale))])
 
 
-def awq_clip(weight: Array, hessian: Array, scheme: TensorScheme) -> QParams:
+def awq_clip(weight: Array, hessian: Array, scheme: TensorScheme, *, full_range: bool | None = None) -> QParams:
     """Scales and zero points over ranges clipped so that the output error of each group, taken alone, is least.
 
     A group's error is weighed with its own block of the Hessian, so what its inputs have in common counts.
     """
     weight = checked_weight(weight, scheme)
-    return least_cost_qparams(weight, scheme, block_quadratic(scheme, checked_hessian(hessian, weight)))
+    loss = block_quadratic(scheme, checked_hessian(hessian, weight))
+    return least_cost_qparams(weight, scheme, loss, full_range=full_range)
 
 
 def round_scaled(
-    weight: Array, scheme: TensorScheme, hessian: Array, scale: Array | None = None, *, clip: bool = True
+    weight: Array,
+    scheme: TensorScheme,
+    hessian: Array,
+    scale: Array | None = None,
+    *,
+    clip: bool = True,
+    full_range: bool | None = None,
 ) -> LayerResult:
     """``weight`` rounded under a ``scale`` of its inputs, with clipped ranges where the outputs then move less."""
     weight = checked_weight(weight, scheme)
@@ -86,9 +95,9 @@ def round_scaled(
         scale = None if bool(xp.all(scale == 1)) else scale
     if scale is not None:
         weight, hessian = weight * scale, hessian / scale[:, None] / scale[None, :]
-    best = rtn(weight, scheme)
+    best = rtn(weight, scheme, full_range=full_range)
     if clip:
-        clipped = round_with(weight, scheme, awq_clip(weight, hessian, scheme))
+        clipped = round_with(weight, scheme, awq_clip(weight, hessian, scheme, full_range=full_range))
         # Groups were clipped each on its own; what they have in common may say otherwise.
         if quadratic_loss(weight, clipped.dequantize(), hessian) < quadratic_loss(weight, best.dequantize(), hessian):
             best = clipped

@@ -28,8 +28,8 @@ class WeightOnlyAlgorithm:
 
     >>> import numpy as np
     >>> from neural_compressor.dtypes import dtype
-    >>> ALGORITHMS["rtn"](np.float32([[1.0, -7.0]]), TensorScheme(dtype("int4"))).dequantize().tolist()
-    [[1.0, -7.0]]
+    >>> ALGORITHMS["rtn"](np.float32([[1.0, -8.0]]), TensorScheme(dtype("int4"))).dequantize().tolist()
+    [[1.0, -8.0]]
     """
 
     name: str
@@ -72,7 +72,7 @@ def _rtn(
     statistics: InputStatistics | None = None,
     *,
     search: str | None = None,
-    full_range: bool = False,
+    full_range: bool | None = None,
     ratio: float = 1.0,
     rotation: Rotation | None = None,
 ) -> LayerResult:
@@ -132,20 +132,27 @@ def _awq(
     *,
     auto_scale: bool = True,
     auto_clip: bool = True,
+    full_range: bool | None = None,
     grid: int = 20,
 ) -> LayerResult:
     """Scaled inputs and clipped ranges."""
-    scale = awq_scale([weight], statistics, scheme, grid=grid) if auto_scale else None
-    return round_scaled(weight, scheme, statistics.hessian, scale, clip=auto_clip)
+    scale = awq_scale([weight], statistics, scheme, grid=grid, full_range=full_range) if auto_scale else None
+    return round_scaled(weight, scheme, statistics.hessian, scale, clip=auto_clip, full_range=full_range)
 
 
 @register_algorithm("teq", needs_statistics=True)
 def _teq(
-    weight: Array, scheme: TensorScheme, statistics: InputStatistics, *, clip: bool = False, **options: Any
+    weight: Array,
+    scheme: TensorScheme,
+    statistics: InputStatistics,
+    *,
+    clip: bool = False,
+    full_range: bool | None = None,
+    **options: Any,
 ) -> LayerResult:
     """Trained scales of the inputs."""
-    scale = teq_scale([weight], statistics, scheme, **options)
-    return round_scaled(weight, scheme, statistics.hessian, scale, clip=clip)
+    scale = teq_scale([weight], statistics, scheme, full_range=full_range, **options)
+    return round_scaled(weight, scheme, statistics.hessian, scale, clip=clip, full_range=full_range)
 
 
 def _pull(weight: Array, statistics: InputStatistics, rotation: Rotation | None) -> Pull:

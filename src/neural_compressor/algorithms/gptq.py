@@ -33,7 +33,7 @@ def gptq(
     percdamp: float = 0.01,
     block_size: int = 128,
     search: str | None = None,
-    full_range: bool = False,
+    full_range: bool | None = None,
     pull: Pull | None = None,
     cross_mix: float = 0.35,
     sweeps: int = 0,
@@ -62,11 +62,11 @@ def gptq(
     >>> import numpy as np
     >>> from neural_compressor.dtypes import dtype
     >>> same = np.float32([[1.0, 0.99], [0.99, 1.0]])
-    >>> w, scheme = np.float32([[0.4, 0.4, 1.0]]), TensorScheme(dtype("int2"))
+    >>> w, scheme = np.float32([[0.3, 0.3, 1.0]]), TensorScheme(dtype("int2"))
     >>> hessian = np.eye(3, dtype=np.float32)
     >>> hessian[:2, :2] = same
     >>> gptq(w, hessian, scheme).array.codes.tolist()  # one of the first two takes what the other lost
-    [[0, 1, 1]]
+    [[-1, 0, -2]]
     """
     if block_size < 1:
         raise ConfigError(f"block_size is a number of inputs, at least 1, not {block_size}")

@@ -22,6 +22,7 @@ from neural_compressor.schemes.ranges import against_parts, from_parts, scale_sh
 _BETA, _KAPPA = 10.0, 1.01
 _TINY = 1e-8
 _WORTH = 1 - 1e-5
+_STILL = 1e-5
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,8 @@ def hqq(
 
     Beyond the paper, ``optimize_scale`` fits the scales in the same way, and nothing is kept that makes the fourth power
     of a group's error larger than plain rounding does: the largest weights are those that matter in some models. Zero
-    points are floats, unless ``integer_zero`` asks for a plain quantized array, in which they are rounded.
+    points are floats, unless ``integer_zero`` asks for a plain quantized array: they are rounded then, and scales fitted
+    once more to them and their neighbours.
 
     >>> import numpy as np
     >>> from neural_compressor.dtypes import dtype
@@ -93,13 +95,11 @@ def _solve(weight: Array, scheme: TensorScheme, options: HqqOptions) -> tuple[Ar
     unit = against_parts(start.scale, shape, scheme.granularity)
     steps = to_parts(weight, scheme.granularity) / unit
     counted = _counted(weight, scheme)
-    scale, zero = _half_quadratic(
-        steps,
-        counted,
-        xp.astype(against_parts(start.zero_point, shape, scheme.granularity), xp.float32),
-        limits,
-        options,
-    )
+    first = xp.astype(against_parts(start.zero_point, shape, scheme.granularity), xp.float32)
+    scale, zero = _half_quadratic(steps, counted, first, limits, options)
+    if options.integer_zero and options.optimize_scale:
+        allowed = _costs(_error(steps, xp.ones_like(first), first, limits)[0], counted, options.p)[1]
+        scale, zero = _fit_integers(steps, counted, (scale, zero), allowed, limits, options)
     codes = xp.clip(xp.round(steps / scale + zero), *limits)
     codes = xp.astype(from_parts(codes, shape, scheme.granularity), code_dtype(xp, element_type(scheme)))
     lead = scale_shape(shape, scheme.granularity)
@@ -122,22 +122,65 @@ def _half_quadratic(
             # On its way a zero point may lie between integers; one that is kept must be storable.
             kept = xp.clip(xp.round(zero), *limits)
             magnitude = xp.abs(_error(steps, scale, kept, limits)[0])
-        cost = xp.sum(counted * magnitude**options.p, axis=-1, keepdims=True)
-        largest = xp.sum(counted * (magnitude * magnitude) ** 2, axis=-1, keepdims=True)
+        cost, largest = _costs(magnitude, counted, options.p)
         allowed = largest if allowed is None else allowed
         better = (cost < best_cost * _WORTH) & (largest <= allowed)
         if not bool(xp.any(better)):
             break
         best_scale, best_zero = xp.where(better, scale, best_scale), xp.where(better, kept, best_zero)
         best_cost = xp.where(better, cost, best_cost)
-        magnitude = xp.abs(error)
-        shrunk = magnitude - xp.clip(magnitude, _TINY, None) ** (options.p - 1) / beta
-        target = steps - xp.sign(error) * xp.clip(shrunk, 0.0, None)
+        target = _target(steps, error, options.p, beta)
         zero = xp.sum(counted * (codes - target / scale), axis=-1, keepdims=True) / count
         if options.optimize_scale:
             scale = _fitted(target, codes - zero, counted, scale)
         beta *= _KAPPA
     return best_scale, best_zero
+
+
+def _fit_integers(
+    steps: Array,
+    counted: Array,
+    found: tuple[Array, Array],
+    allowed: Array,
+    limits: tuple[int, int],
+    options: HqqOptions,
+) -> tuple[Array, Array]:
+    """Scales fitted to integer zero points, which stay where they are: those of ``found`` and their neighbours.
+
+    The scale found with them was fitted to a zero point before it was rounded.
+    """
+    xp = array_namespace(steps)
+    best_scale, best_zero = found
+    best_cost = _costs(_error(steps, *found, limits)[0], counted, options.p)[0]
+    for offset in (-1, 0, 1):
+        scale, zero, beta = found[0], xp.clip(found[1] + offset, *limits), _BETA
+        for _ in range(options.iterations):
+            error, codes = _error(steps, scale, zero, limits)
+            cost, largest = _costs(error, counted, options.p)
+            better = (cost < best_cost * _WORTH) & (largest <= allowed)
+            best_scale, best_zero = xp.where(better, scale, best_scale), xp.where(better, zero, best_zero)
+            best_cost = xp.where(better, cost, best_cost)
+            fitted = _fitted(_target(steps, error, options.p, beta), codes - zero, counted, scale)
+            if bool(xp.all(xp.abs(fitted - scale) <= _STILL * scale)):
+                break
+            scale, beta = fitted, beta * _KAPPA
+    return best_scale, best_zero
+
+
+def _costs(error: Array, counted: Array, p: float) -> tuple[Array, Array]:
+    """Σ |error|^p, and the fourth powers, of each group."""
+    xp = array_namespace(error)
+    magnitude = xp.abs(error)
+    cost = xp.sum(counted * magnitude**p, axis=-1, keepdims=True)
+    return cost, xp.sum(counted * (magnitude * magnitude) ** 2, axis=-1, keepdims=True)
+
+
+def _target(steps: Array, error: Array, p: float, beta: float) -> Array:
+    """``steps`` less the sparse part of the error: what is left of it when it is shrunk."""
+    xp = array_namespace(steps)
+    magnitude = xp.abs(error)
+    shrunk = magnitude - xp.clip(magnitude, _TINY, None) ** (p - 1) / beta
+    return steps - xp.sign(error) * xp.clip(shrunk, 0.0, None)
 
 
 def _error(steps: Array, scale: Array, zero: Array, limits: tuple[int, int]) -> tuple[Array, Array]:

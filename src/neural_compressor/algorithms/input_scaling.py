@@ -8,6 +8,7 @@ from array_api_compat import device
 
 from neural_compressor.algorithms.checks import checked_hessian, checked_weight
 from neural_compressor.algorithms.quadratic_loss import quadratic_loss
+from neural_compressor.algorithms.weight_qparams import weight_qparams
 from neural_compressor.errors import QuantizationError
 from neural_compressor.schemes import TensorScheme, fake_quantize
 from neural_compressor.schemes.arrays import Array, array_namespace
@@ -18,10 +19,13 @@ class ScalingProblem:
 
     A scale ``s`` for each input multiplies the weights before they are rounded and divides the inputs when the layer
     runs: in effect the weight becomes ``Q(W s) / s``. The loss is a sum over outputs, so a search may look at an evenly
-    spaced sample of them.
+    spaced sample of them. ``full_range`` is that of
+    :func:`~neural_compressor.algorithms.weight_qparams.weight_qparams`.
     """
 
-    def __init__(self, weights: Sequence[Array], hessian: Array, scheme: TensorScheme) -> None:
+    def __init__(
+        self, weights: Sequence[Array], hessian: Array, scheme: TensorScheme, full_range: bool | None = None
+    ) -> None:
         if not weights:
             raise QuantizationError("there are no weights to find a scale for")
         first = weights[0]
@@ -31,6 +35,7 @@ class ScalingProblem:
         self.weights = [checked_weight(weight, scheme) for weight in weights]
         self.hessian = checked_hessian(hessian, self.weights[0])
         self.scheme = scheme
+        self.full_range = full_range
 
     def stacked(self, rows: int | None = None, phase: int = 0) -> Array:
         """The weights one above the other: all rows, or about ``rows`` of them, evenly spaced.
@@ -45,7 +50,9 @@ class ScalingProblem:
 
     def rounded(self, weight: Array, scale: Array) -> Array:
         """The weight that scaling, rounding and scaling back gives."""
-        return fake_quantize(weight * scale, self.scheme) / scale
+        scaled = weight * scale
+        qparams = weight_qparams(scaled, self.scheme, full_range=self.full_range)
+        return fake_quantize(scaled, self.scheme, qparams) / scale
 
     def loss(self, weight: Array, scale: Array) -> float:
         """The quadratic output error of ``weight`` under ``scale``."""

@@ -16,7 +16,7 @@ def rtn(
     importance: Array | None = None,
     search: str | None = None,
     *,
-    full_range: bool = False,
+    full_range: bool | None = None,
     ratio: float = 1.0,
 ) -> QuantizedArray:
     """``weight`` (outputs, inputs) rounded to the grid of ``scheme``.
@@ -28,7 +28,7 @@ def rtn(
     >>> from neural_compressor.dtypes import dtype
     >>> w = np.float32([[0.1, -0.52, 0.7]])
     >>> rtn(w, TensorScheme(dtype("int4"))).codes.tolist()
-    [[1, -5, 7]]
+    [[-1, 6, -8]]
     """
     weight = checked_weight(weight, scheme)
     ranged = weight if ratio == 1 else weight * ratio

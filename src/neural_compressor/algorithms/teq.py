@@ -25,13 +25,15 @@ def teq_scale(
     lr: float = 0.05,
     rows: int | None = 128,
     start: Array | None = None,
+    full_range: bool | None = None,
 ) -> Array:
     """A scale for each input, trained from ``start`` (by default 1) to make the outputs of ``weights`` move least.
 
     Cheng et al. 2023 train such scales through the model; here the output error comes from the Hessian, so the gradient
     has a closed form (:func:`teq_gradient`) and no activations are kept. The steps are Adam's, on the logarithm of the
     scale, with a rate that falls to zero, and each looks at about ``rows`` outputs, all of them in turn. What they lead
-    to is compared with the start and with no scale on all outputs, and the best is returned.
+    to is compared with the start and with no scale on all outputs, and the best is returned. ``full_range`` is that of
+    :func:`~neural_compressor.algorithms.weight_qparams.weight_qparams`.
 
     >>> import numpy as np
     >>> from neural_compressor.dtypes import dtype
@@ -46,7 +48,7 @@ def teq_scale(
     """
     if steps < 1 or lr <= 0:
         raise ConfigError(f"training needs at least one step and a positive rate, not {steps} and {lr}")
-    problem = ScalingProblem(weights, statistics.hessian, scheme)
+    problem = ScalingProblem(weights, statistics.hessian, scheme, full_range)
     xp = array_namespace(problem.hessian)
     ones = problem.ones()
     scale = ones if start is None else like(start, problem.hessian)

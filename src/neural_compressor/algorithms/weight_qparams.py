@@ -33,27 +33,28 @@ def weight_qparams(
     *,
     search: str | None = None,
     importance: Array | None = None,
-    full_range: bool = False,
+    full_range: bool | None = None,
 ) -> QParams:
     """Scales and zero points for ``weight`` (outputs, inputs).
 
     Without a search they span the range. ``search="mse"`` narrows the range of each part that has its own scale to where
     the squared error is least, each input weighted with its ``importance``. Where that is not given it is the fourth
     power of the error: squares cut off the largest weights, which in some language models are those that matter.
-    ``full_range`` lets the
-    scale of a symmetric signed integer be negative, so that the largest weight of either sign gets the code that the
-    negative side has more.
+
+    ``full_range`` lets the scale of a symmetric signed integer be negative, so that the largest weight of either sign gets
+    the code that the negative side has more. None does so wherever there is such a code: the steps are finer, and nothing
+    is stored in addition.
 
     >>> import numpy as np
     >>> from neural_compressor.dtypes import dtype
     >>> w, scheme = np.float32([[0.3, -0.2, 1.0]]), TensorScheme(dtype("int2"))
-    >>> float(weight_qparams(w, scheme).scale), float(weight_qparams(w, scheme, full_range=True).scale)
-    (1.0, -0.5)
+    >>> float(weight_qparams(w, scheme).scale), float(weight_qparams(w, scheme, full_range=False).scale)
+    (-0.5, 1.0)
     """
     if search not in SEARCHES:
         raise ConfigError(f"unknown search {search!r} for the range of a weight; known: None, 'mse'")
     if search is None:
-        return _spanning(weight, scheme, full_range)
+        return _spanning(weight, scheme, _uses_full_range(scheme, full_range))
     if importance is None:
         loss = fourth_power(scheme, weight)
     else:
@@ -61,9 +62,15 @@ def weight_qparams(
     return least_cost_qparams(weight, scheme, loss, full_range=full_range)
 
 
-def least_cost_qparams(weight: Array, scheme: TensorScheme, loss: GroupLoss, *, full_range: bool = False) -> QParams:
-    """Scales and zero points at which ``loss`` of the error is least, never worse than those that span the range."""
+def least_cost_qparams(
+    weight: Array, scheme: TensorScheme, loss: GroupLoss, *, full_range: bool | None = None
+) -> QParams:
+    """Scales and zero points at which ``loss`` of the error is least, never worse than those that span the range.
+
+    ``full_range`` is that of :func:`weight_qparams`.
+    """
     xp = array_namespace(weight)
+    full_range = _uses_full_range(scheme, full_range)
     # Gone over many times: rows had better lie one after the other in memory.
     weight = xp.reshape(xp.reshape(weight, (-1,)), weight.shape)
     spanning = _spanning(weight, scheme, full_range)
@@ -83,15 +90,19 @@ def has_full_range(scheme: TensorScheme) -> bool:
     return isinstance(scheme.dtype, IntType) and scheme.dtype.signed and scheme.symmetric
 
 
-def _spanning(weight: Array, scheme: TensorScheme, full_range: bool) -> QParams:
-    low, high = value_range(weight, scale_granularity(scheme))
-    if not full_range:
-        return choose_qparams(low, high, scheme)
-    if not has_full_range(scheme):
+def _uses_full_range(scheme: TensorScheme, full_range: bool | None) -> bool:
+    if full_range and not has_full_range(scheme):
         raise ConfigError(
             f"full_range is for symmetric signed integers, whose negative side has one code more; {scheme.dtype.name}"
             f"{'' if scheme.symmetric else ' asym'} has none to gain"
         )
+    return has_full_range(scheme) if full_range is None else full_range
+
+
+def _spanning(weight: Array, scheme: TensorScheme, full_range: bool) -> QParams:
+    low, high = value_range(weight, scale_granularity(scheme))
+    if not full_range:
+        return choose_qparams(low, high, scheme)
     xp = array_namespace(weight)
     magnitude = xp.maximum(xp.abs(low), xp.abs(high))
     scale = step_size(magnitude, -float(integer_limits(scheme)[0]))

@@ -56,6 +56,13 @@ class Samples:
             self._note(first)
         return self._shapes or {}
 
+    def repeats(self) -> bool:
+        """Whether the data can be gone over more than once, found by starting anew; asked before it is gone over."""
+        if not rewound(self.reader):
+            return False
+        self._ahead = []
+        return True
+
     def _note(self, sample: Any) -> None:
         if self._shapes is None and isinstance(sample, Mapping):
             self._shapes = {str(name): as_array(array, str(name), 0).shape for name, array in sample.items()}

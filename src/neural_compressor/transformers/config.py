@@ -96,10 +96,10 @@ class PretrainedQuantConfig(ConfigModel):
         names |= {"quant_lm_head": "quant_lm_head", **self._torch_names}
         fields = type(self).model_fields
         values = {target: getattr(self, name) for name, target in names.items()}
-        # What was not spoken of follows from the data type.
-        unspoken = {names[name] for name in ("bits", "group_size") if getattr(self, name) == fields[name].default}
-        if self.weight_dtype != "int":
-            values = {name: value for name, value in values.items() if name not in unspoken}
+        # What was not spoken of follows from the data type, and from whether it is symmetric.
+        follows = ("use_full_range",) if self.weight_dtype == "int" else ("bits", "group_size", "use_full_range")
+        unspoken = {names[name] for name in follows if name in names and getattr(self, name) == fields[name].default}
+        values = {name: value for name, value in values.items() if name not in unspoken}
         config = self._torch_class.from_dict({name: value for name, value in values.items() if value is not None})
         for name in self.modules_to_not_convert:
             config.set_local(rf"(.*\.)?{re.escape(name)}(\..*)?", self._torch_class.from_dict({"dtype": "fp32"}))
@@ -145,7 +145,7 @@ class RtnConfig(PretrainedQuantConfig, LayerWise):
     _torch_class = torch_config.RTNConfig
     _torch_names: ClassVar = {"use_full_range": "use_full_range", "mse_range": "use_mse_search", **_LAYER_WISE}
 
-    use_full_range: Flag = False
+    use_full_range: Flag = True
     mse_range: Flag = False
 
 

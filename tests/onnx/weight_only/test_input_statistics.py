@@ -56,7 +56,8 @@ class Reader(CalibrationDataReader):
         return given
 
     def rewind(self) -> None:
-        self.place, self.passes = 0, self.passes + 1
+        # Starting anew before anything was read is no pass.
+        self.place, self.passes = 0, self.passes + (self.place > 0)
 
 
 def samples_of(*arrays: np.ndarray) -> Samples:
@@ -75,10 +76,10 @@ def matmul(name: str, source: str, target: str) -> Any:
     return helper.make_node("MatMul", [source, f"w_{name}"], [target], name=name)
 
 
-def statistics_of(*arrays: np.ndarray) -> InputStatistics:
+def statistics_of(*arrays: np.ndarray, floats: Sequence[np.ndarray] = ()) -> InputStatistics:
     seen = InputStatistics()
-    for array in arrays:
-        seen.update(array)
+    for number, array in enumerate(arrays):
+        seen.update(array, floats[number] if floats else None)
     return seen
 
 
@@ -178,10 +179,11 @@ def test_layer_wise_looks_at_what_arrives_behind_quantized_nodes() -> None:
     seen = [correlated(40, seed=s) for s in range(3)]
     jobs = dict.fromkeys("ab", WeightJob("gptq", INT3))
     first = np.asarray(values(ALGORITHMS["gptq"](np.ascontiguousarray(weights["w_a"].T), INT3, statistics_of(*seen))))
-    for options, before in ((EXACT, weights["w_a"].T), (LAYER_WISE, first)):
+    floats = [np.maximum(x @ weights["w_a"], 0) for x in seen]
+    behind = [np.maximum(x @ first.T, 0) for x in seen]
+    for options, arrived in ((EXACT, statistics_of(*floats)), (LAYER_WISE, statistics_of(*behind, floats=floats))):
         quantized = quantize_weight_only(model, jobs, samples_of(*seen), options)
         np.testing.assert_allclose(matrix_in(quantized, "a"), first, rtol=1e-5, atol=1e-6)
-        arrived = statistics_of(*(np.maximum(x @ before.T, 0) for x in seen))
         wanted = values(ALGORITHMS["gptq"](np.ascontiguousarray(weights["w_b"].T), INT3, arrived))
         assert np.isclose(matrix_in(quantized, "b"), wanted, rtol=1e-4, atol=1e-5).mean() > 0.99
 
@@ -218,6 +220,80 @@ def test_a_transposed_input_is_seen_the_right_way() -> None:
         result = make_session(quantized).run(None, {"x": np.ascontiguousarray(seen[0].T)})[0]
         reach = np.abs(seen[0] @ np.asarray(wanted.dequantize()).T).max()
         np.testing.assert_allclose(result, seen[0] @ np.asarray(wanted.dequantize()).T, atol=1e-4 * reach)
+
+
+# -- blocks ----------------------------------------------------------------------------------------------------------
+
+LAYERS = [f"/layers.{number}/{name}/MatMul" for number in (0, 1) for name in ("up", "down")]
+
+
+def blocks(named: bool = True) -> tuple[ir.Model, list[str], list[np.ndarray]]:
+    """Two blocks of two products each, their nodes, and their weights (outputs, inputs); a weight can tell the block too."""
+    nodes, weights, arrays, value = [], {}, [], "x"
+    for number, layer in enumerate(LAYERS):
+        array = normal(32 if number % 2 else 64, 64 if number % 2 else 32, seed=number) / 8
+        weight = f"w{number}" if named else layer.strip("/").replace("/", ".").replace("MatMul", "weight")
+        weights[weight] = array
+        arrays.append(np.ascontiguousarray(array.T))
+        name = layer if named else f"product_{number}"
+        last = "y" if layer is LAYERS[-1] else f"{number}_out"
+        nodes.append(helper.make_node("MatMul", [value, weight], [f"{number}_product"], name=name))
+        nodes.append(helper.make_node("Relu", [f"{number}_product"], [last]))
+        value = last
+    return model_of(nodes, **weights), [node.name for node in nodes if node.name], arrays
+
+
+def passed(x: np.ndarray, *weights: np.ndarray) -> np.ndarray:
+    for weight in weights:
+        x = np.maximum(x @ weight.T, 0)
+    return x
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["names of nodes", "names of weights"])
+@pytest.mark.parametrize(
+    ("algorithm", "own"), [("gptq", {}), ("gptq", {"upstream": False}), ("awq", {"auto_scale": False})]
+)
+def test_each_block_is_calibrated_behind_those_before_it(algorithm: str, own: dict[str, Any], named: bool) -> None:
+    model, names, (up, down, second_up, second_down) = blocks(named)
+    seen = [correlated(40, seed=s) for s in range(3)]
+    jobs = dict.fromkeys(names, WeightJob(algorithm, INT3, own))
+    quantized = quantize_weight_only(model, jobs, samples_of(*seen), EXACT)
+    first = [matrix_in(quantized, name) for name in names[:2]]
+    for name, weight, before in ((names[2], second_up, []), (names[3], second_down, [second_up])):
+        behind = [passed(x, *first, *before) for x in seen]
+        floats = [passed(x, up, down, *before) for x in seen] if algorithm == "gptq" else []
+        wanted = values(ALGORITHMS[algorithm](weight, INT3, statistics_of(*behind, floats=floats), **own))
+        assert np.isclose(matrix_in(quantized, name), wanted, rtol=1e-4, atol=1e-5).mean() > 0.98
+    wanted = values(ALGORITHMS[algorithm](down, INT3, statistics_of(*(passed(x, up) for x in seen)), **own))
+    assert np.isclose(first[1], wanted, rtol=1e-4, atol=1e-5).mean() > 0.98
+
+
+def test_what_the_statistics_may_take_changes_the_passes_and_not_the_result() -> None:
+    model, names, _ = blocks()
+    found = []
+    for most, passes in ((1 << 30, 2), (4 * 64 * 64, 4)):
+        reader = Reader([{"x": correlated(40, seed=s)} for s in range(3)])
+        options = WeightOnlyOptions(accuracy_level=1, hessian_bytes=most)
+        jobs = dict.fromkeys(names, WeightJob("gptq", INT3))
+        quantized = quantize_weight_only(model, jobs, Samples(reader), options)
+        found.append([matrix_in(quantized, name) for name in names])
+        assert reader.passes == passes
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_data_that_cannot_be_gone_over_again_shows_the_float_model(caplog: pytest.LogCaptureFixture) -> None:
+    class Once(Reader):
+        def rewind(self) -> None:
+            raise NotImplementedError
+
+    model, names, (up, down, second_up, _) = blocks()
+    seen = [correlated(40, seed=s) for s in range(3)]
+    samples = Samples(Once([{"x": x} for x in seen]))
+    quantized = quantize_weight_only(model, dict.fromkeys(names, WeightJob("gptq", INT3)), samples, EXACT)
+    assert "Once cannot be gone over again" in caplog.text
+    wanted = values(ALGORITHMS["gptq"](second_up, INT3, statistics_of(*(passed(x, up, down) for x in seen))))
+    assert np.isclose(matrix_in(quantized, names[2]), wanted, rtol=1e-4, atol=1e-5).mean() > 0.98
 
 
 # -- memory ----------------------------------------------------------------------------------------------------------

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from neural_compressor.algorithms import rtn
 from neural_compressor.errors import FormatError
-from neural_compressor.schemes import OpScheme, fake_quantize
+from neural_compressor.schemes import OpScheme
 from neural_compressor.torch.nn import quantized_module
 from neural_compressor.torch.nn.matrix_stack import MatrixStack, QuantMatrixStack, open_stacks
 
@@ -32,7 +33,7 @@ def stack(parameter, scheme):
 
 @pytest.fixture
 def values(parameter, scheme):
-    return fake_quantize(parameter.detach().reshape(-1, SHAPE[-1]), scheme.weight).reshape(SHAPE)
+    return rtn(parameter.detach().reshape(-1, SHAPE[-1]), scheme.weight).dequantize().reshape(SHAPE)
 
 
 def test_it_has_the_values_of_its_codes(stack, values):

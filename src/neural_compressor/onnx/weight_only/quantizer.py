@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -17,12 +18,14 @@ from neural_compressor.onnx.graph_editor import GraphEditor
 from neural_compressor.onnx.smoothing.scale_folding import Channels, apply_folds, find_folds
 from neural_compressor.onnx.weight_only import blockwise_nodes as nodes
 from neural_compressor.onnx.weight_only.block_codes import block_codes
-from neural_compressor.onnx.weight_only.groups import WeightGroup, in_portions, weight_groups
+from neural_compressor.onnx.weight_only.groups import WeightGroup, in_blocks, in_portions, weight_groups
 from neural_compressor.onnx.weight_only.input_statistics import Sources, input_statistics
 from neural_compressor.onnx.weight_only.job import WeightJob, WeightOnlyOptions
 from neural_compressor.onnx.weight_only.matrix_nodes import MatrixNode, left_in_float, weight_only_nodes
 
 __all__ = ["WeightJob", "WeightOnlyOptions", "left_in_float", "quantize_weight_only", "weight_only_nodes"]
+
+logger = logging.getLogger("neural_compressor")
 
 _BLOCKWISE = (21, 10)
 """The first opset and IR version with DequantizeLinear in blocks and 4-bit types, and those of 2-bit types."""
@@ -39,6 +42,9 @@ def quantize_weight_only(
 
     Nodes that read the same weight share the quantized one too, and the statistics of all their inputs. Nodes that share an
     input, and a job, are quantized as one matrix, so that a scale of the input (AWQ) serves them all.
+
+    Where names tell of repeated blocks, each block is calibrated behind those quantized before it, at one run over the
+    data a block; ``samples`` that can be gone over once only show what the float model has there.
     """
     options = options or WeightOnlyOptions()
     waiting = [name for name, job in jobs.items() if job.needs_data]
@@ -66,17 +72,43 @@ class _Quantization:
 
     def run(self, samples: Samples | None) -> ir.Model:
         """The quantized model."""
-        options = self.options
-        seen_by = self.model if options.layer_wise else self.float_model
-        for portion in in_portions(self.groups, 0 if options.layer_wise else options.hessian_bytes):
-            wanted = {group.sources for group in portion if group.sources}
-            seen: dict[Sources, InputStatistics] = {}
-            if wanted and samples is not None:
-                seen = input_statistics(seen_by, wanted, samples, options.providers)
-            for group in portion:
-                with at_node(*(node.name for node in group.nodes)):
-                    self._quantize(group, seen.get(group.sources))
+        seen_by = self.float_model
+        for number, together in enumerate(self._measured_together(samples)):
+            portions = list(in_portions(together, self.options.hessian_bytes))
+            if number:
+                seen_by = self.model if len(portions) == 1 else self.model.clone()
+            for portion in portions:
+                seen = self._statistics(seen_by, portion, samples)
+                for group in portion:
+                    with at_node(*(node.name for node in group.nodes)):
+                        self._quantize(group, seen.get(group.sources))
         return self.model
+
+    def _measured_together(self, samples: Samples | None) -> list[list[WeightGroup]]:
+        """Groups calibrated on the same model: with all that come before them quantized, and none of their own."""
+        apart = [[group] for group in self.groups] if self.options.layer_wise else in_blocks(self.groups)
+        calibrated = sum(any(group.sources for group in together) for together in apart)
+        if samples is None or calibrated < 2 or samples.repeats():
+            return apart
+        logger.warning(
+            "weights are calibrated on the float model, since %s cannot be gone over again; with a rewind() each block is "
+            "calibrated behind those quantized before it, which is more accurate",
+            type(samples.reader).__name__,
+        )
+        return [self.groups]
+
+    def _statistics(
+        self, seen_by: ir.Model, portion: Sequence[WeightGroup], samples: Samples | None
+    ) -> dict[Sources, InputStatistics]:
+        wanted = {group.sources for group in portion if group.sources}
+        if not wanted or samples is None:
+            return {}
+        compared: set[Sources] = set()
+        if seen_by is not self.float_model:
+            inside = [group for group in portion if group.block is not None or self.options.layer_wise]
+            compared = {group.sources for group in inside if group.sources and group.job.corrects_upstream}
+        providers = self.options.providers
+        return input_statistics(seen_by, wanted, samples, providers, float_model=self.float_model, compared=compared)
 
     def _quantize(self, group: WeightGroup, statistics: InputStatistics | None) -> None:
         matrices = [readers[0].matrix() for readers in group.weights]

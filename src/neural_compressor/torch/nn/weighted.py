@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.onnx import is_in_onnx_export
 
+from neural_compressor.algorithms import rtn
 from neural_compressor.errors import QuantizationError
 from neural_compressor.schemes import (
     PER_CHANNEL,
@@ -24,7 +25,13 @@ from neural_compressor.schemes import (
 from neural_compressor.torch.nn.activation import Range, calibrated_qparams
 from neural_compressor.torch.nn.base import QuantModule, finite
 from neural_compressor.torch.nn.kernels import takes_int8
-from neural_compressor.torch.nn.packed_weight import buffer_names, check_pairs, keep_packed, packed_array
+from neural_compressor.torch.nn.packed_weight import (
+    buffer_names,
+    check_pairs,
+    keep_array,
+    packed_array,
+    quantized_matrix,
+)
 from neural_compressor.torch.nn.portable import as_type, constant, dequantized, is_leaving
 
 
@@ -85,7 +92,12 @@ class WeightedModule(QuantModule):
     def _quantize(self, module: nn.Module) -> None:
         assert isinstance(module.weight, Tensor)
         matrix = self._to_matrix(finite(module.weight, "the weight"))
-        keep_packed(self, "weight", matrix, self.weight_scheme, self._pairs())
+        # Beside float activations a scale may have either sign; kernels that multiply integers want it positive.
+        alone = self.scheme.mode == "weight_only" and not self.weight_scheme.pair_safe
+        array = (
+            rtn(matrix, self.weight_scheme) if alone else quantized_matrix(matrix, self.weight_scheme, self._pairs())
+        )
+        keep_array(self, "weight", array.pack())
         bias = getattr(module, "bias", None)
         self.register_buffer("bias", finite(bias, "the bias").clone() if isinstance(bias, Tensor) else None)
 

@@ -42,21 +42,15 @@ def _gptq(config: Any) -> dict[str, Any]:
 
 
 def _awq(config: Any) -> dict[str, Any]:
-    _refuse_full_range(config)
-    return {"auto_scale": config.use_auto_scale, "auto_clip": config.use_auto_clip or bool(config.range_search)}
+    return {
+        "auto_scale": config.use_auto_scale,
+        "auto_clip": config.use_auto_clip or bool(config.range_search),
+        "full_range": config.use_full_range,
+    }
 
 
 def _teq(config: Any) -> dict[str, Any]:
-    _refuse_full_range(config)
-    return {"clip": bool(config.range_search)}
-
-
-def _refuse_full_range(config: Any) -> None:
-    if config.use_full_range:
-        raise ConfigError(
-            f"{type(config).__name__}.use_full_range: scales of the inputs are chosen for ranges with a sign on either "
-            "side; leave it out, or use RTNConfig, which has it"
-        )
+    return {"clip": bool(config.range_search), "full_range": config.use_full_range}
 
 
 def _autoround(config: AutoRoundConfig) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from neural_compressor.algorithms.layer_result import LayerResult
-from neural_compressor.algorithms.weight_qparams import has_full_range, weight_qparams
+from neural_compressor.algorithms.weight_qparams import weight_qparams
 from neural_compressor.errors import CalibrationError, ConfigError, NeuralCompressorError, QuantizationError
 from neural_compressor.schemes import TensorScheme
 from neural_compressor.torch.nn.weight_only import is_conv1d
@@ -85,9 +85,8 @@ def _roundings(
         stored = weight_of(layer).detach().float()
         weight = stored.T.contiguous() if is_conv1d(layer) else stored
         try:
-            full_range = options.full_range and has_full_range(schemes[name])
             qparams = weight_qparams(
-                weight, schemes[name], search="mse", importance=importance[name], full_range=full_range
+                weight, schemes[name], search="mse", importance=importance[name], full_range=options.full_range
             )
             found[name] = LearnedRounding(weight, schemes[name], qparams, options.momentum)
         except NeuralCompressorError as error:

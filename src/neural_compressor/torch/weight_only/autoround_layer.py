@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from neural_compressor.algorithms import InputStatistics, LayerResult, quadratic_loss
-from neural_compressor.algorithms.weight_qparams import has_full_range, weight_qparams
+from neural_compressor.algorithms.weight_qparams import weight_qparams
 from neural_compressor.schemes import TensorScheme
 from neural_compressor.torch.weight_only.autoround_options import AutoRoundOptions
 from neural_compressor.torch.weight_only.autoround_rounding import LearnedRounding
@@ -35,8 +35,8 @@ def tune_layer(
     True
     """
     hessian = statistics.hessian
-    full_range = options.full_range and has_full_range(scheme)
-    qparams = weight_qparams(weight, scheme, search="mse", importance=statistics.mean_square, full_range=full_range)
+    importance = statistics.mean_square
+    qparams = weight_qparams(weight, scheme, search="mse", importance=importance, full_range=options.full_range)
     rounding = LearnedRounding(weight, scheme, qparams, options.momentum or _MOMENTUM)
     values = rounding.values()
     before = quadratic_loss(weight, values, hessian)

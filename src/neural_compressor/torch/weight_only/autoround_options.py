@@ -40,7 +40,7 @@ class AutoRoundOptions:
     seed: int = 42
     keep_best: bool = True
     amp: bool | None = None
-    full_range: bool = False
+    full_range: bool | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("iters", 0), ("batch_size", 1), ("gradient_accumulate_steps", 1), ("seed", 0)):

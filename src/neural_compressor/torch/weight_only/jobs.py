@@ -61,7 +61,10 @@ class LayerJob:
         """The same without a scale of the inputs."""
         if self.algorithm == "awq":
             return replace(self, options={**self.options, "auto_scale": False})
-        return replace(self, algorithm="rtn", options={"search": "mse"} if self.options.get("clip") else {})
+        options = {name: value for name, value in self.options.items() if name == "full_range"}
+        return replace(
+            self, algorithm="rtn", options={**options, **({"search": "mse"} if self.options.get("clip") else {})}
+        )
 
     def absorber(self, layers: Collection[str]) -> str | None:
         """The name of what takes up the scale of ``layers``, where :attr:`absorb` says so."""

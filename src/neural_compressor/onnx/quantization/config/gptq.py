@@ -23,8 +23,9 @@ class GPTQConfig(WeightOnlyConfig):
     """GPTQ: weights not yet rounded make up for the error of those that are. Needs data.
 
     ``actorder`` takes the inputs with the largest activations first. ``mse`` looks for the ranges with the least loss,
-    without which a language model may gain nothing over rounding to nearest. ``percdamp`` steadies the statistics,
-    ``block_size`` changes the speed only.
+    without which a language model may gain nothing over rounding to nearest. ``correct_upstream`` makes a layer aim at the
+    outputs of the float model, not at its own on inputs that already carry an error. ``percdamp`` steadies the
+    statistics, ``block_size`` changes the speed only.
     """
 
     percdamp: Fraction = 0.01
@@ -32,6 +33,7 @@ class GPTQConfig(WeightOnlyConfig):
     actorder: Flag = False
     mse: Flag = True
     perchannel: Annotated[bool, one_or_more(_perchannel)] = True
+    correct_upstream: Flag = True
     calibration_data_reader: Reader = None
 
     @property
@@ -45,4 +47,5 @@ class GPTQConfig(WeightOnlyConfig):
             "block_size": self.block_size,
             "act_order": self.actorder,
             "search": "mse" if self.mse else None,
+            "upstream": self.correct_upstream,
         }

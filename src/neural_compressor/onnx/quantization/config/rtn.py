@@ -38,8 +38,7 @@ class RTNConfig(WeightOnlyConfig):
     mse: Flag = False
 
     def algorithm_options(self) -> dict[str, Any]:
-        # A scale may have either sign, so that the largest weight gets the code which the negative side has more.
-        return {"full_range": self.weight_sym} | ({"search": "mse"} if self.mse else {})
+        return {"search": "mse"} if self.mse else {}
 
     @classmethod
     def _settled(cls, values: dict[str, Any], given: frozenset[str]) -> dict[str, Any]:

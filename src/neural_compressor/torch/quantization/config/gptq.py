@@ -59,7 +59,7 @@ class GPTQConfig(DoubleQuantConfig):
     correct_upstream: Flag = True
     scale_search: ScaleSearch = "mse"
     hadamard: Flag = False
-    use_full_range: Flag = False
+    use_full_range: Flag = True
     amp: Flag = True
 
     @property

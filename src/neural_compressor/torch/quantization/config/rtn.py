@@ -16,14 +16,19 @@ from neural_compressor.torch.quantization.config.fields import (
 
 
 class RoundingConfig(DoubleQuantConfig):
-    """The parameters that RTN, AWQ and TEQ share."""
+    """The parameters that RTN, AWQ and TEQ share.
+
+    ``use_full_range`` lets the scale of a symmetric signed integer be negative: the largest weight of a group, whatever its
+    sign, gets the code that the negative side has more. Steps are finer and nothing is stored in addition, so it is on
+    wherever there is such a code; a grid without one (asymmetric, nf4, ...) has nothing to switch.
+    """
 
     dtype: WeightDtype = "int"
     bits: Bits = 4
     use_sym: Flag = True
     group_size: GroupSize = 32
     group_dim: GroupDim = 1
-    use_full_range: Flag = False
+    use_full_range: Flag = True
     use_mse_search: Flag = False
     use_layer_wise: Flag = True
     model_path: Path = ""

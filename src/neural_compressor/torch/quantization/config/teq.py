@@ -14,7 +14,7 @@ class TEQConfig(RoundingConfig):
     """TEQ: scales of the inputs as in AWQ, trained by gradient descent.
 
     ``absorb_to_layer`` and ``folding`` are the ``absorb_layer_dict`` and ``folding`` of :class:`AWQConfig`;
-    ``use_mse_search`` searches the ranges too. There is no ``use_full_range``. ``amp`` is that of
+    ``use_mse_search`` searches the ranges too. ``amp`` is that of
     :class:`GPTQConfig`.
     """
 

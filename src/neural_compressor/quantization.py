@@ -19,7 +19,6 @@ from neural_compressor.strategy.space import TuningSpace
 from neural_compressor.tuning.evaluator import Evaluator, require_repeatable
 from neural_compressor.tuning.loop import tune
 from neural_compressor.tuning.result import TuningResult
-from neural_compressor.tuning.verdict import slower_note
 from neural_compressor.tuning.workspace import writable_folder
 
 
@@ -77,6 +76,9 @@ def fit(
     Accuracy comes from ``eval_func(model) -> float``, or from ``eval_dataloader`` and ``eval_metric``. Without either the
     model is quantized once, with the default configuration. Trials are journaled under ``workspace`` (or in the Optuna
     ``storage``): the same call after a crash goes on where it stopped. An HTML report is written there too.
+
+    With the objective ``performance`` the float model takes part: where no quantized model is faster, the best of them is
+    returned all the same, and the verdict says so and why instead of "promise met" (``result.beats_float`` is False).
     """
     _check_arguments(conf, calib_dataloader, calib_func, eval_func, eval_dataloader, eval_metric)
     info = {
@@ -125,8 +127,6 @@ def fit(
             resume=resume,
         )
     result.ops = [_explained(record, space) for record in result.ops]
-    if note := slower_note(result):
-        result.metadata["notes"] = [*result.metadata.get("notes", ()), note]
     result.report = write_report(result, Path(workspace) / "report.html")
     if not quiet:
         print_result(result)

@@ -117,7 +117,7 @@ def test_the_data_block_is_the_result_as_plain_json():
     assert data["title"] == result.title
     assert data["baseline"] == {
         "accuracy": 0.9833, "latency_ms": 4.21, "size_bytes": 1310000, "footprint_bytes": None,
-        "output_sqnr": None,
+        "output_sqnr": None, "latency_spread": None, "latency_rounds": None,
     }  # fmt: skip
     assert [trial["loss"] for trial in data["trials"]][:-1] == [trial.loss for trial in result.trials][:-1]
     assert data["trials"][-1]["loss"] is None
@@ -170,3 +170,10 @@ def test_a_place_that_cannot_be_written_is_an_error(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(WorkspaceError, match="cannot write"):
         write_report(sample_result(), tmp_path / "file" / "report.html")
+
+
+def test_a_model_that_is_not_faster_than_float_is_no_green_verdict():
+    slow = dataclasses.replace(sample_result(), verdict="nothing tried is faster than float here", beats_float=False)
+    assert 'class="verdict met"' in render(sample_result())
+    assert 'class="verdict missed"' in render(slow)
+    assert data_of(render(slow))["beats_float"] is False

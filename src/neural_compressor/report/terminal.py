@@ -84,7 +84,7 @@ def op_lines(result: TuningResult) -> list[Text]:
 
 def verdict_panel(result: TuningResult) -> Panel:
     """The verdict, with the promise and where things are."""
-    style = "green" if result.met else "yellow"
+    style = "green" if result.satisfied else "yellow"
     lines: list[RenderableType] = [Text(printable(result.verdict), style=f"bold {style}")]
     details = {
         "promise": result.criterion if result.criterion != "none" else "",

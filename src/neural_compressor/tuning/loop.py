@@ -15,6 +15,7 @@ from neural_compressor.tuning.budget import Budget
 from neural_compressor.tuning.criterion import Criterion
 from neural_compressor.tuning.evaluator import Evaluator, require_repeatable
 from neural_compressor.tuning.fingerprint import job_inputs
+from neural_compressor.tuning.float_race import slower_note
 from neural_compressor.tuning.journal import Journal
 from neural_compressor.tuning.objective import Scoring
 from neural_compressor.tuning.progress import Progress, Silent
@@ -52,6 +53,9 @@ def tune(
     starts, and the best model so far is on disk: the same call goes on where a killed one stopped. ``storage`` puts
     the journal elsewhere: a path, or a database URL. Without an ``evaluator`` the default plan is applied once and no
     promise is checked.
+
+    Where speed is an objective the float model is one of the candidates: the verdict, and ``beats_float`` of the result, say
+    whether what is returned is faster. It is the best quantized model also where it is not.
     """
     started = time.perf_counter()
     criterion = Criterion.from_config(conf.accuracy_criterion)
@@ -67,6 +71,7 @@ def tune(
 
     if evaluator is None:
         quantized, result = _quantize_once(quantize, model, space.default_plan(), bench, watcher)
+        result.ops = adaptor.summary(quantized)
     else:
         evaluator.check(criterion)
         require_repeatable(calib_dataloader, "calib_dataloader")
@@ -86,7 +91,8 @@ def tune(
             run = TuningRun(quantize, bench, criterion, scoring, budget, strategy, journal, store, watcher, started)
             quantized, result = run.to_the_end(model)
     result.title = title
-    result.ops = adaptor.summary(quantized)
+    if note := slower_note(result):
+        result.metadata["notes"] = [*result.metadata.get("notes", ()), note]
     result.seconds = time.perf_counter() - started
     return quantized, result
 

@@ -15,14 +15,17 @@ from neural_compressor.schemes import Plan
 @dataclass(frozen=True)
 class Measurement:
     """What was measured of one model. A value is None where nobody asked for it or it could not be had;
-    accuracy is None where there is no evaluation. ``output_sqnr`` is how exactly the model gives what the float one does on
-    an example, in dB."""
+    accuracy is None where there is no evaluation. ``latency_ms`` is a median of ``latency_rounds``, and ``latency_spread``
+    half the width of its interval as a share of it (see :mod:`neural_compressor.tuning.measure`). ``output_sqnr`` is how
+    exactly the model gives what the float one does on an example, in dB."""
 
     accuracy: float | None
     latency_ms: float | None = None
     size_bytes: int | None = None
     footprint_bytes: int | None = None
     output_sqnr: float | None = None
+    latency_spread: float | None = None
+    latency_rounds: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -37,7 +40,8 @@ class Measurement:
 @dataclass(frozen=True)
 class Trial:
     """One plan that was tried, numbered from 1. ``error`` is filled where quantization or evaluation failed;
-    the loss is then infinite. It is NaN where no evaluation was given."""
+    the loss is then infinite. It is NaN where no evaluation was given. A score that differs by less than ``noise`` is no
+    other score."""
 
     number: int
     stage: str
@@ -49,6 +53,7 @@ class Trial:
     seconds: float
     resumed: bool = False
     error: str = ""
+    noise: float = 0.0
 
     @property
     def failed(self) -> bool:
@@ -65,6 +70,7 @@ class Trial:
             "loss": self.loss if math.isfinite(self.loss) else None,
             "passed": self.passed,
             "score": self.score,
+            "noise": self.noise,
             "seconds": self.seconds,
             "resumed": self.resumed,
             "error": self.error,
@@ -74,6 +80,9 @@ class Trial:
 @dataclass
 class TuningResult:
     """The evidence: baseline, trials, best trial, and whether the promise is kept.
+
+    ``met`` is about accuracy alone. ``beats_float`` is about speed where that was asked for: False where the best model is
+    not faster than the float one; None where speed is no objective, was not measured, or the promise is not kept anyway.
 
     ``metadata`` holds what else a report may show: ``study``, ``storage``, ``best_model`` (path of the saved model),
     ``strategy``, ``objective``, ``tolerable_loss``, ``relative`` (whether losses are shares of the baseline),
@@ -92,6 +101,12 @@ class TuningResult:
     seconds: float = 0.0
     metadata: dict[str, Any] = field(default_factory=dict)
     report: Path | None = None
+    beats_float: bool | None = None
+
+    @property
+    def satisfied(self) -> bool:
+        """Whether the user has what was asked for: the promise kept, and a faster model where speed was an objective."""
+        return self.met and self.beats_float is not False
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -99,6 +114,7 @@ class TuningResult:
             "title": self.title,
             "verdict": self.verdict,
             "met": self.met,
+            "beats_float": self.beats_float,
             "criterion": self.criterion,
             "seconds": self.seconds,
             "baseline": self.baseline.to_dict() if self.baseline else None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from neural_compressor.errors import CalibrationError, EvaluationError, MissingDependencyError, WorkspaceError
@@ -13,8 +13,9 @@ from neural_compressor.strategy.base import Outcome, Proposal, Strategy
 from neural_compressor.tuning.bench import Bench
 from neural_compressor.tuning.budget import Budget
 from neural_compressor.tuning.criterion import Criterion
+from neural_compressor.tuning.float_race import beats_float, not_faster
 from neural_compressor.tuning.journal import Entry, Journal
-from neural_compressor.tuning.objective import Scoring, best_trial
+from neural_compressor.tuning.objective import Scoring, best_trial, finalists
 from neural_compressor.tuning.progress import Progress
 from neural_compressor.tuning.result import Measurement, Trial, TuningResult
 from neural_compressor.tuning.verdict import all_failed, verdict
@@ -25,11 +26,13 @@ if TYPE_CHECKING:
 
 #: A strategy that only repeats itself for this long has nothing more to say.
 _MAX_REPEATS = 1000
+#: How many models that are equally good, as far as was measured, are measured again: all are in memory meanwhile.
+_MOST_FINALISTS = 3
 
 
 @dataclass
 class TuningRun:
-    """One run over a journal. Holds one quantized model at most: the best so far."""
+    """One run over a journal. Holds one quantized model at most, the best so far, until finalists are compared."""
 
     quantize: Callable[[Plan], Any]
     bench: Bench
@@ -54,11 +57,15 @@ class TuningRun:
                 error = all_failed(self.trials)
                 self.journal.finish(str(error))
                 raise error
+            self._compare_finalists(baseline)
             quantized = self._model_of(self.best)
         except KeyboardInterrupt as interrupt:
             self._explain(interrupt)
             raise
-        sentence = verdict(self.best, baseline, self.criterion)
+        ops = self.bench.adaptor.summary(quantized)
+        faster = beats_float(self.best, baseline, self.scoring)
+        slow = "" if faster is not False else not_faster(self.best, baseline, self.trials, ops)
+        sentence = verdict(self.best, baseline, self.criterion, slow)
         self.journal.finish(sentence)
         return quantized, TuningResult(
             baseline=baseline,
@@ -67,6 +74,8 @@ class TuningRun:
             met=self.best.passed,
             verdict=sentence,
             criterion=self.criterion.describe(baseline.accuracy),
+            ops=ops,
+            beats_float=faster,
             metadata=self._metadata(baseline, stopped),
         )
 
@@ -111,9 +120,11 @@ class TuningRun:
         else:
             trial, model = _trial(number, proposal, entry, resumed=True), None
         self.trials.append(trial)
-        if best_trial(self.trials) is trial:
-            self.best, self.best_model = trial, model
-            if model is not None:
+        best = best_trial(self.trials)
+        if best is not self.best:
+            # With a new highest score an earlier trial may be the smallest of those that come near it.
+            self.best, self.best_model = best, model if best is trial else None
+            if self.best_model is not None:
                 self.store.replace(trial, lambda path: self.bench.adaptor.save(model, path))
         self.progress.trial_done(trial)
         return trial
@@ -143,7 +154,26 @@ class TuningRun:
     def _entry(self, stage: str, baseline: Measurement, measured: Measurement, seconds: float) -> Entry:
         loss = self.criterion.loss(_accuracy(baseline), _accuracy(measured))
         score = self.scoring.score(baseline, measured, self.criterion)
-        return Entry(stage, measured, loss, self.criterion.allows(loss), score, seconds)
+        noise = self.scoring.noise(baseline, measured, self.criterion)
+        return Entry(stage, measured, loss, self.criterion.allows(loss), score, seconds, noise=noise)
+
+    def _compare_finalists(self, baseline: Measurement) -> None:
+        """Where speed counts, time the float model and those among which noise decided in turns, and choose anew.
+
+        Their trials have the new latencies from then on.
+        """
+        ranked = [trial for trial in finalists(self.trials) if trial.noise][:_MOST_FINALISTS]
+        if not ranked:
+            return
+        at_hand = {id(self.best): self.best_model}
+        models = [found if (found := at_hand.get(id(t))) is not None else self.quantize(t.plan) for t in ranked]
+        found = self.bench.measure_again(models, [t.measurement for t in ranked if t.measurement])
+        for place, (trial, measured) in enumerate(zip(ranked, found, strict=True)):
+            score, noise = (f(baseline, measured, self.criterion) for f in (self.scoring.score, self.scoring.noise))
+            ranked[place] = replace(trial, measurement=measured, score=score, noise=noise)
+            self.trials[trial.number - 1] = ranked[place]
+        self.best = finalists(ranked)[0]
+        self.best_model = models[ranked.index(self.best)]
 
     def _model_of(self, best: Trial) -> Any:
         """The best model: the one in memory, or made again from its plan where an earlier run found it."""
@@ -202,6 +232,7 @@ def _trial(number: int, proposal: Proposal, entry: Entry, resumed: bool) -> Tria
         seconds=entry.seconds,
         resumed=resumed,
         error=entry.error,
+        noise=entry.noise,
     )
 
 

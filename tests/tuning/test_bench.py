@@ -93,7 +93,8 @@ def test_models_are_measured_again_together_and_keep_the_rest_of_what_was_measur
     before = [bench.measure(model) for model in models]
     timed.order.clear()
     again = bench.measure_again(models, before)
-    assert timed.order[6:12] == [0, 2, 4, 4, 2, 0]  # after the warm-up, all of them in turns
+    turns = [sorted(timed.order[i : i + 3]) for i in range(0, len(timed.order), 3)]
+    assert all(each == [0, 2, 4] for each in turns)  # all of them in turns
     assert [m.latency_ms for m in again] == pytest.approx([3.0, 2.0])
     assert [m.accuracy for m in again] == [m.accuracy for m in before]
     assert all(m.latency_rounds > b.latency_rounds for m, b in zip(again, before, strict=True))

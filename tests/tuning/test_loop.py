@@ -332,6 +332,16 @@ def on_disk(result):
     return json.loads((Path(result.metadata["best_model"]) / "model.json").read_text())
 
 
+def test_where_the_best_proves_slow_the_next_best_is_measured_again_too(race):
+    def latency(name, turn):
+        return {"": 0.010, "a": 0.004 if turn <= 10 else 0.008, "ab": 0.006 if turn <= 10 else 0.007}[name]
+
+    model, result = race(latency, scripted("a", "ab"))
+    assert model.quantized == {"a", "b"}
+    assert [trial.measurement.latency_ms for trial in result.trials] == pytest.approx([8.0, 7.0])
+    assert result.verdict.endswith("1.43x faster")
+
+
 def test_what_is_clearly_slower_than_the_best_is_not_measured_again(race):
     _, result = race(lambda name, turn: {"": 0.01, "a": 0.009, "ab": 0.005}[name], scripted("a", "ab"))
     rounds = [trial.measurement.latency_rounds for trial in result.trials]

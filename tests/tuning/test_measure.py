@@ -1,6 +1,8 @@
+import itertools
 import random
 import statistics
 import sys
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -44,11 +46,36 @@ def test_an_interval_covers_the_median_about_as_often_as_it_says():
     assert hits / 400 > 0.93
 
 
-def test_calls_take_turns_and_every_other_round_goes_backwards():
+def test_calls_take_turns_and_each_runs_behind_each_other_about_as_often():
     machine = Machine()
     calls = [machine.call(name, 1.0) for name in "abc"]
-    timed_in_turns(calls, Effort(0.0, 0.0, min_rounds=3), machine.clock, warmup=1)
-    assert "".join(machine.order) == "abc" + "abc" + "cba" + "abc"
+    timed_in_turns(calls, Effort(0.0, 0.0, min_rounds=240), machine.clock, warmup=0)
+    order = "".join(machine.order)
+    rounds = [order[i : i + 3] for i in range(0, len(order), 3)]
+    assert {"".join(sorted(each)) for each in rounds} == {"abc"}
+    assert all(back == there[::-1] for there, back in zip(rounds[::2], rounds[1::2], strict=True))
+    behind = Counter(pair for pair in itertools.pairwise(order) if pair[0] != pair[1])
+    assert len(behind) == 6
+    assert max(behind.values()) < 1.5 * min(behind.values())
+
+
+def test_a_call_that_finds_the_caches_as_it_left_them_has_no_advantage_over_its_like():
+    class Cached(Machine):
+        """A call right behind itself is twice as fast, and one behind the slow model a little slower."""
+
+        def call(self, name, seconds):
+            def call():
+                before = self.order[-1] if self.order else ""
+                self.order.append(name)
+                self.now += seconds * (0.5 if before == name else 1.2 if before == "f" else 1.0)
+
+            return call
+
+    machine = Cached()
+    calls = [machine.call(name, seconds) for name, seconds in (("f", 3.0), ("a", 1.0), ("b", 1.0), ("c", 1.0))]
+    times = timed_in_turns(calls, Effort(1e9, -1.0, 10, 400), machine.clock)
+    means = [statistics.mean(taken) for taken in times[1:]]
+    assert max(means) < 1.05 * min(means)
 
 
 def test_rounds_end_with_the_budget_of_the_clock_or_with_their_number():

@@ -2,8 +2,8 @@
 
 How latencies are compared, and why so:
 
-- **In turns.** Calls alternate, and every other round goes backwards: what else the machine does hits all alike, and none
-  always runs behind the same other one.
+- **In turns.** Calls alternate, in an order that is drawn anew and gone through there and back: what else the machine does
+  hits all alike, and none always runs behind the same other one, which may leave the caches to it or not.
 - **As ratios of one round.** The median of these is taken. Load that comes and goes slows both parts of a ratio.
 - **On one thread, by its CPU time,** where the work can be kept to one (``Adaptor.on_one_thread``). Waiting for a core that
   another process has does not count. With several threads no statistic helps on a busy machine: they wait for each other
@@ -15,6 +15,7 @@ How latencies are compared, and why so:
 from __future__ import annotations
 
 import math
+import random
 import statistics
 import sys
 import time
@@ -89,14 +90,18 @@ def timed_in_turns(
             call()
     times: list[list[float]] = [[] for _ in calls]
     turns = list(zip(calls, times, strict=True))
+    orders = random.Random(0)
     spent, rounds = 0.0, 0
     while rounds < effort.min_rounds or (rounds < effort.max_rounds and spent < effort.budget_s):
+        if rounds % 2:
+            turns.reverse()
+        else:
+            orders.shuffle(turns)
         for call, taken in turns:
             begun = clock()
             call()
             taken.append(max(clock() - begun, _NO_TIME))
             spent += taken[-1]
-        turns.reverse()
         rounds += 1
         if rounds >= effort.min_rounds and not rounds % _CHECKED_EVERY:
             found = ratios_to_first(times) if len(times) > 1 else [estimate(times[0])]

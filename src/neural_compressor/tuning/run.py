@@ -160,20 +160,28 @@ class TuningRun:
     def _compare_finalists(self, baseline: Measurement) -> None:
         """Where speed counts, time the float model and those among which noise decided in turns, and choose anew.
 
-        Their trials have the new latencies from then on.
+        Their trials have the new latencies from then on. Where that lets others come near the best, these are timed too.
         """
-        ranked = [trial for trial in finalists(self.trials) if trial.noise][:_MOST_FINALISTS]
-        if not ranked:
-            return
-        at_hand = {id(self.best): self.best_model}
-        models = [found if (found := at_hand.get(id(t))) is not None else self.quantize(t.plan) for t in ranked]
-        found = self.bench.measure_again(models, [t.measurement for t in ranked if t.measurement])
-        for place, (trial, measured) in enumerate(zip(ranked, found, strict=True)):
-            score, noise = (f(baseline, measured, self.criterion) for f in (self.scoring.score, self.scoring.noise))
-            ranked[place] = replace(trial, measurement=measured, score=score, noise=noise)
-            self.trials[trial.number - 1] = ranked[place]
-        self.best = finalists(ranked)[0]
-        self.best_model = models[ranked.index(self.best)]
+        timed: set[int] = set()
+        while ranked := [trial for trial in finalists(self.trials) if trial.noise][:_MOST_FINALISTS]:
+            if timed.issuperset(trial.number for trial in ranked):
+                break
+            timed.update(trial.number for trial in ranked)
+            if len(ranked) == 1 and ranked[0] is self.best and self.best_model is not None:
+                models = [self.best_model]
+            else:
+                # All anew: one that was evaluated has adapted itself to batches that the others have not seen.
+                self.best_model = None
+                models = [self.quantize(trial.plan) for trial in ranked]
+            measured = self.bench.measure_again(models, [t.measurement for t in ranked if t.measurement])
+            ranked = [self._timed_again(trial, baseline, new) for trial, new in zip(ranked, measured, strict=True)]
+            self.best = finalists(ranked)[0]
+            self.best_model = models[ranked.index(self.best)]
+
+    def _timed_again(self, trial: Trial, baseline: Measurement, measured: Measurement) -> Trial:
+        score, noise = (f(baseline, measured, self.criterion) for f in (self.scoring.score, self.scoring.noise))
+        new = self.trials[trial.number - 1] = replace(trial, measurement=measured, score=score, noise=noise)
+        return new
 
     def _model_of(self, best: Trial) -> Any:
         """The best model: the one in memory, or made again from its plan where an earlier run found it."""

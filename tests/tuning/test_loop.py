@@ -342,6 +342,16 @@ def test_where_the_best_proves_slow_the_next_best_is_measured_again_too(race):
     assert result.verdict.endswith("1.43x faster")
 
 
+def test_the_best_of_all_that_were_measured_again_wins_and_not_the_last(race):
+    def latency(name, turn):
+        return {"": 0.010, "a": 0.004 if turn <= 10 else 0.006, "ab": 0.005 if turn <= 10 else 0.008}[name]
+
+    model, result = race(latency, scripted("a", "ab"))
+    assert [trial.measurement.latency_ms for trial in result.trials] == pytest.approx([6.0, 8.0])
+    assert model.quantized == {"a"}
+    assert on_disk(result) == ["a"]
+
+
 def test_what_is_clearly_slower_than_the_best_is_not_measured_again(race):
     _, result = race(lambda name, turn: {"": 0.01, "a": 0.009, "ab": 0.005}[name], scripted("a", "ab"))
     rounds = [trial.measurement.latency_rounds for trial in result.trials]

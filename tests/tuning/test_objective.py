@@ -120,6 +120,9 @@ def test_finalists_are_those_within_the_noise_of_the_highest_score():
         trial(4, 0.0, False, 2.0, noise=0.1, size=100),
     ]
     assert [found.number for found in finalists(trials)] == [2, 1]
+    further = trial(5, 0.0, True, 1.85, noise=0.1, size=200)
+    assert [found.number for found in finalists([*trials, further])] == [2, 1]
+    assert [found.number for found in finalists([*trials, further], sum)] == [5, 2, 1]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,12 +88,12 @@ def best_trial(trials: Iterable[Trial]) -> Trial | None:
     return min(found, key=lambda trial: (trial.loss, -trial.score, trial.number), default=None)
 
 
-def finalists(trials: Iterable[Trial]) -> list[Trial]:
+def finalists(trials: Iterable[Trial], joint: Callable[[list[float]], float] = max) -> list[Trial]:
     """Of the passing trials those whose score is the highest within the noise: the smallest first, then the lower loss, then
-    the earlier."""
+    the earlier. The noise of two scores is the larger one, or what ``joint`` makes of both."""
     passing = [trial for trial in trials if trial.passed and not trial.failed]
     top = max(passing, key=lambda trial: trial.score, default=None)
-    tied = [trial for trial in passing if top and top.score - trial.score <= max(top.noise, trial.noise)]
+    tied = [trial for trial in passing if top and top.score - trial.score <= joint([top.noise, trial.noise])]
     return sorted(tied, key=lambda trial: (_size(trial), trial.loss, trial.number))
 
 

@@ -163,7 +163,7 @@ class TuningRun:
         Their trials have the new latencies from then on. Where that lets others come near the best, these are timed too.
         """
         timed: set[int] = set()
-        while ranked := [trial for trial in finalists(self.trials) if trial.noise][:_MOST_FINALISTS]:
+        while ranked := [trial for trial in finalists(self.trials, sum) if trial.noise][:_MOST_FINALISTS]:
             if timed.issuperset(trial.number for trial in ranked):
                 break
             timed.update(trial.number for trial in ranked)
@@ -175,8 +175,8 @@ class TuningRun:
                 models = [self.quantize(trial.plan) for trial in ranked]
             measured = self.bench.measure_again(models, [t.measurement for t in ranked if t.measurement])
             ranked = [self._timed_again(trial, baseline, new) for trial, new in zip(ranked, measured, strict=True)]
-            self.best = finalists(ranked)[0]
-            self.best_model = models[ranked.index(self.best)]
+            self.best = finalists(trial for trial in self.trials if trial.number in timed)[0]
+            self.best_model = models[ranked.index(self.best)] if self.best in ranked else None
 
     def _timed_again(self, trial: Trial, baseline: Measurement, measured: Measurement) -> Trial:
         score, noise = (f(baseline, measured, self.criterion) for f in (self.scoring.score, self.scoring.noise))

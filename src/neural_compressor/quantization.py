@@ -21,7 +21,6 @@ from neural_compressor.strategy.space import TuningSpace
 from neural_compressor.tuning.evaluator import Evaluator, require_repeatable
 from neural_compressor.tuning.loop import tune
 from neural_compressor.tuning.result import TuningResult
-from neural_compressor.tuning.verdict import slower_note
 from neural_compressor.tuning.workspace import writable_folder
 
 
@@ -80,6 +79,9 @@ def fit(
     model is quantized once, with the default configuration. Trials are journaled under ``workspace`` (or in the Optuna
     ``storage``): the same call after a crash goes on where it stopped, and one with more ``max_trials`` or ``timeout``
     after the end. Each run keeps its HTML report in ``reports`` there; ``report.html`` is the last one.
+
+    With the objective ``performance`` the float model takes part: where no quantized model is faster, the best of them is
+    returned all the same, and the verdict says so and why instead of "promise met" (``result.beats_float`` is False).
     """
     workspace = path_of(workspace, "workspace")
     if title is not None and not isinstance(title, str):
@@ -121,8 +123,6 @@ def fit(
     def conclude(result: TuningResult) -> None:
         result.ops = [_explained(record, space) for record in result.ops]
         add_evidence(result, adaptor, conf)
-        if note := slower_note(result):
-            result.metadata["notes"] = [*result.metadata.get("notes", ()), note]
         result.report = keep_report(result, workspace)
 
     with TuningProgress(trials, quiet=quiet, title=title) as progress:

@@ -242,3 +242,10 @@ def test_each_run_keeps_its_report_and_the_last_has_a_fixed_name(tmp_path):
     assert sorted((tmp_path / "reports").iterdir()) == sorted(kept)
     assert len(set(kept)) == 3
     assert re.fullmatch(r"\d{8}-\d{6}-first-0123\.html", kept[0].name)
+
+
+def test_a_model_that_is_not_faster_than_float_is_no_green_verdict():
+    slow = dataclasses.replace(sample_result(), verdict="nothing tried is faster than float here", beats_float=False)
+    assert 'class="verdict met"' in render(sample_result())
+    assert 'class="verdict missed"' in render(slow)
+    assert data_of(render(slow))["beats_float"] is False

@@ -6,6 +6,7 @@ import pytest
 from rich.console import Console
 from sample_result import sample_result
 
+from neural_compressor.report.quantities import shown_loss
 from neural_compressor.report.terminal import TuningProgress, print_ops, print_result
 from neural_compressor.tuning.progress import Progress
 from neural_compressor.tuning.result import Measurement
@@ -151,3 +152,26 @@ def test_on_a_terminal_a_bar_tells_what_goes_on():
 def test_quiet_says_nothing():
     assert watched(quiet=True) == ""
     assert watched(quiet=True, force_terminal=True) == ""
+
+
+def test_a_model_that_is_not_faster_than_float_is_no_green_verdict():
+    def styles(result):
+        console = Console(file=io.StringIO(), width=120, force_terminal=True, color_system="standard")
+        print_result(result, console)
+        return [
+            line for line in console.file.getvalue().splitlines() if "tried is faster" in line or "promise met" in line
+        ]
+
+    (kept,) = styles(sample_result())
+    slow = dataclasses.replace(sample_result(), verdict="nothing tried is faster than float here", beats_float=False)
+    (slower,) = styles(slow)
+    assert "\x1b[1;32m" in kept
+    assert "\x1b[1;33m" in slower
+
+
+def test_a_loss_that_misses_by_less_than_is_printed_is_not_shown_as_the_limit():
+    result = sample_result()
+    missed = dataclasses.replace(result.trials[0], loss=0.01 + 2e-8, passed=False)
+    assert shown_loss(missed, result) == ">1.0000%"
+    assert shown_loss(dataclasses.replace(missed, loss=0.01002), result) == "1.0020%"
+    assert shown_loss(dataclasses.replace(missed, loss=-1e-9, passed=True), result) == "0.00%"

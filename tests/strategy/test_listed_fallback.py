@@ -21,13 +21,34 @@ def losses(proposal, scale):
     return sum(COST[name] for name in quantized) * scale[proposal.plan.recipes["bits"]]
 
 
-def run(listed, scale, tolerated):
+def run(listed, scale, tolerated, scores=None):
     strategy, stages = ListedFallbackStrategy(TuningSpace({}), listed), []
     while (proposal := strategy.ask()) is not None:
         loss = losses(proposal, scale)
         stages.append((proposal.stage, loss))
-        strategy.tell(Outcome(loss, loss <= tolerated, 1.0))
+        strategy.tell(Outcome(loss, loss <= tolerated, (scores or {}).get(proposal.plan.recipes["bits"], 1.0)))
     return stages
+
+
+def base_of_the_fallback(scale, scores):
+    """The loss of the plans on the list with the first op in float says which of them it was."""
+    stages = run([plan(4), plan(8)], scale, 0.0, scores)
+    return {losses(plan(bits, "bc"), scale): bits for bits in (4, 8)}[dict(stages)["a to fp32"]]
+
+
+def test_fall_back_starts_from_the_plan_that_gains_most_for_what_it_loses():
+    # 4 bits lose twice as much and are worth four times as much: what is left of that when half is undone is more
+    assert base_of_the_fallback({4: 2.0, 8: 1.0}, {4: 5.0, 8: 2.0}) == 4
+    assert base_of_the_fallback({4: 2.0, 8: 1.0}, {4: 2.5, 8: 2.0}) == 8
+
+
+def test_a_plan_that_loses_everything_is_no_start_however_small_it_is():
+    assert base_of_the_fallback({4: 60.0, 8: 1.0}, {4: 7.0, 8: 3.5}) == 8
+
+
+def test_a_plan_without_a_gain_is_a_start_only_where_none_has_one():
+    assert base_of_the_fallback({4: 2.0, 8: 0.001}, {4: 1.5, 8: 0.9}) == 4
+    assert base_of_the_fallback({4: 2.0, 8: 1.0}, {4: 0.9, 8: 0.8}) == 8
 
 
 def test_a_list_that_keeps_the_promise_is_all():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,6 +15,7 @@ from neural_compressor.schemes import OpKey, OpScheme, Plan
 from neural_compressor.strategy import STRATEGIES, OpSpace, Outcome, TuningSpace
 from neural_compressor.strategy.candidate import Candidates
 from neural_compressor.strategy.random_search import count_candidates
+from neural_compressor.strategy.search import rank
 from neural_compressor.testing.strategy import op_space, space_of
 
 CONV, MATMUL, FC, HEAD = ("conv", "Conv2d"), ("mm", "MatMul"), ("fc", "Linear"), ("head", "Linear")
@@ -263,3 +265,30 @@ def test_five_hundred_ops_are_no_burden(name: str) -> None:
     begun = time.process_time()
     assert drive(name, TuningSpace(shared), lambda plan: FAIL, limit=200)
     assert time.process_time() - begun < 5  # about 0.05 s; serialising plans to compare them would take minutes
+
+
+@pytest.mark.parametrize(
+    ("better", "worse"),
+    [
+        (Outcome(0.009, True, 2.0), Outcome(0.0, True, 1.5)),
+        (Outcome(0.009, True, 0.5), Outcome(0.011, False, 9.0)),
+        (Outcome(0.02, False, 3.7), Outcome(0.011, False, 1.7)),
+        (Outcome(0.02, False, 3.7), Outcome(0.6, False, 3.9)),
+        (Outcome(0.02, False, 3.7), Outcome(0.03, False, 3.7)),
+        (Outcome(0.6, False, 1.1), Outcome(0.011, False, 1.0)),
+        (Outcome(0.011, False, 1.0), Outcome(math.nan, False, 1.0)),
+        (Outcome(0.011, False, 1.0), Outcome(math.inf, False, 0.0)),
+    ],
+    ids=[
+        "passing: the score",
+        "passing comes first",
+        "gain for the loss",
+        "a hopeless loss",
+        "equal gain: the loss",
+        "any gain before none",
+        "no loss known",
+        "failed",
+    ],
+)
+def test_the_order_of_outcomes(better, worse):
+    assert rank(better) < rank(worse)

@@ -452,3 +452,28 @@ def test_the_summary_has_the_time_of_ops_where_an_example_is_known(convnet, imag
     adaptor, new = quantized(convnet, images)
     assert all(0 < r.time_share < 1 and 0 < r.float_time_share < 1 for r in adaptor.summary(new))
     assert all(r.time_share is None for r in PyTorchAdaptor().summary(new))
+
+
+@pytest.fixture
+def two_threads():
+    usual = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(usual)
+
+
+def test_models_are_timed_on_one_thread(convnet, two_threads):
+    adaptor = PyTorchAdaptor()
+    with adaptor.on_one_thread([convnet]) as alone:
+        assert alone
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == 2
+    with pytest.raises(RuntimeError, match="out of memory"), adaptor.on_one_thread([convnet]):
+        raise RuntimeError("out of memory")
+    assert torch.get_num_threads() == 2
+
+
+def test_the_time_of_a_thread_says_nothing_of_another_device(convnet, two_threads):
+    with PyTorchAdaptor().on_one_thread([convnet, nn.Linear(2, 2, device="meta")]) as alone:
+        assert not alone
+        assert torch.get_num_threads() == 2

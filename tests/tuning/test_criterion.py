@@ -70,3 +70,17 @@ def test_refuses_a_tolerable_loss_that_means_nothing(loss):
 def test_refuses_an_unknown_kind():
     with pytest.raises(ConfigError, match=r"'relativ'.*relative, absolute"):
         Criterion.from_config(SimpleNamespace(higher_is_better=True, criterion="relativ", tolerable_loss=0.01))
+
+
+@pytest.mark.parametrize("limit", [0.0, 0.01])
+def test_a_billionth_above_the_limit_is_rounding_and_more_is_not(limit):
+    criterion = Criterion(tolerable_loss=limit)
+    assert criterion.allows(limit + 0.9e-9)
+    assert not criterion.allows(limit + 1.1e-9)
+
+
+def test_the_same_hits_summed_up_in_another_order_keep_a_promise_of_no_loss():
+    scores = [0.1, 0.2, 0.3, 0.7, 1e-3] * 200
+    there, back = sum(scores) / len(scores), sum(reversed(scores)) / len(scores)
+    assert there != back
+    assert all(Criterion(tolerable_loss=0.0).holds(*order) for order in ((there, back), (back, there)))

@@ -1,5 +1,6 @@
 import json
 import math
+from pathlib import Path
 
 import pytest
 from toy_tuning import COSTS, Accuracy, Narrowing, Scripted, ToyAdaptor, ToyModel, plan_of, toy_conf, toy_space
@@ -276,3 +277,101 @@ def test_an_interrupt_keeps_what_was_done_and_says_how_to_go_on(run, tmp_path):
     assert str(tmp_path / "work") in recorder.events[-1]
     _, result = run(scripted("abcd", "bcd", "a"))
     assert [trial.resumed for trial in result.trials] == [True, False, False]
+
+
+class Racing(ToyAdaptor):
+    """Latencies as ``latency(model)`` gives them in each of a model's turns; the wall clock counts."""
+
+    def __init__(self, latency):
+        super().__init__()
+        self.latency, self.now, self.turns = latency, 0.0, {}
+
+    def predict(self, model, inputs):
+        turn = self.turns[model.quantized] = self.turns.get(model.quantized, 0) + 1
+        self.now += self.latency("".join(sorted(model.quantized)), turn)
+        return inputs
+
+
+@pytest.fixture
+def race(run, monkeypatch):
+    def race(latency, strategy, **conf):
+        run.adaptor = Racing(latency)
+        monkeypatch.setattr("time.perf_counter", lambda: run.adaptor.now)
+        return run(strategy, toy_conf(**{"objective": "performance", "timeout": 1e9, **conf}), example_batch=1)
+
+    return race
+
+
+def test_a_model_slower_than_float_is_returned_and_said_to_be_slower(race):
+    model, result = race(lambda name, turn: 0.02 if name else 0.01, scripted("ab", "a"))
+    assert model.quantized == {"a", "b"}  # as slow as the other, and smaller
+    assert result.met
+    assert result.beats_float is False
+    assert not result.satisfied
+    assert result.verdict.startswith("nothing tried is faster than float here: trial 1 takes 2.00 times as long")
+    assert "notes" not in result.metadata or not result.metadata["notes"]
+
+
+def test_a_faster_model_keeps_the_promise_as_before(race):
+    _, result = race(lambda name, turn: 0.005 if name else 0.01, scripted("ab", "a"))
+    assert result.beats_float is True
+    assert result.satisfied
+    assert result.verdict.endswith("; 1.60x smaller, 2.00x faster")
+
+
+def test_a_lucky_first_measurement_is_corrected_before_the_verdict(race):
+    # 'a' looks faster than 'ab' at first; over many rounds it is not
+    def latency(name, turn):
+        return {"": 0.010, "a": 0.0049 if turn <= 10 else 0.008, "ab": 0.005}[name]
+
+    model, result = race(latency, scripted("a", "ab"))
+    assert model.quantized == {"a", "b"}
+    assert result.trials[0].measurement.latency_ms == pytest.approx(8.0)
+    assert on_disk(result) == ["a", "b"]
+
+
+def on_disk(result):
+    return json.loads((Path(result.metadata["best_model"]) / "model.json").read_text())
+
+
+def test_where_the_best_proves_slow_the_next_best_is_measured_again_too(race):
+    def latency(name, turn):
+        return {"": 0.010, "a": 0.004 if turn <= 10 else 0.008, "ab": 0.006 if turn <= 10 else 0.007}[name]
+
+    model, result = race(latency, scripted("a", "ab"))
+    assert model.quantized == {"a", "b"}
+    assert [trial.measurement.latency_ms for trial in result.trials] == pytest.approx([8.0, 7.0])
+    assert result.verdict.endswith("1.43x faster")
+
+
+def test_the_best_of_all_that_were_measured_again_wins_and_not_the_last(race):
+    def latency(name, turn):
+        return {"": 0.010, "a": 0.004 if turn <= 10 else 0.006, "ab": 0.005 if turn <= 10 else 0.008}[name]
+
+    model, result = race(latency, scripted("a", "ab"))
+    assert [trial.measurement.latency_ms for trial in result.trials] == pytest.approx([6.0, 8.0])
+    assert model.quantized == {"a"}
+    assert on_disk(result) == ["a"]
+
+
+def test_what_is_clearly_slower_than_the_best_is_not_measured_again(race):
+    _, result = race(lambda name, turn: {"": 0.01, "a": 0.009, "ab": 0.005}[name], scripted("a", "ab"))
+    rounds = [trial.measurement.latency_rounds for trial in result.trials]
+    assert rounds[0] < rounds[1]
+
+
+def test_an_earlier_trial_becomes_the_best_where_a_new_one_moves_the_tie(race):
+    # 'abc' ties with 'a', and 'a' with 'b', which is too fast for 'abc'
+    costs = {"": 0.01, "abc": 0.00520, "a": 0.00500, "b": 0.00480}
+    model, result = race(lambda name, turn: costs[name], scripted("abc", "a", "b"), tolerable_loss=0.02)
+    assert result.best.number == 2
+    assert model.quantized == {"a"}
+    assert on_disk(result) == ["a"]
+
+
+def test_without_speed_as_an_objective_nothing_is_measured_again(race):
+    _, result = race(lambda name, turn: 0.02 if name else 0.01, scripted("ab", "a"), objective="modelsize")
+    assert result.beats_float is None
+    assert result.satisfied
+    assert result.verdict.endswith("1.60x smaller, 2.00x slower")
+    assert result.metadata["notes"][0].startswith("on this machine the quantized model takes 2.00 times as long")

@@ -1,32 +1,121 @@
+import itertools
+import random
+import statistics
 import sys
-import time
+from collections import Counter
 
 import numpy as np
 import pytest
 
-from neural_compressor.tuning.measure import footprint_bytes, median_latencies_ms
+from neural_compressor.tuning.measure import Effort, estimate, footprint_bytes, ratios_to_first, timed_in_turns
 
 
-def test_median_is_not_moved_by_a_few_slow_calls():
-    calls = iter(range(10**6))
-    latency = median_latencies_ms(lambda: time.sleep(0.05 if next(calls) in (0, 1, 4) else 0.002), budget_s=0.05)[0]
-    assert 2.0 <= latency < 20.0
+class Machine:
+    """A clock that calls move on: each takes its seconds, times what the machine makes of them at the moment."""
+
+    def __init__(self, load=lambda: 1.0):
+        self.now = 0.0
+        self.load = load
+        self.order = []
+
+    def clock(self):
+        return self.now
+
+    def call(self, name, seconds):
+        def call():
+            self.order.append(name)
+            self.now += seconds * self.load()
+
+        return call
 
 
-def test_slow_calls_run_few_times_and_fast_ones_stop_in_time():
-    counts = {"slow": 0, "fast": 0}
+def test_the_interval_of_a_median_against_the_textbook():
+    # n = 100: the ranks of the 95% interval of a median are 40 and 61, counted from 1 (Conover, Practical Nonparametric
+    # Statistics), and the median of 1..100 is 50.5
+    assert estimate(range(1, 101)).spread == pytest.approx((61 - 40) / 2 / 50.5)
+    assert estimate([3.0]).spread == 0.0
+    assert estimate([2.0] * 9).spread == 0.0
 
-    def slow():
-        counts["slow"] += 1
-        time.sleep(0.02)
 
-    def fast():
-        counts["fast"] += 1
+def test_an_interval_covers_the_median_about_as_often_as_it_says():
+    generator = random.Random(7)
+    hits = 0
+    for _ in range(400):
+        found = estimate([1.0 + generator.expovariate(1.0) for _ in range(60)])
+        hits += abs(found.median - (1.0 + 0.6931)) <= 2 * found.spread * found.median
+    assert hits / 400 > 0.93
 
-    median_latencies_ms(slow, warmup=1, min_runs=3, budget_s=0.01)
-    assert counts["slow"] == 4
-    median_latencies_ms(fast, warmup=2, max_runs=50, budget_s=10.0)
-    assert counts["fast"] == 52
+
+def test_calls_take_turns_and_each_runs_behind_each_other_about_as_often():
+    machine = Machine()
+    calls = [machine.call(name, 1.0) for name in "abc"]
+    timed_in_turns(calls, Effort(0.0, 0.0, min_rounds=240), machine.clock, warmup=0)
+    order = "".join(machine.order)
+    rounds = [order[i : i + 3] for i in range(0, len(order), 3)]
+    assert {"".join(sorted(each)) for each in rounds} == {"abc"}
+    assert all(back == there[::-1] for there, back in zip(rounds[::2], rounds[1::2], strict=True))
+    behind = Counter(pair for pair in itertools.pairwise(order) if pair[0] != pair[1])
+    assert len(behind) == 6
+    assert max(behind.values()) < 1.5 * min(behind.values())
+
+
+def test_a_call_that_finds_the_caches_as_it_left_them_has_no_advantage_over_its_like():
+    class Cached(Machine):
+        """A call right behind itself is twice as fast, and one behind the slow model a little slower."""
+
+        def call(self, name, seconds):
+            def call():
+                before = self.order[-1] if self.order else ""
+                self.order.append(name)
+                self.now += seconds * (0.5 if before == name else 1.2 if before == "f" else 1.0)
+
+            return call
+
+    machine = Cached()
+    calls = [machine.call(name, seconds) for name, seconds in (("f", 3.0), ("a", 1.0), ("b", 1.0), ("c", 1.0))]
+    times = timed_in_turns(calls, Effort(1e9, -1.0, 10, 400), machine.clock)
+    means = [statistics.mean(taken) for taken in times[1:]]
+    assert max(means) < 1.05 * min(means)
+
+
+def test_rounds_end_with_the_budget_of_the_clock_or_with_their_number():
+    machine = Machine()
+    taken = timed_in_turns([machine.call("a", 1.0)], Effort(20.0, -1.0), machine.clock)
+    assert len(taken[0]) == 20
+    taken = timed_in_turns([machine.call("a", 0.0)], Effort(20.0, -1.0, max_rounds=30), machine.clock)
+    assert len(taken[0]) == 30
+
+
+def test_rounds_end_once_the_ratio_is_known_well_enough():
+    generator = random.Random(1)
+    steady, noisy = Machine(), Machine(lambda: generator.uniform(0.7, 1.3))
+    rounds = [
+        len(timed_in_turns([m.call("a", 1.0), m.call("b", 2.0)], Effort(1e9, 0.02), m.clock)[0])
+        for m in (steady, noisy)
+    ]
+    assert rounds[0] == 8
+    assert rounds[1] > 100
+
+
+def test_load_that_comes_and_goes_does_not_move_the_ratio():
+    # for a while everything takes three times as long: medians of two separate series would say so of one of them
+    phases = iter([1.0] * 41 + [3.0] * 39 + [1.0] * 41 + [3.0] * 79)
+    machine = Machine(lambda: next(phases))
+    times = timed_in_turns([machine.call("a", 1.0), machine.call("b", 1.5)], Effort(1e9, -1.0, 10, 90), machine.clock)
+    assert ratios_to_first(times)[0].median == pytest.approx(1.5)
+
+
+def test_interruptions_of_single_calls_do_not_move_the_ratio():
+    generator = random.Random(3)
+    machine = Machine(lambda: 10.0 if generator.random() < 0.3 else 1.0)
+    times = timed_in_turns([machine.call("a", 1.0), machine.call("b", 1.0)], Effort(1e9, -1.0, 10, 200), machine.clock)
+    assert statistics.mean(times[1]) > 2.0
+    assert ratios_to_first(times)[0].median == pytest.approx(1.0)
+
+
+def test_a_clock_too_coarse_for_a_call_gives_a_ratio_all_the_same():
+    times = timed_in_turns([lambda: None, lambda: None], Effort(1.0, 0.0, max_rounds=10), lambda: 5.0)
+    assert ratios_to_first(times)[0].median == 1.0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -36,9 +125,3 @@ def test_footprint_sees_memory_that_is_given_back():
     grown = footprint_bytes(lambda: np.ones(size, dtype=np.uint8).sum())
     assert 0.9 * size < grown < 2 * size
     assert footprint_bytes(lambda: None) < 2**22
-
-
-def test_calls_take_turns():
-    order = []
-    median_latencies_ms(lambda: order.append("a"), lambda: order.append("b"), warmup=1, min_runs=3, max_runs=3)
-    assert order == ["a", "b"] * 4

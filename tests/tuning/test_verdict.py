@@ -1,11 +1,10 @@
 import pytest
 from toy_tuning import plan_of
 
-from neural_compressor.adaptor.records import OpRecord
 from neural_compressor.errors import EvaluationError, QuantizationError
 from neural_compressor.tuning.criterion import Criterion
-from neural_compressor.tuning.result import Measurement, Trial, TuningResult
-from neural_compressor.tuning.verdict import all_failed, slower_note, verdict
+from neural_compressor.tuning.result import Measurement, Trial
+from neural_compressor.tuning.verdict import all_failed, verdict
 
 BASELINE = Measurement(0.9, 10.0, 1000)
 
@@ -32,8 +31,48 @@ def trial(loss, passed, measurement=None, number=4, error=""):
             Criterion(),
             "promise met: trial 4 loses 0.0% where 1.0% is allowed; 4.00x smaller, 2.00x slower",
         ),
+        (
+            trial(0.0, True, Measurement(0.9, 10.2, 250)),
+            Criterion(),
+            "promise met: trial 4 loses 0.0% where 1.0% is allowed; 4.00x smaller, as fast",
+        ),
+        (
+            trial(0.0100000004, True),
+            Criterion(),
+            "promise met: trial 4 loses 1.0% where 1.0% is allowed",
+        ),
+        (
+            trial(3e-10, True),
+            Criterion(tolerable_loss=0.0),
+            "promise met: trial 4 loses 0.0% where 0.0% is allowed",
+        ),
+        (
+            trial(3e-8, False),
+            Criterion(tolerable_loss=0.0),
+            "promise not met: best loses a trace (3e-08) more than the 0.0% allowed (trial 4)",
+        ),
+        (
+            trial(0.01 + 2e-8, False),
+            Criterion(),
+            "promise not met: best loses a trace (2e-08) more than the 1.0% allowed (trial 4)",
+        ),
+        (trial(-3e-8, True), Criterion(), "promise met: trial 4 loses 0.0% where 1.0% is allowed"),
     ],
-    ids=["kept", "gained", "missed", "just missed", "exactly", "absolute", "gains and costs"],
+    ids=[
+        "kept",
+        "gained",
+        "missed",
+        "just missed",
+        "exactly",
+        "absolute",
+        "gains and costs",
+        "as fast",
+        "rounding of the limit",
+        "rounding of nothing",
+        "a trace of nothing",
+        "a trace of the limit",
+        "a gain nobody sees",
+    ],
 )
 def test_the_sentence(best, criterion, sentence):
     assert verdict(best, BASELINE, criterion) == sentence
@@ -54,20 +93,3 @@ def test_the_kind_of_error_follows_the_reasons():
     assert str(all_failed([trial(1, False, error="EvaluationError: nan")])).startswith("the only trial failed")
     mixed = [trial(1, False, error="EvaluationError: nan"), trial(1, False, error="ValueError: x")]
     assert type(all_failed(mixed)) is QuantizationError
-
-
-def test_a_slower_model_has_a_note_that_says_why():
-    ops = [
-        OpRecord("a", "Conv2d", "int4", mode="static", simulated=True),
-        OpRecord("b", "Conv2d", "int8", mode="static"),
-    ]
-
-    def note(milliseconds, ops):
-        best = trial(0.0, True, Measurement(0.9, milliseconds, 250))
-        return slower_note(TuningResult(BASELINE, [best], best, True, "", "", ops))
-
-    assert note(13.0, ops) == (
-        "on this machine the quantized model takes 1.30 times as long as the float one: 1 of its 2 ops are simulated"
-    )
-    assert note(13.0, ops[1:]).endswith("do not pay at these shapes")
-    assert note(10.3, ops) == note(None, ops) == ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +155,14 @@ class Adaptor(ABC):
 
     def settle(self, model: Model) -> None:  # noqa: B027 - most frameworks have nothing to undo
         """Undo what an evaluation may have left on ``model``, such as a training mode."""
+
+    def on_one_thread(self, models: Sequence[Model]) -> AbstractContextManager[bool]:
+        """While it is open, :meth:`predict` of ``models`` works on the calling thread alone where it says True.
+
+        Latency is then that thread's CPU time, which other processes hardly change. With False, the default, the wall clock
+        counts.
+        """
+        return nullcontext(False)
 
     def copy_model(self, model: Model) -> Model:
         """An independent copy of ``model``."""

@@ -30,10 +30,12 @@ class _Running:
 
 
 class Runner:
-    """Sessions of models, made when a model is first run; the last two are kept."""
+    """Sessions of models, made when a model is first run; the last ``kept`` stay. 0 ``threads`` are one a core."""
 
-    def __init__(self, providers: Sequence[str]) -> None:
+    def __init__(self, providers: Sequence[str], threads: int = 0, kept: int = _KEPT) -> None:
         self.providers = tuple(providers)
+        self.threads = threads
+        self.kept = kept
         self._running: list[_Running] = []
 
     def predict(self, model: Any, inputs: Any) -> Any:
@@ -48,12 +50,14 @@ class Runner:
         return results[0] if len(results) == 1 else results
 
     def _of(self, model: Any) -> _Running:
-        for running in self._running:
+        for place, running in enumerate(self._running):
             if running.model is model:
+                self._running.append(self._running.pop(place))
                 return running
         graph = read_model(model)
         if "CPUExecutionProvider" in self.providers:
             warn_if_saturating(graph)
-        running = _Running(model, ModelInputs.of(graph), make_session(graph, providers=self.providers, few_shapes=True))
-        self._running = [*self._running[-_KEPT + 1 :], running]
+        session = make_session(graph, providers=self.providers, threads=self.threads, few_shapes=True)
+        running = _Running(model, ModelInputs.of(graph), session)
+        self._running = [*self._running, running][-self.kept :]
         return running

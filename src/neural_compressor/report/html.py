@@ -57,7 +57,7 @@ def render(result: TuningResult) -> str:
         style=_piece("report.css"),
         script=script,
         verdict=shown(result.verdict[:1].upper() + result.verdict[1:]),
-        verdict_kind="met" if result.met else "missed" if result.criterion != "none" else "unchecked",
+        verdict_kind="met" if result.satisfied else "missed" if result.criterion != "none" else "unchecked",
         facts=_facts(result),
         notes="".join(f'<p class="notes">Note: {shown(note)}.</p>' for note in result.metadata.get("notes", ())),
         cards=cards(result),

@@ -60,7 +60,10 @@ def shown_loss(trial: Trial, result: TuningResult) -> str:
     allowed = result.metadata.get("tolerable_loss")
     # 1.002% that misses a promise of 1% must not read as 1.00%
     close = allowed is not None and not trial.passed and round(trial.loss, 4) == round(allowed, 4)
-    return f"{100 * trial.loss:.{4 if close else 2}f}%"
+    text = f"{100 * trial.loss:.{4 if close else 2}f}%"
+    if close and allowed is not None and text == f"{100 * allowed:.4f}%":
+        return f">{text}"
+    return text.removeprefix("-") if float(text[:-1]) == 0 else text
 
 
 def size_ratio(baseline: Measurement | None, measured: Measurement | None) -> float | None:

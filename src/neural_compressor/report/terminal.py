@@ -86,7 +86,7 @@ def print_ops(ops: Sequence[OpRecord], console: Console | None = None) -> None:
 
 def verdict_panel(result: TuningResult) -> Panel:
     """The verdict, with the promise and where things are."""
-    style = "green" if result.met else "yellow"
+    style = "green" if result.satisfied else "yellow"
     lines: list[RenderableType] = [Text(printable(result.verdict), style=f"bold {style}")]
     details = {
         "promise": result.criterion if result.criterion != "none" else "",

@@ -13,8 +13,8 @@ from neural_compressor.strategy.space import OpSpace, TuningSpace
 
 
 class ListedFallbackStrategy(ListedStrategy):
-    """Proposes the given plans one after the other. Where none keeps the promise, the quantized ops of the one that lost
-    least fall back to fp32: each alone, then those whose fall-back helped most, one more at each step."""
+    """Proposes the given plans one after the other. Where none keeps the promise, the quantized ops of the best one (by
+    :func:`rank`) fall back to fp32: each alone, then those whose fall-back helped most, one more at each step."""
 
     def proposals(self) -> Generator[Proposal, Outcome, None]:
         """The list, then fall-back."""

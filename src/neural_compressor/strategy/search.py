@@ -36,16 +36,23 @@ class Search:
         self.trials: dict[Candidate, Outcome] = {}
 
     def best_quantized(self) -> Candidate:
-        """Of the candidates tried that quantize every op they can, the passing one with the highest score; where none
-        passes, the one that loses least; before any was tried, the default."""
+        """Of the candidates tried that quantize every op they can, the best by :func:`rank`; before any was tried, the
+        default."""
         whole = [candidate for candidate in self.trials if self.candidates.is_fully_quantized(candidate)]
         return min(whole, key=lambda c: rank(self.trials[c]), default=self.candidates.default())
 
 
-def rank(outcome: Outcome) -> tuple[bool, float]:
-    """The order in which outcomes are preferred, the best first."""
-    value = -outcome.score if outcome.passed else outcome.loss
-    return not outcome.passed, math.inf if math.isnan(value) else value
+def rank(outcome: Outcome) -> tuple[int, float]:
+    """The order in which outcomes are preferred, the best first.
+
+    Passing ones go by their score. The others are starts for falling back to float, which undoes a plan until its loss is
+    what is allowed. Were both spread evenly over the ops, 1 + (score - 1) * allowed / loss would be left of the score: so
+    they go by gain for loss, and where there is no gain by the loss.
+    """
+    gain, loss = outcome.score - 1, math.inf if math.isnan(outcome.loss) else outcome.loss
+    if outcome.passed:
+        return 0, -outcome.score
+    return (1, -gain / loss) if gain > 0 and 0 < loss < math.inf else (2, loss)
 
 
 class SearchStrategy(Strategy):

@@ -113,6 +113,18 @@ class AdaptorContract:
         assert {key for block in capability.get("blocks", []) for key in block} <= set(capability["opwise"])
         assert all(reason for reason in capability.get("skipped", {}).values())
 
+    # -- timing -----------------------------------------------------------------------------------------------------
+
+    def test_one_thread_computes_the_same_and_is_left_again(self) -> None:
+        adaptor, model = self.make_adaptor(), self.make_model()
+        before = self.predictions(adaptor, model)
+        for _ in range(2):
+            with adaptor.on_one_thread([model]) as alone:
+                assert type(alone) is bool
+                inside = self.predictions(adaptor, model)
+            np.testing.assert_allclose(inside, before, atol=1e-4 * np.abs(before).max())
+        np.testing.assert_array_equal(self.predictions(adaptor, model), before)
+
     # -- quantize ---------------------------------------------------------------------------------------------------
 
     def test_quantize_leaves_the_model_as_it_was(self) -> None:

@@ -6,7 +6,8 @@ import copy
 import hashlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from contextlib import contextmanager
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,20 @@ class PyTorchAdaptor(Adaptor):
 
     def settle(self, model: nn.Module) -> None:
         model.eval()
+
+    @contextmanager
+    def on_one_thread(self, models: Sequence[nn.Module]) -> Iterator[bool]:
+        """Not where a model is on a GPU."""
+        tensors = chain.from_iterable(chain(model.parameters(), model.buffers()) for model in models)
+        if any(tensor.device.type != "cpu" for tensor in tensors):
+            yield False
+            return
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            yield True
+        finally:
+            torch.set_num_threads(threads)
 
     def fingerprint(self, model: nn.Module) -> str:
         classes = sorted({identity(type(module)) for module in model.modules()})

@@ -8,13 +8,17 @@ from typing import Any
 
 from neural_compressor.errors import ConfigError
 
-#: Rounding of the loss itself: a model that loses exactly what is allowed keeps the promise.
 _SLACK = 1e-9
+"""What a loss may be above the limit and still keep the promise: a mean of the same values summed up in another order is off
+by a few units in the last place, which is far below this. Nothing else is forgiven."""
 
 
 @dataclass(frozen=True)
 class Criterion:
     """How much accuracy may be lost, as a share of the baseline (``relative``) or in the metric's own unit.
+
+    A loss that is above what is allowed by at most 1e-9, in the same unit, counts as what is allowed: so much is rounding of
+    the evaluation itself.
 
     A relative loss has no meaning where the baseline is zero; the plain difference is taken there, and
     :meth:`describe` and the verdict say so.

@@ -41,6 +41,7 @@ class Entry:
     score: float
     seconds: float
     error: str = ""
+    noise: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""

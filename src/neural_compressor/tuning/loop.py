@@ -17,6 +17,7 @@ from neural_compressor.tuning.budget import Budget
 from neural_compressor.tuning.criterion import Criterion
 from neural_compressor.tuning.evaluator import Evaluator, require_repeatable
 from neural_compressor.tuning.fingerprint import job_inputs
+from neural_compressor.tuning.float_race import slower_note
 from neural_compressor.tuning.journal import Journal
 from neural_compressor.tuning.objective import Scoring
 from neural_compressor.tuning.progress import Progress, Silent
@@ -63,6 +64,9 @@ def tune(
 
     ``conclude(result)`` is called when all is measured, to write a report. What cannot be written then is no reason to lose
     the model: it is a warning and a note, and the study stays open, so that the same call repeats no trial.
+
+    Where speed is an objective the float model is one of the candidates: the verdict, and ``beats_float`` of the result, say
+    whether what is returned is faster. It is the best quantized model also where it is not.
     """
     started = time.perf_counter()
     criterion = Criterion.from_config(conf.accuracy_criterion)
@@ -78,7 +82,9 @@ def tune(
 
     def ended(quantized: Any, result: TuningResult) -> None:
         result.title = title
-        result.ops = adaptor.summary(quantized)
+        result.ops = result.ops or adaptor.summary(quantized)
+        if note := slower_note(result):
+            result.metadata["notes"] = [*result.metadata.get("notes", ()), note]
         result.seconds = time.perf_counter() - started
         if conclude is not None:
             conclude(result)

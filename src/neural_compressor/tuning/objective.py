@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from neural_compressor.config.objective import objectives
 from neural_compressor.errors import ConfigError
 from neural_compressor.tuning.criterion import Criterion
+from neural_compressor.tuning.measure import NOISE
 from neural_compressor.tuning.result import Measurement, Trial
 
 _COST_FIELD = {"performance": "latency_ms", "modelsize": "size_bytes", "footprint": "footprint_bytes"}
@@ -60,19 +62,41 @@ class Scoring:
         parts = {name: self.component(name, baseline, measured, criterion) for name in self.weights}
         return sum(self.weights[name] * (1.0 if part is None else part) for name, part in parts.items()) / total
 
+    def noise(self, baseline: Measurement, measured: Measurement, criterion: Criterion) -> float:
+        """How far the score of ``measured`` may be off, as latency has a spread. Sizes and accuracies have none."""
+        speed_up = self.component("performance", baseline, measured, criterion)
+        if "performance" not in self.weights or speed_up is None:
+            return 0.0
+        return self.weights["performance"] * speed_up * time_noise(measured) / sum(self.weights.values())
+
     def unmeasured(self, measured: Measurement) -> list[str]:
         """The objectives that ``measured`` says nothing about."""
         fields = {**_COST_FIELD, "accuracy": "accuracy"}
         return [name for name in self.weights if getattr(measured, fields[name]) is None]
 
 
+def time_noise(measured: Measurement) -> float:
+    """The share of a latency by which it may be off."""
+    return max(measured.latency_spread or 0.0, NOISE)
+
+
 def best_trial(trials: Iterable[Trial]) -> Trial | None:
-    """The passing trial with the highest score (then the lower loss, then the earlier);
-    where none passes the one with the lowest loss. Failed trials never count."""
-    return min((trial for trial in trials if not trial.failed), key=_rank, default=None)
+    """The best of :func:`finalists`; where no trial passes the one with the lowest loss. Failed trials never count."""
+    found = [trial for trial in trials if not trial.failed]
+    if tied := finalists(found):
+        return tied[0]
+    return min(found, key=lambda trial: (trial.loss, -trial.score, trial.number), default=None)
 
 
-def _rank(trial: Trial) -> tuple[bool, float, float, int]:
-    if trial.passed:
-        return (False, -trial.score, trial.loss, trial.number)
-    return (True, trial.loss, -trial.score, trial.number)
+def finalists(trials: Iterable[Trial], joint: Callable[[list[float]], float] = max) -> list[Trial]:
+    """Of the passing trials those whose score is the highest within the noise: the smallest first, then the lower loss, then
+    the earlier. The noise of two scores is the larger one, or what ``joint`` makes of both."""
+    passing = [trial for trial in trials if trial.passed and not trial.failed]
+    top = max(passing, key=lambda trial: trial.score, default=None)
+    tied = [trial for trial in passing if top and top.score - trial.score <= joint([top.noise, trial.noise])]
+    return sorted(tied, key=lambda trial: (_size(trial), trial.loss, trial.number))
+
+
+def _size(trial: Trial) -> float:
+    size = trial.measurement.size_bytes if trial.measurement else None
+    return math.inf if size is None else size

@@ -40,7 +40,8 @@ class Measurement:
 @dataclass(frozen=True)
 class Trial:
     """One plan that was tried, numbered from 1. ``error`` is filled where quantization or evaluation failed;
-    the loss is then infinite. It is NaN where no evaluation was given."""
+    the loss is then infinite. It is NaN where no evaluation was given. A score that differs by less than ``noise`` is no
+    other score."""
 
     number: int
     stage: str
@@ -52,6 +53,7 @@ class Trial:
     seconds: float
     resumed: bool = False
     error: str = ""
+    noise: float = 0.0
 
     @property
     def failed(self) -> bool:
@@ -68,6 +70,7 @@ class Trial:
             "loss": self.loss if math.isfinite(self.loss) else None,
             "passed": self.passed,
             "score": self.score,
+            "noise": self.noise,
             "seconds": self.seconds,
             "resumed": self.resumed,
             "error": self.error,
@@ -77,6 +80,9 @@ class Trial:
 @dataclass
 class TuningResult:
     """The evidence: baseline, trials, best trial, and whether the promise is kept.
+
+    ``met`` is about accuracy alone. ``beats_float`` is about speed where that was asked for: False where the best model is
+    not faster than the float one; None where speed is no objective, was not measured, or the promise is not kept anyway.
 
     ``metadata`` holds what else a report may show: ``study``, ``storage``, ``best_model`` (path of the saved model),
     ``strategy``, ``objective``, ``tolerable_loss``, ``relative`` (whether losses are shares of the baseline),
@@ -95,6 +101,12 @@ class TuningResult:
     seconds: float = 0.0
     metadata: dict[str, Any] = field(default_factory=dict)
     report: Path | None = None
+    beats_float: bool | None = None
+
+    @property
+    def satisfied(self) -> bool:
+        """Whether the user has what was asked for: the promise kept, and a faster model where speed was an objective."""
+        return self.met and self.beats_float is not False
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -102,6 +114,7 @@ class TuningResult:
             "title": self.title,
             "verdict": self.verdict,
             "met": self.met,
+            "beats_float": self.beats_float,
             "criterion": self.criterion,
             "seconds": self.seconds,
             "baseline": self.baseline.to_dict() if self.baseline else None,

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from neural_compressor.errors import CalibrationError, EvaluationError, MissingDependencyError, WorkspaceError
@@ -15,8 +15,9 @@ from neural_compressor.strategy.base import Outcome, Proposal, Strategy
 from neural_compressor.tuning.bench import Bench
 from neural_compressor.tuning.budget import Budget
 from neural_compressor.tuning.criterion import Criterion
+from neural_compressor.tuning.float_race import beats_float, not_faster
 from neural_compressor.tuning.journal import Entry, Journal
-from neural_compressor.tuning.objective import Scoring, best_trial
+from neural_compressor.tuning.objective import Scoring, best_trial, finalists
 from neural_compressor.tuning.progress import Progress
 from neural_compressor.tuning.result import Measurement, Trial, TuningResult
 from neural_compressor.tuning.verdict import all_failed, verdict
@@ -31,11 +32,13 @@ logger = logging.getLogger("neural_compressor")
 _MAX_REPEATS = 1000
 #: How many times the difference of two evaluations a third may be off.
 _SPREADS = 2
+#: How many models that are equally good, as far as was measured, are measured again: all are in memory meanwhile.
+_MOST_FINALISTS = 3
 
 
 @dataclass
 class TuningRun:
-    """One run over a journal. Holds one quantized model at most: the best so far."""
+    """One run over a journal. Holds one quantized model at most, the best so far, until finalists are compared."""
 
     quantize: Callable[[Plan], Any]
     bench: Bench
@@ -61,11 +64,15 @@ class TuningRun:
                 with suppress(WorkspaceError):  # of the two the user needs the other one
                     self.journal.finish(str(error))
                 raise error
+            self._compare_finalists(baseline)
             quantized = self._model_of(self.best)
         except KeyboardInterrupt as interrupt:
             self._explain(interrupt)
             raise
-        sentence = verdict(self.best, baseline, self.criterion)
+        ops = self.bench.adaptor.summary(quantized)
+        faster = beats_float(self.best, baseline, self.scoring)
+        slow = "" if faster is not False else not_faster(self.best, baseline, self.trials, ops)
+        sentence = verdict(self.best, baseline, self.criterion, slow)
         return quantized, TuningResult(
             baseline=baseline,
             trials=self.trials,
@@ -73,6 +80,8 @@ class TuningRun:
             met=self.best.passed,
             verdict=sentence,
             criterion=self.criterion.describe(baseline.accuracy),
+            ops=ops,
+            beats_float=faster,
             metadata=self._metadata(baseline, stopped),
         )
 
@@ -149,9 +158,11 @@ class TuningRun:
         else:
             trial, model = _trial(number, proposal, entry, resumed=True), None
         self.trials.append(trial)
-        if best_trial(self.trials) is trial:
-            self.best, self.best_model = trial, model
-            if model is not None:
+        best = best_trial(self.trials)
+        if best is not self.best:
+            # With a new highest score an earlier trial may be the smallest of those that come near it.
+            self.best, self.best_model = best, model if best is trial else None
+            if self.best_model is not None:
                 self.store.replace(trial, lambda path: self.bench.adaptor.save(model, path))
         self.progress.trial_done(trial)
         return trial
@@ -181,7 +192,34 @@ class TuningRun:
     def _entry(self, stage: str, baseline: Measurement, measured: Measurement, seconds: float) -> Entry:
         loss = self.criterion.loss(_accuracy(baseline), _accuracy(measured))
         score = self.scoring.score(baseline, measured, self.criterion)
-        return Entry(stage, measured, loss, self.criterion.allows(loss), score, seconds)
+        noise = self.scoring.noise(baseline, measured, self.criterion)
+        return Entry(stage, measured, loss, self.criterion.allows(loss), score, seconds, noise=noise)
+
+    def _compare_finalists(self, baseline: Measurement) -> None:
+        """Where speed counts, time the float model and those among which noise decided in turns, and choose anew.
+
+        Their trials have the new latencies from then on. Where that lets others come near the best, these are timed too.
+        """
+        timed: set[int] = set()
+        while ranked := [trial for trial in finalists(self.trials, sum) if trial.noise][:_MOST_FINALISTS]:
+            if timed.issuperset(trial.number for trial in ranked):
+                break
+            timed.update(trial.number for trial in ranked)
+            if len(ranked) == 1 and ranked[0] is self.best and self.best_model is not None:
+                models = [self.best_model]
+            else:
+                # All anew: one that was evaluated has adapted itself to batches that the others have not seen.
+                self.best_model = None
+                models = [self.quantize(trial.plan) for trial in ranked]
+            measured = self.bench.measure_again(models, [t.measurement for t in ranked if t.measurement])
+            ranked = [self._timed_again(trial, baseline, new) for trial, new in zip(ranked, measured, strict=True)]
+            self.best = finalists(trial for trial in self.trials if trial.number in timed)[0]
+            self.best_model = models[ranked.index(self.best)] if self.best in ranked else None
+
+    def _timed_again(self, trial: Trial, baseline: Measurement, measured: Measurement) -> Trial:
+        score, noise = (f(baseline, measured, self.criterion) for f in (self.scoring.score, self.scoring.noise))
+        new = self.trials[trial.number - 1] = replace(trial, measurement=measured, score=score, noise=noise)
+        return new
 
     def _model_of(self, best: Trial) -> Any:
         """The best model: the one in memory, or made again from its plan where an earlier run found it."""
@@ -243,6 +281,7 @@ def _trial(number: int, proposal: Proposal, entry: Entry, resumed: bool) -> Tria
         seconds=entry.seconds,
         resumed=resumed,
         error=entry.error,
+        noise=entry.noise,
     )
 
 

@@ -6,16 +6,18 @@ from collections.abc import Sequence
 
 from neural_compressor.errors import EvaluationError, NeuralCompressorError, QuantizationError
 from neural_compressor.tuning.criterion import Criterion
-from neural_compressor.tuning.result import Measurement, Trial, TuningResult
+from neural_compressor.tuning.float_race import speed_gain, times
+from neural_compressor.tuning.result import Measurement, Trial
 
 UNCHECKED = "not checked: no evaluation was given, so the model was quantized once and no accuracy promise was checked"
 _SHOWN_REASONS = 5
-_SLOWER = 1.05
-"""From here on a difference in time is not noise."""
+_DIGITS = range(2, 6)
+"""Decimals of a percentage: more of them nobody reads."""
 
 
-def verdict(best: Trial, baseline: Measurement, criterion: Criterion) -> str:
-    """Whether the promise is kept, and by how much or how far off.
+def verdict(best: Trial, baseline: Measurement, criterion: Criterion, not_faster: str = "") -> str:
+    """Whether the promise is kept, and by how much or how far off. Of a model that keeps it and is no faster than float,
+    where that was asked for, ``not_faster`` is said first.
 
     >>> from neural_compressor.schemes import Plan
     >>> miss = Trial(7, "default", Plan({}), Measurement(0.8712), loss=0.032, passed=False, score=1.0, seconds=1.0)
@@ -23,27 +25,14 @@ def verdict(best: Trial, baseline: Measurement, criterion: Criterion) -> str:
     'promise not met: best loses 3.2% where 1.0% is allowed (trial 7)'
     """
     reference = baseline.accuracy
-    lost = _change(best.loss, reference, criterion)
-    allowed = criterion.amount(criterion.tolerable_loss, reference)
-    note = "; absolute, since the baseline is 0" if _switched(reference, criterion) else ""
+    lost = _lost(best, reference, criterion)
+    note = "absolute, since the baseline is 0" if _switched(reference, criterion) else ""
     if not best.passed:
-        return f"promise not met: best {lost} where {allowed} is allowed (trial {best.number}{note})"
-    gains = _gains(best.measurement, baseline)
-    return f"promise met: trial {best.number} {lost} where {allowed} is allowed{note}{gains}"
-
-
-def slower_note(result: TuningResult) -> str:
-    """A sentence on a model that takes longer than the float one, with what is known of the cause; empty for others."""
-    measured = result.best.measurement if result.best is not None else None
-    before = result.baseline.latency_ms if result.baseline is not None else None
-    after = measured.latency_ms if measured is not None else None
-    if not before or not after or after < before * _SLOWER:
-        return ""
-    simulated = sum(op.simulated for op in result.ops)
-    cause = "integer kernels do not pay at these shapes"
-    if simulated:
-        cause = f"{simulated} of its {len(result.ops)} ops are simulated"
-    return f"on this machine the quantized model takes {after / before:.2f} times as long as the float one: {cause}"
+        return f"promise not met: best {lost} ({'; '.join(filter(None, [f'trial {best.number}', note]))})"
+    size, speed = _size_gain(best.measurement, baseline), speed_gain(best.measurement, baseline)
+    gains = [size] if not_faster else [size, speed]
+    told = "; ".join(filter(None, [lost, note, ", ".join(filter(None, gains))]))
+    return f"{not_faster}; it {told}" if not_faster else f"promise met: trial {best.number} {told}"
 
 
 def all_failed(trials: Sequence[Trial]) -> NeuralCompressorError:
@@ -73,25 +62,21 @@ def _switched(reference: float | None, criterion: Criterion) -> bool:
     return reference is not None and criterion.relative and not criterion.relates_to(reference)
 
 
-def _change(loss: float, reference: float | None, criterion: Criterion) -> str:
-    """'loses 1.2%', with as many digits as it takes to tell the loss from what is allowed."""
-    for digits in range(2, 9):
-        text = criterion.amount(abs(loss), reference, digits)
-        if text != criterion.amount(criterion.tolerable_loss, reference, digits) or loss == criterion.tolerable_loss:
-            break
-    return f"{'gains' if loss < 0 else 'loses'} {text}"
+def _lost(best: Trial, reference: float | None, criterion: Criterion) -> str:
+    """'loses 1.2% where 2.0% is allowed', with as many digits as it takes to tell the one from the other, within reason."""
+    limit = criterion.tolerable_loss
+    allowed = criterion.amount(limit, reference)
+    shown = (criterion.amount(abs(best.loss), reference, digits) for digits in _DIGITS)
+    beside = (criterion.amount(limit, reference, digits) for digits in _DIGITS)
+    text = next((text for text, other in zip(shown, beside, strict=True) if text != other), None)
+    if text is None and not best.passed:
+        return f"loses a trace ({best.loss - limit:.0e}) more than the {allowed} allowed"
+    nothing = criterion.amount(0.0, reference)
+    text = text or allowed
+    return f"{'gains' if best.loss < 0 and text != nothing else 'loses'} {text} where {allowed} is allowed"
 
 
-def _gains(measured: Measurement | None, baseline: Measurement) -> str:
-    if measured is None:
+def _size_gain(measured: Measurement | None, baseline: Measurement) -> str:
+    if measured is None or not measured.size_bytes or not baseline.size_bytes:
         return ""
-    parts = []
-    if measured.size_bytes and baseline.size_bytes:
-        parts.append(_ratio(baseline.size_bytes / measured.size_bytes, "smaller", "larger"))
-    if measured.latency_ms and baseline.latency_ms:
-        parts.append(_ratio(baseline.latency_ms / measured.latency_ms, "faster", "slower"))
-    return f"; {', '.join(parts)}" if parts else ""
-
-
-def _ratio(ratio: float, better: str, worse: str) -> str:
-    return f"{ratio:.2f}x {better}" if ratio >= 1 else f"{1 / ratio:.2f}x {worse}"
+    return times(baseline.size_bytes / measured.size_bytes, "smaller", "larger")

@@ -1,5 +1,6 @@
 """ONNX models through ``quantization.fit``: providers, forms, recipes, data, what is told and saved."""
 
+import copy
 import logging
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from neural_compressor.errors import (
 )
 from neural_compressor.onnx.adaptor import float_model
 from neural_compressor.onnx.adaptor.onnxrt import ONNXRTAdaptor
+from neural_compressor.onnx.session import make_session
 from neural_compressor.onnx.smoothing.smooth_quant import smooth
 from neural_compressor.schemes import PER_CHANNEL, PER_TENSOR
 from neural_compressor.testing.doubles import CountingLoader
@@ -501,3 +503,40 @@ def test_bf16_ops_that_the_provider_has_no_kernel_for_stay_in_float_and_run(digi
     adaptor.bf16_ops = [("scores", "MatMul")]
     converted = adaptor.convert_bf16(digits_model)
     assert np.array_equal(adaptor.predict(converted, batches[0][0]), adaptor.predict(digits_model, batches[0][0]))
+
+
+def test_models_are_timed_in_sessions_of_one_thread_of_their_own(digits_model, batches, monkeypatch):
+    made = []
+
+    def spy(*arguments, threads=0, **options):
+        made.append(threads)
+        return make_session(*arguments, threads=threads, **options)
+
+    monkeypatch.setattr("neural_compressor.onnx.runner.make_session", spy)
+    adaptor = ONNXRTAdaptor()
+    models = [copy.deepcopy(adaptor.ready(digits_model)) for _ in range(3)]
+    inputs = batches[0][0]
+    expected = adaptor.predict(models[0], inputs)
+    with adaptor.on_one_thread(models) as alone:
+        assert alone
+        for _ in range(2):
+            for model in models:
+                np.testing.assert_allclose(adaptor.predict(model, inputs), expected, rtol=1e-4, atol=1e-4)
+    adaptor.predict(models[0], inputs)
+    assert made == [0, 1, 1, 1]
+
+
+def test_a_session_in_use_is_not_the_first_to_go(digits_model, batches, monkeypatch):
+    made = []
+
+    def spy(*arguments, **options):
+        made.append(len(made))
+        return make_session(*arguments, **options)
+
+    monkeypatch.setattr("neural_compressor.onnx.runner.make_session", spy)
+    adaptor = ONNXRTAdaptor()
+    baseline, *others = [copy.deepcopy(adaptor.ready(digits_model)) for _ in range(4)]
+    for model in others:
+        adaptor.predict(baseline, batches[0][0])
+        adaptor.predict(model, batches[0][0])
+    assert len(made) == 4

@@ -177,3 +177,12 @@ def test_default_sets():
     for make in (configs.get_woq_tuning_config, configs.get_integer_tuning_config):
         tried = configs.TuningConfig(config_set=make()).candidates()
         assert len({one.identity for one in tried}) == len(tried) > 3
+
+
+def test_the_integer_set_has_every_way_to_choose_ranges_and_bias_correction_before_what_computes_in_float():
+    tried = configs.get_integer_tuning_config()
+    static = [config for config in tried if type(config) is configs.StaticQuantConfig]
+    assert {config.calibrate_method for config in static} == set(CalibrationMethod)
+    assert all(config.per_channel and config.option("BiasCorrection") is not False for config in static)
+    assert tried[: len(static)] == static
+    assert type(tried[-1]) is configs.DynamicQuantConfig

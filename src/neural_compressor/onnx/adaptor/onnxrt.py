@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -117,6 +118,21 @@ class ONNXRTAdaptor(Adaptor):
         from neural_compressor.onnx.adaptor.recorder import Recorder
 
         return model(inputs) if isinstance(model, Recorder) else self._runner.predict(model, inputs)
+
+    @contextmanager
+    def on_one_thread(self, models: Sequence[Any]) -> Iterator[bool]:
+        """In sessions of their own, which are given up at the end; not on another provider than the CPU."""
+        from neural_compressor.onnx.runner import Runner
+
+        usual = self._runner
+        if usual.providers != ("CPUExecutionProvider",):
+            yield False
+            return
+        self._runner = Runner(usual.providers, threads=1, kept=len(models))
+        try:
+            yield True
+        finally:
+            self._runner = usual
 
     def output_sqnr(self, model: Any) -> float | None:
         """On the first batch of the calibration data; not for models whose weights take over a gibibyte."""

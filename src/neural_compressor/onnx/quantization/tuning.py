@@ -94,7 +94,7 @@ def autotune(
         )
     if not quiet:
         print_result(result)
-    logger.log(logging.INFO if result.met else logging.WARNING, "%s", result.verdict)
+    logger.log(logging.INFO if result.satisfied else logging.WARNING, "%s", result.verdict)
     onnx.helper.set_model_props(best, {**{p.key: p.value for p in best.metadata_props}, VERDICT: result.verdict})
     return best  # type: ignore[no-any-return]
 

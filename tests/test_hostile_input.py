@@ -712,7 +712,7 @@ class Reader(CalibrationDataReader):
 
 def test_a_data_reader_that_raises_is_named_with_the_batch():
     samples = Samples(Reader([{"x": np.ones(2)}, KeyError("k")]))
-    must_raise(CalibrationError, ["Reader", "KeyError", "batch 1"], list, samples)
+    must_raise(CalibrationError, ["Reader", "KeyError", "sample 1"], list, samples)
 
 
 def test_a_calibration_function_of_an_onnx_model_that_raises_is_named_with_the_batch():

@@ -224,7 +224,9 @@ def test_objectives(fit, evaluate, objective):
     q_model = fit(conf, eval_func=evaluate)
     passing = [t for t in q_model.result.trials if t.passed]
     assert len(q_model.result.trials) == 3, "with a timeout tuning goes on after the first pass"
-    assert q_model.result.best.score == max(t.score for t in passing)
+    # Of the passing ones the best within the noise of its own score and the highest; which those are differs by machine.
+    best, top = q_model.result.best, max(passing, key=lambda t: t.score)
+    assert top.score - best.score <= max(top.noise, best.noise)
 
 
 def test_calibration_sizes_are_tuned(fit, task):

@@ -134,7 +134,7 @@ def test_a_name_may_be_no_regular_expression() -> None:
     ops = {"a[0].+*?": "Linear", "a0.x": "Linear"}
     found = Alpha(bits=4).set_local("a[0].+*?", Alpha(bits=8)).resolve(ops)
     assert [config.bits for config in found.values()] == [8, 4]
-    with pytest.raises(ConfigError, match=r"'a\[' of Alpha matches no op.*not a valid regular expression either"):
+    with pytest.raises(ConfigError, match=r"'a\[' of Alpha matches no op.*as a regular expression it is not valid"):
         Alpha().set_local("a[", Alpha()).resolve(ops)
 
 

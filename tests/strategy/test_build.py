@@ -57,7 +57,10 @@ def test_ops_that_are_alike_share_their_space_and_a_rule_sets_one_apart() -> Non
             ["op_type_dict rule 'Conv3d'", "'Conv2d'", "type"],
         ),
         ({"op_name_dict": {"conv": {"weight": {"dtype": "int8"}}}}, ["op_name_dict rule 'conv'", "'conv1'", "whole"]),
-        ({"op_name_dict": {"conv[": {"weight": {"dtype": "int8"}}}}, ["'conv['", "not a valid regular expression"]),
+        (
+            {"op_name_dict": {"conv[": {"weight": {"dtype": "int8"}}}},
+            ["'conv['", "as a regular expression this one is not valid"],
+        ),
     ],
 )
 def test_a_rule_that_matches_nothing_is_an_error_with_close_matches(rules: dict[str, Any], said: list[str]) -> None:

@@ -164,6 +164,7 @@ class _StoredStructure(_Part):
     folded: dict[str, str] = Field(default_factory=dict)
     relus: dict[str, str] = Field(default_factory=dict)
     summed: list[str] = Field(default_factory=list)
+    unfolded: dict[str, str] = Field(default_factory=dict)
 
 
 class _StoredRelays(_Part):

@@ -7,6 +7,10 @@ from contextlib import ExitStack
 from importlib import import_module
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("untimed")
+settings.load_profile("untimed")  # how long an example takes depends on what else the machine does
 
 _RACES = {
     "torch": "neural_compressor.torch.nn.kernel_race",

@@ -21,7 +21,7 @@ def test_scalars_keep_value_and_step(tmp_path):
     assert [(event.step, event.value) for event in read] == [(1, 0.5), (2, 0.25)]
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(values=st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50))
 def test_histogram_tells_of_every_value(tmp_path_factory, values):
     folder = tmp_path_factory.mktemp("events")

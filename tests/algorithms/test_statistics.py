@@ -62,7 +62,7 @@ def test_a_small_difference_keeps_its_digits() -> None:
     np.testing.assert_allclose(cross, np.repeat(x.sum(0)[:, None], 4, axis=1) * 2.0**-14, rtol=1e-4)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(cuts=st.lists(st.integers(0, 30), max_size=4), with_reference=st.booleans())
 def test_merged_parts_equal_the_whole(cuts: list[int], with_reference: bool) -> None:
     x, reference = numbers(30, 5), numbers(30, 5, seed=1)

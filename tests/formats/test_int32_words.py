@@ -27,7 +27,7 @@ def coded(draw: st.DrawFn) -> tuple[int, np.ndarray]:
     return bits, draw(npst.arrays(np.uint8, shape, elements=st.integers(0, (1 << bits) - 1)))
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(coded())
 def test_words_are_a_stream_of_bits_and_come_back(case: tuple[int, np.ndarray]) -> None:
     bits, codes = case

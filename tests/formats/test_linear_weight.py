@@ -44,7 +44,7 @@ def test_a_symmetric_array_comes_back_bit_for_bit(bits: int) -> None:
     assert np.array_equal(back.scale, q.scale)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(1, 8), st.integers(1, 9), st.booleans(), st.integers(0, 2**31))
 def test_values_follow_the_formula(bits: int, group_size: int, ordered: bool, seed: int) -> None:
     rng = np.random.default_rng(seed)

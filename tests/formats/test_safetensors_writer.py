@@ -52,7 +52,7 @@ def test_torch_tensors_come_back(tmp_path: Path, dtype: str) -> None:
         assert handle.metadata() == {"format": "pt"}
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=12), st.integers(1, 200))
 def test_shards_keep_to_their_size_and_lose_nothing(
     tmp_path_factory: pytest.TempPathFactory, sizes: list[int], limit: int

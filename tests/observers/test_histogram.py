@@ -34,7 +34,7 @@ def assert_equal(a: Histogram, b: Histogram) -> None:
         assert np.array_equal(getattr(a, name), getattr(b, name)), name
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(BATCHES, st.randoms(use_true_random=False))
 def test_parts_in_any_order_give_the_histogram_of_the_whole(batches: list[np.ndarray], random: object) -> None:
     whole = of(np.concatenate(batches))
@@ -47,7 +47,7 @@ def test_parts_in_any_order_give_the_histogram_of_the_whole(batches: list[np.nda
         assert_equal(one_by_one(shuffled[:half]) + one_by_one(shuffled[half:]), whole)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(BATCHES)
 def test_each_value_is_in_the_bin_that_its_size_says(batches: list[np.ndarray]) -> None:
     x = np.concatenate(batches)
@@ -59,7 +59,7 @@ def test_each_value_is_in_the_bin_that_its_size_says(batches: list[np.ndarray]) 
     assert found.counts[0].tolist() == expected.tolist()
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(BATCHES)
 def test_no_value_moves_by_more_than_a_bin(batches: list[np.ndarray]) -> None:
     x = np.sort(np.concatenate(batches)).astype(np.float64)
@@ -70,7 +70,7 @@ def test_no_value_moves_by_more_than_a_bin(batches: list[np.ndarray]) -> None:
     assert np.all((found.low[0] <= stand_ins) & (stand_ins <= found.high[0]))
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(BATCHES)
 def test_the_width_is_the_smallest_that_fits(batches: list[np.ndarray]) -> None:
     found = one_by_one(batches)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
@@ -19,7 +19,6 @@ ARRAYS = npst.arrays(
 )
 
 
-@settings(deadline=None)
 @given(st.lists(ARRAYS, min_size=1, max_size=5))
 def test_it_is_the_minimum_and_the_maximum(batches: list[np.ndarray]) -> None:
     whole, by_channel = MinMaxObserver(), MinMaxObserver(axis=1)

@@ -92,7 +92,7 @@ def test_each_channel_has_its_own() -> None:
     assert found.zero_point.tolist() == [128, 0, 0]
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     st.floats(allow_nan=False, allow_infinity=False, width=32),
     st.floats(allow_nan=False, allow_infinity=False, width=32),

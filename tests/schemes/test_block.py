@@ -68,7 +68,7 @@ def test_blocks_are_quantized_as_specified(name: str) -> None:
     check(x, name)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(
     npst.arrays(
         np.float32,

@@ -85,7 +85,7 @@ def test_integers_round_half_to_even(kind: IntType) -> None:
     assert nearest(x, kind).tolist() == expected
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(
     st.lists(st.floats(-8, 8, width=32), min_size=2, max_size=20, unique=True),
     st.lists(st.floats(-10, 10, width=32), min_size=1, max_size=30),
@@ -101,7 +101,7 @@ def test_a_codebook_rounds_to_the_nearest_and_ties_to_the_even_code(values: list
         assert code in (even or candidates)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(2, 5), st.integers(0, 4), st.sampled_from(["ieee", "nan", "none"]), st.booleans(), st.booleans())
 def test_any_float_format_rounds_to_the_nearest(e: int, m: int, specials: str, signed: bool, subnormals: bool) -> None:
     kind = FloatType("drawn", e, m, specials=specials, signed=signed, subnormals=subnormals)

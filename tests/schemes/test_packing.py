@@ -29,7 +29,7 @@ def coded(draw: st.DrawFn) -> tuple[int, np.ndarray]:
     return bits, draw(npst.arrays(np.int32, shape, elements=st.integers(0, (1 << bits) - 1)))
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(coded())
 def test_packing_is_little_endian_and_comes_back(case: tuple[int, np.ndarray]) -> None:
     bits, codes = case

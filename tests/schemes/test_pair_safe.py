@@ -46,7 +46,7 @@ def test_every_safe_pair_is_exact_and_every_other_one_is_not():
         assert exact == is_pair_safe(pair[None].astype(np.int8), in_pairs(2))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     rows=st.integers(1, 5),
     columns=st.integers(1, 17),

@@ -47,7 +47,7 @@ def test_integer_codes_are_the_nearest_of_all(name: str, symmetric: bool, reduce
     np.testing.assert_allclose(np.abs(q.dequantize() - x.astype(np.float64)), gap, atol=1e-6)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     npst.arrays(np.float32, st.tuples(st.integers(1, 4), st.integers(1, 20)), elements=FLOATS),
     st.sampled_from([f"{u}int{bits}" for u in ("", "u") for bits in (2, 3, 4, 5, 8, 12)]),
@@ -80,7 +80,7 @@ def fake_step(scale: np.ndarray, shape: tuple[int, ...], granularity: object) ->
     return out
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(npst.arrays(np.float32, st.integers(2, 40), elements=FLOATS), st.sampled_from(DTYPES.names()))
 def test_order_is_kept(x: np.ndarray, name: str) -> None:
     kind = dtype(name)
@@ -90,7 +90,7 @@ def test_order_is_kept(x: np.ndarray, name: str) -> None:
     assert np.all(np.diff(values) >= 0)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(
     npst.arrays(
         np.float32,

@@ -31,7 +31,7 @@ GRANULARITIES = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(SHAPES, GRANULARITIES)
 def test_ranges_are_those_of_a_loop(shape: tuple[int, ...], granularity: Granularity) -> None:
     if isinstance(granularity, PerChannel) and not -len(shape) <= granularity.axis < len(shape):
@@ -52,7 +52,7 @@ def test_ranges_are_those_of_a_loop(shape: tuple[int, ...], granularity: Granula
     assert np.array_equal(theirs[1].numpy(), high)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(SHAPES, GRANULARITIES)
 def test_each_element_meets_its_own_scale(shape: tuple[int, ...], granularity: Granularity) -> None:
     if isinstance(granularity, PerChannel) and not -len(shape) <= granularity.axis < len(shape):

@@ -203,7 +203,7 @@ def test_auto_falls_back_from_a_plan_that_quantizes_everything() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 2), st.booleans()), min_size=1, max_size=3), st.integers(1, 2))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_random_and_exhaustive_see_every_plan_once(ops: list[tuple[int, bool]], sizes: int) -> None:
     spaces = [with_dynamic(op_space(n, ("fp32",))) if dynamic else op_space(n, ("fp32",)) for n, dynamic in ops]
     space = TuningSpace({(f"op{i}", "Linear"): op for i, op in enumerate(spaces)}, (10, 100)[:sizes])

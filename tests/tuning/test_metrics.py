@@ -22,7 +22,7 @@ def feed(metric, preds, labels, cuts):
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 40), st.integers(2, 6), st.lists(st.integers(1, 40), max_size=4))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_classification_metrics_agree_with_scikit_learn_for_any_batching(seed, samples, classes, cuts):
     rng = np.random.default_rng(seed)
     scores, labels = rng.random((samples, classes)), rng.integers(0, classes, samples)
@@ -41,7 +41,7 @@ def test_classification_metrics_agree_with_scikit_learn_for_any_batching(seed, s
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 40), st.lists(st.integers(1, 40), max_size=4), st.booleans())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_regression_metrics_agree_with_scikit_learn_on_numpy_and_torch(seed, samples, cuts, on_torch):
     rng = np.random.default_rng(seed)
     preds, labels = rng.normal(size=(samples, 1)), rng.normal(size=samples)

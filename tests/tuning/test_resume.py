@@ -62,7 +62,7 @@ def uninterrupted(timeout=0):
 
 
 @given(st.lists(st.integers(2, 10), min_size=1, max_size=4), st.sampled_from([0, 60]))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_resume_equals_uninterrupted(kills, timeout):
     conf = toy_conf(timeout=timeout)
     quantized, expected, calls, _ = uninterrupted(timeout)
@@ -93,7 +93,7 @@ def test_resume_equals_uninterrupted(kills, timeout):
 
 
 @given(st.floats(0, 1))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_any_prefix_of_the_journal_is_gone_on_with(share):
     """kill -9 can stop the writer after any byte."""
     quantized, expected, calls, journal = uninterrupted()

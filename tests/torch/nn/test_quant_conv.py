@@ -94,7 +94,7 @@ def test_four_bits_are_simulated(scheme, ref, dims, geometry):
     groups=st.sampled_from([1, 2, 3, 6]),
     mode=st.sampled_from(["zeros", "reflect", "replicate", "circular"]),
 )
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_geometry(scheme, ref, dims, **geometry):
     options = {"kernel_size": geometry["kernel"], "padding_mode": geometry["mode"]}
     options |= {name: geometry[name] for name in ("stride", "dilation", "padding", "groups")}

@@ -103,7 +103,7 @@ def test_steps_follow_straight_through_autograd(granularity, symmetric, scale_ra
     torch.testing.assert_close(out, expected)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(scheme=schemes, seed=st.integers(0, 99), steps=st.integers(0, 4), momentum=st.sampled_from([0.0, 0.9]))
 def test_codes_dequantize_to_exactly_the_values_trained_with(scheme, seed, steps, momentum):
     weight, _, rounding = make(scheme, seed, narrowed=0.8, momentum=momentum)
@@ -124,7 +124,7 @@ def test_codes_dequantize_to_exactly_the_values_trained_with(scheme, seed, steps
     assert bool((((weight - out).abs() <= widest * 1.001) | clipped).all())
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(scheme=schemes, seed=st.integers(0, 99))
 def test_starts_at_nearest_rounding_and_goes_back_there(scheme, seed):
     weight, qparams, rounding = make(scheme, seed)

@@ -119,7 +119,8 @@ def test_gpu_gives_what_the_cpu_gives(scheme, name):
     q, _, _, x = make(scheme, name)
     y = outputs(q, x)
     on_gpu = copy.deepcopy(q).cuda()
-    tolerance = 0.02 if name in ("bf16", "fp16") else 1e-3
+    # Where no kernel multiplies with the codes, the product of dequantized values may be in bfloat16.
+    tolerance = 0.02 if name in ("bf16", "fp16", "linear_nvfp4") else 1e-3
     torch.testing.assert_close(outputs(on_gpu, x.cuda()).cpu(), y, rtol=tolerance, atol=tolerance)
 
 

@@ -43,7 +43,7 @@ SCALED = {
     "group_dim": [{"group_dim": 0}, {}, REFUSED],
     "use_full_range": [{"use_full_range": False}],
     "use_mse_search": [{"use_mse_search": True, "use_auto_clip": False}, {"use_auto_clip": False}],
-    "folding": [{"folding": True}, {"folding": False}],
+    "folding": [{"folding": True, "bits": 3}, {"folding": False, "bits": 3}],
 }
 SETTINGS = {
     RTNConfig: {
@@ -77,7 +77,7 @@ SETTINGS = {
     },
     TEQConfig: {
         **SCALED,
-        "amp": [{"amp": False, "folding": False}, {"folding": False}, *AMP[2:]],
+        "amp": [{"amp": False, "folding": False, "bits": 3}, {"folding": False, "bits": 3}, *AMP[2:]],
         "use_mse_search": [{"use_mse_search": True}],
         "absorb_to_layer": [
             {"absorb_to_layer": NORM, "folding": False, "bits": 3},

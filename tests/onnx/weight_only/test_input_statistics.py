@@ -19,6 +19,7 @@ from neural_compressor.onnx.data_reader import CalibrationDataReader, Samples
 from neural_compressor.onnx.graph import normalise
 from neural_compressor.onnx.model_file import read_model
 from neural_compressor.onnx.session import make_session
+from neural_compressor.onnx.weight_only import input_statistics as module_under_test
 from neural_compressor.onnx.weight_only.quantizer import WeightJob, WeightOnlyOptions, quantize_weight_only
 from neural_compressor.schemes import PerGroup, TensorScheme
 
@@ -224,19 +225,18 @@ def test_a_transposed_input_is_seen_the_right_way() -> None:
 
 # -- blocks ----------------------------------------------------------------------------------------------------------
 
-LAYERS = [f"/layers.{number}/{name}/MatMul" for number in (0, 1) for name in ("up", "down")]
 
-
-def blocks(named: bool = True) -> tuple[ir.Model, list[str], list[np.ndarray]]:
-    """Two blocks of two products each, their nodes, and their weights (outputs, inputs); a weight can tell the block too."""
+def blocks(named: bool = True, count: int = 2) -> tuple[ir.Model, list[str], list[np.ndarray]]:
+    """Blocks of two products each, their nodes, and their weights (outputs, inputs); a weight can tell the block too."""
+    layers = [f"/layers.{number}/{name}/MatMul" for number in range(count) for name in ("up", "down")]
     nodes, weights, arrays, value = [], {}, [], "x"
-    for number, layer in enumerate(LAYERS):
+    for number, layer in enumerate(layers):
         array = normal(32 if number % 2 else 64, 64 if number % 2 else 32, seed=number) / 8
         weight = f"w{number}" if named else layer.strip("/").replace("/", ".").replace("MatMul", "weight")
         weights[weight] = array
         arrays.append(np.ascontiguousarray(array.T))
         name = layer if named else f"product_{number}"
-        last = "y" if layer is LAYERS[-1] else f"{number}_out"
+        last = "y" if layer is layers[-1] else f"{number}_out"
         nodes.append(helper.make_node("MatMul", [value, weight], [f"{number}_product"], name=name))
         nodes.append(helper.make_node("Relu", [f"{number}_product"], [last]))
         value = last
@@ -271,7 +271,7 @@ def test_each_block_is_calibrated_behind_those_before_it(algorithm: str, own: di
 def test_what_the_statistics_may_take_changes_the_passes_and_not_the_result() -> None:
     model, names, _ = blocks()
     found = []
-    for most, passes in ((1 << 30, 2), (4 * 64 * 64, 4)):
+    for most, passes in ((1 << 30, 2), (4 * 64 * 64, 3)):
         reader = Reader([{"x": correlated(40, seed=s)} for s in range(3)])
         options = WeightOnlyOptions(accuracy_level=1, hessian_bytes=most)
         jobs = dict.fromkeys(names, WeightJob("gptq", INT3))
@@ -280,6 +280,43 @@ def test_what_the_statistics_may_take_changes_the_passes_and_not_the_result() ->
         assert reader.passes == passes
     for one, other in zip(*found, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(("algorithm", "models"), [("gptq", 2), ("awq", 1)])
+def test_a_block_runs_no_more_often_the_more_blocks_there_are(
+    algorithm: str, models: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, names, _ = blocks(count=8)
+    run: list[int] = []
+
+    def counted(part: ir.Model, **options: Any) -> Any:
+        run.append(len(list(part.graph)))
+        return make_session(part, **options)
+
+    monkeypatch.setattr(module_under_test, "make_session", counted)
+    reader = Reader([{"x": correlated(40, seed=s)} for s in range(3)])
+    quantize_weight_only(model, dict.fromkeys(names, WeightJob(algorithm, INT3)), Samples(reader), EXACT)
+    assert len(run) >= 8
+    assert sum(run) <= models * 2.5 * len(list(model.graph))
+    assert reader.passes == 2
+
+
+def test_without_room_for_what_samples_come_to_passes_begin_at_the_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, names, _ = blocks(count=3)
+
+    def full(*given: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    found = []
+    for passes in (2, 3):
+        reader = Reader([{"x": correlated(40, seed=s)} for s in range(3)])
+        jobs = dict.fromkeys(names, WeightJob("gptq", INT3))
+        quantized = quantize_weight_only(model, jobs, Samples(reader), EXACT)
+        found.append([matrix_in(quantized, name) for name in names])
+        assert reader.passes == passes
+        monkeypatch.setattr(np, "savez", full)
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
 
 
 def test_data_that_cannot_be_gone_over_again_shows_the_float_model(caplog: pytest.LogCaptureFixture) -> None:

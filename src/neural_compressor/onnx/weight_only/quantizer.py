@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -15,11 +15,12 @@ from neural_compressor.onnx.error_context import at_node
 from neural_compressor.onnx.gemm_terms import added_terms, upright_input
 from neural_compressor.onnx.graph import raise_opset
 from neural_compressor.onnx.graph_editor import GraphEditor
+from neural_compressor.onnx.scratch import scratch_folder
 from neural_compressor.onnx.smoothing.scale_folding import Channels, apply_folds, find_folds
 from neural_compressor.onnx.weight_only import blockwise_nodes as nodes
 from neural_compressor.onnx.weight_only.block_codes import block_codes
 from neural_compressor.onnx.weight_only.groups import WeightGroup, in_blocks, in_portions, weight_groups
-from neural_compressor.onnx.weight_only.input_statistics import Sources, input_statistics
+from neural_compressor.onnx.weight_only.input_statistics import CalibrationPasses, Sources
 from neural_compressor.onnx.weight_only.job import WeightJob, WeightOnlyOptions
 from neural_compressor.onnx.weight_only.matrix_nodes import MatrixNode, left_in_float, weight_only_nodes
 
@@ -43,8 +44,8 @@ def quantize_weight_only(
     Nodes that read the same weight share the quantized one too, and the statistics of all their inputs. Nodes that share an
     input, and a job, are quantized as one matrix, so that a scale of the input (AWQ) serves them all.
 
-    Where names tell of repeated blocks, each block is calibrated behind those quantized before it, at one run over the
-    data a block; ``samples`` that can be gone over once only show what the float model has there.
+    Where names tell of repeated blocks, each block is calibrated behind those quantized before it, which runs every block
+    twice; ``samples`` that can be gone over once only show what the float model has there.
     """
     options = options or WeightOnlyOptions()
     waiting = [name for name, job in jobs.items() if job.needs_data]
@@ -57,58 +58,68 @@ def quantize_weight_only(
         least, version = _TWO_BITS if any(job.scheme.dtype.bits <= 2 for job in jobs.values()) else _BLOCKWISE
         model = raise_opset(model.clone(), least)
         model.ir_version = max(model.ir_version, version)
-    return _Quantization(model, jobs, options).run(samples)
+    with scratch_folder() as folder:
+        passes = None if samples is None else CalibrationPasses(model, samples, folder, options.providers)
+        return _Quantization(model, jobs, options, passes).run()
 
 
 class _Quantization:
     """One run over the groups of a model."""
 
-    def __init__(self, model: ir.Model, jobs: Mapping[str, WeightJob], options: WeightOnlyOptions) -> None:
-        self.float_model, self.model = model, model.clone()
+    def __init__(
+        self,
+        model: ir.Model,
+        jobs: Mapping[str, WeightJob],
+        options: WeightOnlyOptions,
+        passes: CalibrationPasses | None,
+    ) -> None:
+        self.float_model, self.model, self.passes = model, model.clone(), passes
         self.options = options
         self.edit = GraphEditor(self.model)
         self.groups = weight_groups(self.model, jobs)
         self._waiting = {node.node for group in self.groups for node in group.nodes}
 
-    def run(self, samples: Samples | None) -> ir.Model:
+    def run(self) -> ir.Model:
         """The quantized model."""
-        seen_by = self.float_model
-        for number, together in enumerate(self._measured_together(samples)):
+        seen_by, done = self.float_model, set[str]()
+        for number, together in enumerate(self._measured_together()):
             portions = list(in_portions(together, self.options.hessian_bytes))
             if number:
                 seen_by = self.model if len(portions) == 1 else self.model.clone()
+            outputs = {str(node.node.outputs[0].name) for group in together for node in group.nodes}
             for portion in portions:
-                seen = self._statistics(seen_by, portion, samples)
+                seen = self._statistics(seen_by, portion, done)
+                done = set() if seen else done
                 for group in portion:
                     with at_node(*(node.name for node in group.nodes)):
                         self._quantize(group, seen.get(group.sources))
+            done |= outputs
         return self.model
 
-    def _measured_together(self, samples: Samples | None) -> list[list[WeightGroup]]:
+    def _measured_together(self) -> list[list[WeightGroup]]:
         """Groups calibrated on the same model: with all that come before them quantized, and none of their own."""
         apart = [[group] for group in self.groups] if self.options.layer_wise else in_blocks(self.groups)
         calibrated = sum(any(group.sources for group in together) for together in apart)
-        if samples is None or calibrated < 2 or samples.repeats():
+        if self.passes is None or calibrated < 2 or self.passes.samples.repeats():
             return apart
         logger.warning(
             "weights are calibrated on the float model, since %s cannot be gone over again; with a rewind() each block is "
             "calibrated behind those quantized before it, which is more accurate",
-            type(samples.reader).__name__,
+            type(self.passes.samples.reader).__name__,
         )
         return [self.groups]
 
     def _statistics(
-        self, seen_by: ir.Model, portion: Sequence[WeightGroup], samples: Samples | None
+        self, seen_by: ir.Model, portion: Sequence[WeightGroup], done: Collection[str]
     ) -> dict[Sources, InputStatistics]:
         wanted = {group.sources for group in portion if group.sources}
-        if not wanted or samples is None:
+        if not wanted or self.passes is None:
             return {}
         compared: set[Sources] = set()
         if seen_by is not self.float_model:
             inside = [group for group in portion if group.block is not None or self.options.layer_wise]
             compared = {group.sources for group in inside if group.sources and group.job.corrects_upstream}
-        providers = self.options.providers
-        return input_statistics(seen_by, wanted, samples, providers, float_model=self.float_model, compared=compared)
+        return self.passes.statistics(seen_by, wanted, compared, done)
 
     def _quantize(self, group: WeightGroup, statistics: InputStatistics | None) -> None:
         matrices = [readers[0].matrix() for readers in group.weights]
@@ -146,7 +157,8 @@ class _Quantization:
             return False
         readers = sum(other.input is node.input for other in group.nodes)
         folds = find_folds(node.input, Channels(node.shape[1], axis=-1, rank=2), readers)
-        if folds is None or any(fold.node in self._waiting for fold in folds):
+        settled = frozenset[str]() if self.passes is None else self.passes.settled
+        if folds is None or any(fold.node in self._waiting or fold.node.name in settled for fold in folds):
             return False
         apply_folds(self.edit, folds, 1 / scale)
         return True

@@ -477,3 +477,10 @@ def test_the_time_of_a_thread_says_nothing_of_another_device(convnet, two_thread
     with PyTorchAdaptor().on_one_thread([convnet, nn.Linear(2, 2, device="meta")]) as alone:
         assert not alone
         assert torch.get_num_threads() == 2
+
+
+def test_settings_of_modules_are_part_of_what_a_model_is():
+    torch.manual_seed(0)
+    one, other = nn.Conv2d(2, 2, 3), nn.Conv2d(2, 2, 3, stride=2)
+    other.load_state_dict(one.state_dict())
+    assert PyTorchAdaptor().fingerprint(one) != PyTorchAdaptor().fingerprint(other)

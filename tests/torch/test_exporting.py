@@ -219,3 +219,29 @@ def test_what_cannot_be_converted_is_said(case):
         adaptor.convert(new, "eager", "tflite")
     with pytest.raises(ConfigError, match="example_inputs or a dataloader"):
         PyTorchAdaptor().convert(new)
+
+
+class Early(nn.Module):
+    """A sum that is computed before the convolution that rounds one of its terms."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b, self.c = (nn.Conv2d(n, 8, 3, padding=1) for n in (3, 3, 8))
+
+    def forward(self, x):
+        v = torch.relu(self.b(x))
+        z = self.a(x) + v
+        return self.c(v) + z
+
+
+def test_nodes_of_an_onnx_model_are_in_order():
+    onnx, onnxruntime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
+    x = torch.randn(2, 3, 8, 8)
+    adaptor, new = made(Early().eval(), [x], "static")
+    proto = adaptor.convert(new, "eager", "onnx")
+    onnx.checker.check_model(proto)
+    session = onnxruntime.InferenceSession(proto.SerializeToString())
+    found = session.run(None, {proto.graph.input[0].name: x.numpy()})[0]
+    with torch.no_grad():
+        near(torch.from_numpy(found), new(x), Early().eval()(x))

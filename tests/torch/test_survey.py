@@ -147,3 +147,35 @@ def test_data_that_can_be_read_once_is_left_to_calibration():
     new = PyTorchAdaptor().quantize({"op": {("0", "Conv2d"): INT8}}, model, data)
     assert next(data, None) is None
     assert float(new[0].input_scale) > 0
+
+
+def test_batches_that_can_be_read_once_calibrate_also_where_a_fold_is_undone():
+    model = Branch().eval()
+    adaptor = PyTorchAdaptor({"example_inputs": batches()[0]})  # shows the bright branch alone
+    new = quantized(adaptor, model, dataloader=iter([(x, 0) for x in batches()]))
+    assert isinstance(new.norm, nn.BatchNorm2d)
+    exact_on(model, new)
+
+
+class ManyWays(nn.Module):
+    """Another way through it for each brightness."""
+
+    def __init__(self, count):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.norm = nn.Conv2d(1, 4, 1), normalised(4)
+        self.ways = nn.ModuleList(nn.Conv2d(4, 4, 1) for _ in range(count))
+
+    def forward(self, x):
+        number = int(x.flatten()[0])
+        y = self.conv(x)
+        y = y if number == len(self.ways) - 1 else self.norm(y)
+        return self.ways[number](y)
+
+
+def test_of_many_ways_through_a_model_some_are_kept_and_all_are_heard():
+    survey = Survey(ManyWays(50).eval())
+    for number in range(50):
+        survey.see(torch.full((1, 1, 3, 3), float(number)))
+        assert bool(survey.structure.folded) == (number < 49)
+    assert len(survey.traces) < 50

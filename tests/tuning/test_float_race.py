@@ -1,6 +1,7 @@
 """Faster means faster than the float model, beyond the noise."""
 
 import dataclasses
+from dataclasses import replace
 
 import pytest
 from toy_tuning import plan_of
@@ -73,6 +74,17 @@ def test_a_tie_is_said_to_be_one():
     assert not_faster(best, BASELINE, [best], [INTEGER]) == (
         "nothing tried is faster than float here: trial 4 takes as long, within the noise of the measurement "
         "(integer kernels do not pay at these shapes)"
+    )
+
+
+def test_a_faster_model_that_loses_by_the_other_objectives_is_not_called_slow():
+    scoring = Scoring({"performance": 0.1, "modelsize": 0.9})
+    measured = Measurement(0.9, 5.0, 3000, latency_spread=0.01)
+    best = replace(trial(5.0), measurement=measured, score=scoring.score(BASELINE, measured, Criterion()))
+    assert beats_float(best, BASELINE, scoring) is False
+    told = not_faster(best, BASELINE, [best], [INTEGER])
+    assert told == (
+        "by all objectives together nothing tried is better than float: trial 4 is 2.00x faster, 3.00x larger"
     )
 
 

@@ -21,13 +21,13 @@ def name_of(function: Any) -> str:
     return f"{getattr(named, '__module__', '?')}.{named.__qualname__}"
 
 
-def batches(loader: Iterable[Any], what: str = "the calibration data", name: str | None = None) -> Iterator[Any]:
-    """The batches of ``loader``, called ``what`` in errors; an exception of its own is a :class:`CalibrationError`.
+def batches(loader: Iterable[Any]) -> Iterator[Any]:
+    """The batches of ``loader``; an exception of its own is a :class:`CalibrationError`.
 
     >>> list(batches([1, 2]))
     [1, 2]
     """
-    shown = name or name_of(loader)
+    what, shown = "the calibration data", name_of(loader)
     try:
         iterator = iter(loader)
     except TypeError as error:

@@ -151,8 +151,8 @@ def _put_in_place(part: Path, path: Path) -> None:
     path.rename(old / "replaced")
     try:
         part.rename(path)
-    except OSError:
+    except BaseException:
         (old / "replaced").rename(path)
+        old.rmdir()
         raise
-    finally:
-        shutil.rmtree(old, ignore_errors=True)
+    shutil.rmtree(old, ignore_errors=True)

@@ -32,8 +32,9 @@ class CalibrationInputs:
         if count == 0:
             return
         low, high, before = self._ranges.get(name, (np.inf, -np.inf, 0))
-        # NaN must stay: it is not less than anything, and calibration says what is wrong with it.
-        self._ranges[name] = (min(float(values.min()), low), max(float(values.max()), high), before + count)
+        # NaN stays, as NumPy has it: calibration says what is wrong with it.
+        now = float(np.minimum(float(values.min()), low)), float(np.maximum(float(values.max()), high))
+        self._ranges[name] = (*now, before + count)
 
     def complaints(self) -> list[str]:
         """What is wrong with the inputs, one sentence each."""

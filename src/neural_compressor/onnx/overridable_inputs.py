@@ -33,7 +33,12 @@ def hide_overridable(model: ir.Model) -> None:
 
 def restore_overridable(model: ir.Model) -> None:
     """Make inputs again of those that are as they were; the others are told."""
-    noted = json.loads(model.metadata_props.pop(_KEY, "{}"))
+    try:
+        noted = json.loads(model.metadata_props.pop(_KEY, "{}"))
+    except ValueError:  # a foreign file may have anything under this key
+        return
+    if not isinstance(noted, dict):
+        return
     lost = []
     for name, state in noted.items():
         value = model.graph.initializers.get(name)

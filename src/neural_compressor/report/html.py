@@ -31,15 +31,18 @@ def keep_report(result: TuningResult, workspace: str | Path) -> Path:
     name = f"{datetime.now():%Y%m%d-%H%M%S}-{slug(str(result.metadata.get('study', result.title)))}"
     folder = workspace / "reports"
     path = next(p for n in count(1) if not (p := folder / f"{name}{'' if n == 1 else f'-{n}'}.html").exists())
-    write_report(result, path)
-    write_report(result, workspace / "report.html")
+    text = render(result)
+    _write(text, path)
+    _write(text, workspace / "report.html")
     return path
 
 
 def write_report(result: TuningResult, path: str | Path) -> Path:
     """Write the report of ``result`` to ``path`` (a file name), whole or not at all, and return its absolute path."""
-    target = Path(path).expanduser().absolute()
-    text = render(result)
+    return _write(render(result), Path(path).expanduser().absolute())
+
+
+def _write(text: str, target: Path) -> Path:
     with workspace_errors(target.parent, target):
         target.parent.mkdir(parents=True, exist_ok=True)
         write_text_atomically(target, text)

@@ -101,7 +101,8 @@ def _latency_hint(result: TuningResult) -> str:
     if not rounds:
         return ""
     count = f"{rounds[0]} to {rounds[-1]}" if len(rounds) > 1 else f"{rounds[0]}"
-    return f'<p class="hint">Latency: the median of {count} rounds, and half the width of its interval.</p>'
+    clock = "Models on a CPU are timed by the CPU time of one thread, so that a busy machine changes nothing."
+    return f'<p class="hint">Latency: the median of {count} rounds, &plusmn; half of its 95% interval. {clock}</p>'
 
 
 def op_section(result: TuningResult) -> str:

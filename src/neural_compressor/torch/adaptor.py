@@ -21,7 +21,7 @@ from neural_compressor.adaptor.records import OpRecord, with_time_shares
 from neural_compressor.errors import ConfigError, QuantizationError
 from neural_compressor.registry import close_matches
 from neural_compressor.schemes import OpKey, OpScheme, Plan, float_op
-from neural_compressor.torch.batches import batch_size, feed, fitting, run_batches
+from neural_compressor.torch.batches import ReadAgain, batch_size, feed, fitting, run_batches
 from neural_compressor.torch.calibration import Calibrator
 from neural_compressor.torch.capability import PyTorchQuery, on_this_cpu
 from neural_compressor.torch.checkpoint import load_model, save_model, unique_state
@@ -153,9 +153,9 @@ class PyTorchAdaptor(Adaptor):
             torch.set_num_threads(threads)
 
     def fingerprint(self, model: nn.Module) -> str:
-        classes = sorted({identity(type(module)) for module in model.modules()})
+        classes = sorted(identity(kind) for kind in {type(module) for module in model.modules()})
         patched = [identity(module.forward) for module in model.modules() if "forward" in vars(module)]
-        digest = hashlib.sha256(f"{classes} {patched}".encode())
+        digest = hashlib.sha256(f"{classes} {patched} {model!r}".encode())
         for name, tensor in model.state_dict().items():
             if not isinstance(tensor, torch.Tensor):
                 digest.update(f"{name} {tensor!r}".encode())
@@ -285,6 +285,8 @@ class PyTorchAdaptor(Adaptor):
         Calibration may read what the survey did not: a function of the user's, other data, other augmentations. A fold
         that does not hold there is undone, and calibration repeated.
         """
+        if isinstance(dataloader, Iterator):
+            dataloader = ReadAgain(dataloader)
         while True:
             if self._calibrator is None or self.pre_optimized is None:
                 raise QuantizationError("the model was not prepared")

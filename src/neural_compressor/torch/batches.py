@@ -78,6 +78,19 @@ def run_batches(
     return seen
 
 
+class ReadAgain(Iterable[Any]):
+    """Batches of an iterator that can be gone over once: those that were read are kept, and given out first."""
+
+    def __init__(self, iterator: Iterator[Any]) -> None:
+        self._rest, self._read = iterator, list[Any]()
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from list(self._read)
+        for batch in self._rest:
+            self._read.append(batch)
+            yield batch
+
+
 @contextmanager
 def fitting(what: str, inputs: Any) -> Iterator[None]:
     """Around a run of a model on ``inputs``, which are ``what``: what the model raises is an error about them."""

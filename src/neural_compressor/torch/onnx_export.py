@@ -74,6 +74,7 @@ def _share_codes(graph: Any) -> None:
         return tuple(constants.get(name, name) for name in node.input[1:])
 
     outputs = {value.name for value in graph.output}
+    place = {name: number for number, node in enumerate(graph.node) for name in node.output}
     for value in list(readers):
         rounding = [node for node in readers[value] if node.op_type == "QuantizeLinear" and node.input[0] == value]
         if not rounding or len({grid(node) for node in rounding}) != 1 or value in outputs or value in constants:
@@ -81,14 +82,19 @@ def _share_codes(graph: Any) -> None:
         backs = [back for node in rounding for back in readers.get(node.output[0], [])]
         if not backs or any(back.op_type != "DequantizeLinear" for back in backs):
             continue
+        backs.sort(key=lambda back: place[back.output[0]])
+        rounding.sort(key=lambda node: node.output[0] != backs[0].input[0])
         first = backs[0].output[0]
         for back in backs[1:]:
             for reader in readers.get(back.output[0], []):
                 _reads_instead(reader, back.output[0], first)
         for reader in readers[value]:
             others = [made_by.get(name) for name in reader.input if name != value]
-            if reader.op_type == "Add" and all(
-                other is not None and other.op_type == "DequantizeLinear" for other in others
+            later = place[reader.output[0]] > place[first]
+            if (
+                later
+                and reader.op_type == "Add"
+                and all(other is not None and other.op_type == "DequantizeLinear" for other in others)
             ):
                 _reads_instead(reader, value, first)
         for node in (*rounding[1:], *backs[1:]):

@@ -15,6 +15,8 @@ from neural_compressor.torch.watch import Trace, watch
 
 _COMPARED = 8
 """On so many different ways through the model its outputs are compared; on the others what was connected is the proof."""
+_MOST_TRACES = 32
+"""So many different ways through the model are kept to look for what may be folded; further ones only take away."""
 _ROUNDING = 1024
 """Machine epsilons, relative to the norm of an output, that two orders of float arithmetic may be apart."""
 
@@ -45,6 +47,9 @@ class Survey:
         if trace.path in self._paths:
             return
         self._paths.add(trace.path)
+        if len(self.traces) == _MOST_TRACES:
+            self.structure = self.structure.kept_by(self._model, [trace])
+            return
         self.traces.append(trace)
         self._find()
         if self.structure.folded and len(self.traces) <= _COMPARED:

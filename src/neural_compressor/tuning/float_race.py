@@ -27,7 +27,10 @@ def beats_float(best: Trial, baseline: Measurement, scoring: Scoring) -> bool | 
 
 
 def not_faster(best: Trial, baseline: Measurement, trials: Sequence[Trial], ops: Sequence[OpRecord]) -> str:
-    """That the best model is not faster than float, and why."""
+    """That the best model is not faster than float, or not better by all objectives, and why."""
+    if _is_faster(best.measurement, baseline):
+        gains = ", ".join(filter(None, (speed_gain(best.measurement, baseline), size_gain(best.measurement, baseline))))
+        return f"by all objectives together nothing tried is better than float: trial {best.number} is {gains}"
     faster = [trial for trial in trials if _is_faster(trial.measurement, baseline)]
     what = f"nothing tried {'that keeps the promise ' if faster else ''}is faster than float here"
     if any(trial.passed for trial in faster):
@@ -56,6 +59,12 @@ def speed_gain(measured: Measurement | None, baseline: Measurement) -> str:
         return ""
     differs = _is_slower(measured, baseline) or _is_faster(measured, baseline)
     return times(1 / slowdown, "faster", "slower") if differs else "as fast"
+
+
+def size_gain(measured: Measurement | None, baseline: Measurement) -> str:
+    """'4.00x smaller' or '2.00x larger'; empty where it was not measured."""
+    before, after = (m.size_bytes if m is not None else None for m in (baseline, measured))
+    return times(before / after, "smaller", "larger") if before and after else ""
 
 
 def times(ratio: float, better: str, worse: str) -> str:

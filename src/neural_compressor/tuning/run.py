@@ -32,6 +32,8 @@ logger = logging.getLogger("neural_compressor")
 _MAX_REPEATS = 1000
 #: How many times the difference of two evaluations a third may be off.
 _SPREADS = 2
+#: What sums in another order, on another machine, may change of an accuracy.
+_LAST_DIGITS = 1e-6
 #: How many models that are equally good, as far as was measured, are measured again: all are in memory meanwhile.
 _MOST_FINALISTS = 3
 
@@ -64,7 +66,10 @@ class TuningRun:
                 with suppress(WorkspaceError):  # of the two the user needs the other one
                     self.journal.finish(str(error))
                 raise error
-            self._compare_finalists(baseline)
+            try:
+                self._compare_finalists(baseline)
+            except Exception as error:  # noqa: BLE001 - a best model is known, and must not be lost
+                self._note(f"the fastest models could not be timed again: {type(error).__name__}: {error}")
             quantized = self._model_of(self.best)
         except KeyboardInterrupt as interrupt:
             self._explain(interrupt)
@@ -102,7 +107,7 @@ class TuningRun:
         """The accuracy of the float model where it is no longer the ``known`` one, by more than evaluations differ among
         themselves and more than a tenth of what may be lost: None where it still is."""
         now = _accuracy(Measurement(self.bench.accuracy(model)))
-        if abs(now - known) <= abs(known - self.criterion.limit(known)) / 10:
+        if abs(now - known) <= max(abs(known - self.criterion.limit(known)) / 10, _LAST_DIGITS * abs(known)):
             return None
         again = _accuracy(Measurement(self.bench.accuracy(model)))
         low, high, spread = min(now, again), max(now, again), abs(now - again)
@@ -158,11 +163,10 @@ class TuningRun:
         else:
             trial, model = _trial(number, proposal, entry, resumed=True), None
         self.trials.append(trial)
-        best = best_trial(self.trials)
-        if best is not self.best:
-            # With a new highest score an earlier trial may be the smallest of those that come near it.
-            self.best, self.best_model = best, model if best is trial else None
-            if self.best_model is not None:
+        # Compared with the best one alone, whose model is on disk; finalists are compared with each other at the end.
+        if best_trial([trial] if self.best is None else [self.best, trial]) is trial:
+            self.best, self.best_model = trial, model
+            if model is not None:
                 self.store.replace(trial, lambda path: self.bench.adaptor.save(model, path))
         self.progress.trial_done(trial)
         return trial
@@ -201,8 +205,11 @@ class TuningRun:
         Their trials have the new latencies from then on. Where that lets others come near the best, these are timed too.
         """
         timed: set[int] = set()
-        while ranked := [trial for trial in finalists(self.trials, sum) if trial.noise][:_MOST_FINALISTS]:
-            if timed.issuperset(trial.number for trial in ranked):
+        while tied := [trial for trial in finalists(self.trials, sum) if trial.noise]:
+            top = max(tied, key=lambda trial: trial.score)
+            ranked = [top, *(trial for trial in tied if trial is not top)][:_MOST_FINALISTS]
+            out_of_time = 0 < self.budget.timeout <= self._spent() and len(self.trials) > 1
+            if timed.issuperset(trial.number for trial in ranked) or out_of_time:
                 break
             timed.update(trial.number for trial in ranked)
             if len(ranked) == 1 and ranked[0] is self.best and self.best_model is not None:

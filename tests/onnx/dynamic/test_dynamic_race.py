@@ -104,3 +104,10 @@ def test_both_sides_of_a_race_run(build: Any) -> None:
         ("int8", 5),
         ("int8", 40),
     ]
+
+
+def test_the_model_that_was_given_is_left_as_it_is(build: Any) -> None:
+    model = net(build)
+    before = model.SerializeToString()
+    resolved(model, Race(KernelTimings(None)))
+    assert model.SerializeToString() == before

@@ -71,12 +71,16 @@ def _alone(node: ir.Node, shape: tuple[int, ...]) -> ir.Model:
     """A model of this one op."""
     kind = ir.TensorType(ir.DataType.FLOAT)
     x = ir.Value(name="x", shape=ir.Shape(shape), type=kind)
-    constants = [
-        None if v is None else ir.Value(name=f"c{place}", shape=v.shape, type=v.type, const_value=v.const_value)
-        for place, v in enumerate(node.inputs[1:])
-    ]
+    constants = [None if v is None else _copied(v, f"c{place}") for place, v in enumerate(node.inputs[1:])]
     output = ir.Value(name="y", type=kind)
     op = ir.Node("", node.op_type, [x, *constants], node.attributes.values(), outputs=[output], name=_ALONE)
     initializers = [v for v in constants if v is not None]
     graph = ir.Graph([x], [output], nodes=[op], initializers=initializers, opset_imports={"": 17}, name="one op")
     return ir.Model(graph, ir_version=8)
+
+
+def _copied(value: ir.Value, name: str) -> ir.Value:
+    """A constant of its own: giving a value a name gives it to its tensor, which may be the user's."""
+    assert value.const_value is not None
+    tensor = ir.Tensor(value.const_value.numpy(), name=name)
+    return ir.Value(name=name, shape=value.shape, type=value.type, const_value=tensor)

@@ -183,7 +183,7 @@ def write_checkpoint(model: nn.Module, folder: str | Path, layout: str = "compre
 def _require_no_float_model(folder: Path) -> None:
     """Refuse a folder with weights that are not quantized: they could not be had back."""
     config = folder / "config.json"
-    if not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):
+    if not any(file for kind in ("model*.safetensors", "pytorch_model*.bin") for file in folder.glob(kind)):
         return
     if not config.exists() or "quantization_config" not in read_json(config):
         raise WorkspaceError(f"{folder} holds the weights of a model that is not quantized: choose another folder")

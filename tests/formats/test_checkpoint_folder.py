@@ -108,7 +108,7 @@ def test_an_existing_folder_is_replaced_only_when_asked_and_only_by_a_whole_one(
 
 def test_a_file_in_the_way_is_not_replaced(tmp_path: Path, llama_folder: Path) -> None:
     (tmp_path / "new").write_text("mine")
-    with pytest.raises(WorkspaceError, match="not an empty folder"):
+    with pytest.raises(WorkspaceError, match="is no folder"):
         quantize_checkpoint(llama_folder, tmp_path / "new", keep, framework="np", overwrite=True)
     assert (tmp_path / "new").read_text() == "mine"
 

@@ -224,3 +224,12 @@ def test_a_link_to_a_folder_stays_a_link(saved, convnet, images, tmp_path):
     x = next(iter(images))[0]
     assert link.is_symlink()
     assert torch.equal(only_fc(x), load_model(path, convnet)(x))
+
+
+def test_files_beside_a_saved_model_stay_whatever_they_are_called(saved):
+    adaptor, new, folder = saved
+    names = ("config.json", "quantize_config.json", "model.safetensors.index.json", "notes.txt")
+    for name in names:
+        (folder / name).write_text("mine")
+    adaptor.save(new, folder)
+    assert [(folder / name).read_text() for name in names] == ["mine"] * 4

@@ -245,3 +245,19 @@ def test_nodes_of_an_onnx_model_are_in_order():
     found = session.run(None, {proto.graph.input[0].name: x.numpy()})[0]
     with torch.no_grad():
         near(torch.from_numpy(found), new(x), Early().eval()(x))
+
+
+def test_weight_only_layers_are_compiled_where_gradients_are_on():
+    torch.manual_seed(0)
+    array = rtn(torch.randn(32, 64), TensorScheme(dtype("int4"), granularity=PerGroup(32)))
+    layer, x = WeightOnlyLinear.from_layer(nn.Linear(64, 32), LayerResult(array)).eval(), torch.randn(3, 64)
+    model = nn.Sequential(nn.Linear(64, 64), layer)
+    torch.compiler.reset()
+    found = torch.compile(model, fullgraph=True, backend="aot_eager")(x)
+    torch.testing.assert_close(found, model(x), rtol=1e-2, atol=1e-2)
+    found.square().sum().backward()
+    compiled = model[0].weight.grad.clone()
+    model[0].weight.grad = None
+    model(x).square().sum().backward()
+    torch.testing.assert_close(compiled, model[0].weight.grad, rtol=2e-2, atol=2e-2 * float(compiled.abs().max()))
+    torch.compiler.reset()

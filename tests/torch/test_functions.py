@@ -91,3 +91,21 @@ def test_the_result_lists_them(tmp_path, by_function):
     record = {r.name: r for r in q_model.result.ops}["part.matmul"]
     assert (record.op_type, record.precision, record.mode) == ("matmul", "fp32", "float")
     assert "functional.MatMul" in record.reason
+
+
+class OwnWeight(nn.Module):
+    """A layer of the user's, with a weight that a function multiplies with."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 4))
+
+    def forward(self, x):
+        return F.linear(x, self.weight) @ self.weight
+
+
+def test_products_of_a_module_that_holds_weights_itself_are_listed():
+    model, x = nn.Sequential(nn.Linear(4, 4), OwnWeight()).eval(), torch.randn(2, 3, 4)
+    adaptor = PyTorchAdaptor({"dataloader": [x]})
+    skipped = adaptor.query_fw_capability(model)["skipped"]
+    assert {("1.linear", "linear"), ("1.matmul", "matmul")} <= skipped.keys()

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from neural_compressor.errors import ConfigError
 from neural_compressor.torch.adaptor import PyTorchAdaptor
 from neural_compressor.torch.survey import Survey
 
@@ -179,3 +180,57 @@ def test_of_many_ways_through_a_model_some_are_kept_and_all_are_heard():
         survey.see(torch.full((1, 1, 3, 3), float(number)))
         assert bool(survey.structure.folded) == (number < 49)
     assert len(survey.traces) < 50
+
+
+class OnceInAWhile(Branch):
+    """Calibration data need not show that the norm is not always there."""
+
+    def forward(self, x):
+        y = self.conv(x)
+        return self.bright(self.relu(self.norm(y) if x.flatten()[0] > 0.5 else y))
+
+
+class BySize(OnceInAWhile):
+    def forward(self, x):
+        y = self.conv(x)
+        return self.bright(self.relu(self.norm(y) if x.shape[0] > 2 else y))
+
+
+class Checked(OnceInAWhile):
+    """An assertion is no branch."""
+
+    def forward(self, x):
+        assert x.dim() == 4
+        return self.bright(self.relu(self.norm(self.conv(x))))
+
+
+@pytest.mark.parametrize("kind", [OnceInAWhile, BySize])
+def test_where_a_forward_branches_nothing_is_folded_on_the_strength_of_what_was_seen(kind):
+    model = kind().eval()
+    seen, other = batches()[0], batches()[0][:2]
+    seen[0, 0, 0, 0], other[0, 0, 0, 0] = 1.0, 0.2
+    adaptor = PyTorchAdaptor({"dataloader": [seen]})
+    new = quantized(adaptor, model, dataloader=[seen])
+    (record,) = (r for r in adaptor.summary(new) if r.name == "conv")
+    assert "branches on its inputs" in record.reason
+    with torch.no_grad():
+        assert decibels(new(seen), model(seen)) > 25
+        assert decibels(new(other), model(other)) > 25
+
+
+def test_an_assertion_is_no_branch():
+    survey = Survey(Checked().eval())
+    survey.see(batches()[0])
+    assert survey.structure.folded == {"norm": "conv"}
+
+
+def test_what_is_quantized_already_is_refused():
+    adaptor = PyTorchAdaptor({"dataloader": batches()})
+    new = quantized(adaptor, Branch().eval(), dataloader=batches())
+    with pytest.raises(ConfigError, match="quantized already"):
+        PyTorchAdaptor({"dataloader": batches()}).query_fw_capability(new)
+
+
+def test_a_compiled_model_is_refused():
+    with pytest.raises(ConfigError, match=r"compiled by torch\.compile"):
+        PyTorchAdaptor({"dataloader": batches()}).query_fw_capability(torch.compile(Branch().eval(), backend="eager"))

@@ -88,7 +88,9 @@ def new_folder(
     if keep is not None and path.resolve() in (keep.resolve(), *keep.resolve().parents):
         raise FormatError(f"the checkpoint in {keep} is read while the new one is written; write it to another folder")
     taken = path.exists() and not (path.is_dir() and not any(path.iterdir()))
-    if taken and not (overwrite and path.is_dir()):
+    if path.exists() and not path.is_dir():
+        raise WorkspaceError(f"{path} is no folder; give the path of a new one")
+    if taken and not overwrite:
         raise WorkspaceError(f"{path} exists and is not an empty folder; choose another, or pass overwrite=True")
     with write_errors(path, needed):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -116,11 +118,13 @@ def copy_small_files(src: Path, dst: Path) -> tuple[str, ...]:
 
 def checkpoint_files(folder: Path) -> set[str]:
     """The names of the files in ``folder`` that are a checkpoint: settings, weights, and shards that its index names."""
+    if (folder / QCONFIG).exists():  # what is saved with its plan has two files
+        return {QCONFIG, WEIGHTS}
     try:
         shards = {file.name for file in indexed_files(folder).values()}
     except FormatError:  # of an index that is damaged nothing is known to be a shard
         shards = set()
-    return {CONFIG, *_OLD_SETTINGS, QCONFIG, WEIGHTS, INDEX, *shards}
+    return {CONFIG, *_OLD_SETTINGS, WEIGHTS, INDEX, *shards}
 
 
 def _take_over(old: Path, new: Path) -> None:

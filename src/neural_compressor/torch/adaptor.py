@@ -265,6 +265,8 @@ class PyTorchAdaptor(Adaptor):
 
     def _optimise(self, model: nn.Module, dataloader: Iterable[Any] | None = None) -> None:
         require_module(model, "quantization")
+        if done := next((name for name, module in model.named_modules() if isinstance(module, QuantModule)), None):
+            raise ConfigError(f"the model is quantized already: {done!r} is; give the float model it was made from")
         require_values(model)
         check_finite(model)
         copied = copy_of(model).eval()

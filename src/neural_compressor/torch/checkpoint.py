@@ -63,7 +63,9 @@ def save_model(model: nn.Module, path: str | Path) -> None:
         raise FormatError("this model was not quantized here: there is no plan to save with it")
     path = path_of(path, "save")
     if path.is_dir() and any(path.iterdir()) and not (path / CONFIG).exists():
-        raise WorkspaceError(f"{path} exists and holds no quantized model: choose another folder, or empty it")
+        raise WorkspaceError(
+            f"{path} exists and holds no quantized model of this format: choose another folder, or empty it"
+        )
     tensors, aliases = unique_state(model)
     size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     with new_folder(path, overwrite=True, needed=size) as folder:

@@ -17,6 +17,10 @@ def require_module(model: Any, function: str) -> None:
     """Refuse what is no eager model; ``function`` is what it was given to."""
     if isinstance(model, torch.jit.ScriptModule):
         raise ConfigError(f"{function}: the model is compiled by torch.jit; give the torch.nn.Module it was made from")
+    if isinstance(model, nn.Module) and hasattr(model, "_orig_mod"):
+        raise ConfigError(
+            f"{function}: the model is compiled by torch.compile; give the torch.nn.Module it was made from"
+        )
     if not isinstance(model, nn.Module):
         what = f"the class {model.__name__}" if isinstance(model, type) else f"a {type(model).__name__}"
         raise ConfigError(f"{function}: the model is {what}; expected a torch.nn.Module")

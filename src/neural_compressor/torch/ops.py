@@ -79,9 +79,10 @@ def find_ops(
 def find_functions(model: nn.Module, traces: Iterable[Trace], listed: Collection[OpKey]) -> dict[OpKey, str]:
     """Matrix products that forwards compute by functions of torch, with the reason why these stay in float.
 
-    They are named by the module whose forward calls them. What happens inside the ``listed`` ops is said of those.
+    They are named by the module whose forward calls them. What happens inside ``listed`` modules of torch is said of those.
     """
-    modules, known = dict(model.named_modules()), {name for name, _ in listed}
+    modules = dict(model.named_modules())
+    known = {name for name, _ in listed if type(modules.get(name)).__module__.startswith("torch.")}
     found: dict[OpKey, str] = {}
     for trace in traces:
         taken: set[str] = set()

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import copy
+import inspect
+import itertools
+import linecache
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.utils._pytree import tree_map_only
 
 from neural_compressor.torch.batches import feed, tensors_in
@@ -17,6 +21,10 @@ _COMPARED = 8
 """On so many different ways through the model its outputs are compared; on the others what was connected is the proof."""
 _MOST_TRACES = 32
 """So many different ways through the model are kept to look for what may be folded; further ones only take away."""
+_UNSURE = (
+    "batch normalisation {!r} is not folded into it: the forward that calls both branches on its inputs, so that other data "
+    "may take another way"
+)
 _ROUNDING = 1024
 """Machine epsilons, relative to the norm of an output, that two orders of float arithmetic may be apart."""
 
@@ -34,6 +42,7 @@ class Survey:
         self._model = _sharing_weights(model)
         self._paths: set[Any] = set()
         self._refused: dict[str, str] = {}
+        self._branching: dict[str, bool] = {}
 
     def see(self, inputs: Any) -> None:
         """Run the model on the inputs of one batch."""
@@ -56,7 +65,23 @@ class Survey:
             self._compare(inputs, outputs[0], rng)
 
     def _find(self) -> None:
-        self.structure = find_structure(self._model, *self.traces, refused=self._refused)
+        found = find_structure(self._model, *self.traces, refused=self._refused)
+        unsure = {norm: _UNSURE.format(norm) for norm, name in found.folded.items() if self._may_part(norm, name)}
+        if unsure:
+            self._refused |= unsure
+            found = find_structure(self._model, *self.traces, refused=self._refused)
+        relus = {name: relu for name, relu in found.relus.items() if not self._may_part(name, relu)}
+        self.structure = replace(found, relus=relus)
+
+    def _may_part(self, name: str, other: str) -> bool:
+        """Whether the forward that calls both modules branches on its inputs: data not seen yet may part them."""
+        shared = itertools.takewhile(
+            lambda pair: pair[0] == pair[1], zip(name.split("."), other.split("."), strict=False)
+        )
+        parent = ".".join(part for part, _ in shared)
+        if parent not in self._branching:
+            self._branching[parent] = branches(self._model.get_submodule(parent))
+        return self._branching[parent]
 
     def _compare(self, inputs: Any, expected: Any, rng: torch.Tensor) -> None:
         """Give up folds that change what the model computes: those that do so alone, or else all of them."""
@@ -70,6 +95,45 @@ class Survey:
             for norm in guilty:
                 self._refused[norm] = f"batch normalisation {norm!r} is not folded into it: that changes the outputs"
             self._find()
+
+
+def branches(module: nn.Module) -> bool:
+    """Whether the forward of ``module`` itself, not of what it calls, takes another way for other values or shapes.
+
+    Asked by tracing it with values that have none. What else keeps a forward from being traced is no sign of a branch.
+    """
+    if isinstance(module, nn.Sequential):
+        return False
+
+    class Shallow(fx.Tracer):
+        proxy_buffer_attributes = True
+
+        def to_bool(self, obj: fx.Proxy) -> bool:
+            return True if _in_assertion() else super().to_bool(obj)
+
+        def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+            return True
+
+    attributes = vars(module).copy()
+    try:
+        Shallow().trace(module)
+    except fx.proxy.TraceError as error:
+        return "control flow" in str(error)
+    except Exception:  # noqa: BLE001 - code of the user's ran on things that are no tensors
+        return False
+    finally:
+        vars(module).clear()
+        vars(module).update(attributes)
+    return False
+
+
+def _in_assertion() -> bool:
+    """Whether the code outside of torch that is running now is a line that asserts something."""
+    frame = inspect.currentframe()
+    while frame is not None and (frame.f_code.co_filename == __file__ or "torch.fx" in frame.f_globals["__name__"]):
+        frame = frame.f_back
+    line = "" if frame is None else linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+    return line.strip().startswith("assert ")
 
 
 def _sharing_weights(model: nn.Module) -> nn.Module:

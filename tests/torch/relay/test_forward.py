@@ -3,6 +3,7 @@
 import copy
 import json
 import pickle
+import types
 
 import pytest
 import torch
@@ -45,6 +46,16 @@ class OnType(Chain):
     def forward(self, x):
         h = self.a(x)
         return self.c(self.b(h)) if isinstance(x, torch.Tensor) else torch.tanh(h)
+
+
+@pytest.mark.parametrize("place", ["", "0"])
+def test_a_forward_of_the_object_is_the_one_that_runs(place, quantized):
+    model, x = nn.Sequential(Chain(), nn.ReLU(), nn.Linear(8, 8)), torch.randn(16, 8)
+    patched = model.get_submodule(place)
+    patched.forward = types.MethodType(lambda self, x: -type(self).forward(self, x), patched)
+    new = quantized(model, x)
+    assert place not in new.quantization.relays.modules
+    torch.testing.assert_close(new(x), model(x), rtol=0.1, atol=0.1)
 
 
 @pytest.mark.parametrize("kind", [OnValues, OnLength, OnShape, OnType])

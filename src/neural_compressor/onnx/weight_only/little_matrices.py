@@ -27,4 +27,7 @@ def little_matrices(model: ir.Model, names: Collection[str]) -> dict[str, str]:
     share = size / max(weight_bytes(model), 1)
     if share > _SHARE:
         return {}
-    return dict.fromkeys(little, f"in matrices as small is {share:.1%} of the model; one that is named is quantized")
+    return dict.fromkeys(
+        little,
+        f"matrices this small hold {share:.1%} of the model together: too little to gain by; name one to quantize it",
+    )

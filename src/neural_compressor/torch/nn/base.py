@@ -296,6 +296,10 @@ class QuantModule(nn.Module):
         """Tensors of the shapes, types and layouts of its outputs."""
         raise NotImplementedError(f"{type(self).__name__} is not compiled as one operator")
 
+    def input_gradients(self, inputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> list[Tensor]:
+        """The gradients of its inputs; integer kernels have none."""
+        raise NotImplementedError(f"{type(self).__name__} has no gradients")
+
     # -- nn.Module --------------------------------------------------------------------------------------------------
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -24,6 +24,9 @@ class Layer(Protocol):
 
     def empty_outputs(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """Tensors of the shapes, types and layouts of its outputs."""
+
+    def input_gradients(self, inputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> list[Tensor]:
+        """The gradients of its inputs, of those of its outputs."""
 
 
 _layers: weakref.WeakValueDictionary[int, Layer] = weakref.WeakValueDictionary()
@@ -63,3 +66,33 @@ call_layer = torch.library.custom_op(
 @call_layer.register_fake
 def _(inputs: Sequence[Tensor], number: int) -> list[Tensor]:
     return _layers[number].empty_outputs(inputs)
+
+
+def _layer_gradients(inputs: Sequence[Tensor], gradients: Sequence[Tensor], number: int) -> list[Tensor]:
+    return _layers[number].input_gradients(inputs, gradients)
+
+
+layer_gradients = torch.library.custom_op(
+    "open_neural_compressor::layer_gradients",
+    _layer_gradients,
+    mutates_args=(),
+    schema="(Tensor[] inputs, Tensor[] gradients, int number) -> Tensor[]",
+)
+"""The gradients of the inputs of the layer ``number``, of those of its outputs."""
+
+
+@layer_gradients.register_fake
+def _(inputs: Sequence[Tensor], gradients: Sequence[Tensor], number: int) -> list[Tensor]:
+    return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in inputs]
+
+
+def _keep(ctx: Any, inputs: tuple[Sequence[Tensor], int], output: Any) -> None:
+    ctx.save_for_backward(*inputs[0])
+    ctx.number = inputs[1]
+
+
+def _backward(ctx: Any, gradients: Sequence[Tensor]) -> tuple[list[Tensor], None]:
+    return layer_gradients(list(ctx.saved_tensors), list(gradients), ctx.number), None
+
+
+call_layer.register_autograd(_backward, setup_context=_keep)

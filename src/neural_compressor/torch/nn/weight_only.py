@@ -19,7 +19,7 @@ from neural_compressor.torch.nn.base import finite
 from neural_compressor.torch.nn.dequantized_product import dequantized_product, product_dtype
 from neural_compressor.torch.nn.input_rotation import rotated
 from neural_compressor.torch.nn.kernels import SIMULATED
-from neural_compressor.torch.nn.layer_operator import is_traced
+from neural_compressor.torch.nn.layer_operator import call_layer, is_compiled
 from neural_compressor.torch.nn.packed_weight import (
     buffer_names,
     keep_array,
@@ -277,8 +277,9 @@ class WeightOnlyLinear(WeightedModule):
         shape = input.shape
         if shape[-1] != self.in_features:
             raise QuantizationError(f"a layer of {self.in_features} inputs cannot take a tensor of {tuple(shape)}")
-        if is_traced(input):
-            return self._as_operator(input)
+        if is_compiled():
+            outputs: list[Tensor] = call_layer([input], self._number)
+            return outputs[0]
         flat = len(shape) == 2
         y = self._product(input, input if flat else input.reshape(-1, self.in_features))
         # A decoding step has hundreds of such calls: what changes nothing is not asked for.
@@ -292,6 +293,11 @@ class WeightOnlyLinear(WeightedModule):
 
     def empty_outputs(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         return [inputs[0].new_empty(*inputs[0].shape[:-1], self.out_features)]
+
+    def input_gradients(self, inputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> list[Tensor]:
+        (x,), (gradient,) = inputs, gradients
+        gradient = gradient * (self.forward(x) > 0) if self.relu else gradient
+        return [(gradient.float() @ self.dequantized_weight().float()).to(x.dtype)]
 
     def turned(self, x: Tensor) -> Tensor:
         """The input as the weight expects it."""

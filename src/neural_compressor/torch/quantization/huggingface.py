@@ -185,5 +185,7 @@ def _require_no_float_model(folder: Path) -> None:
     config = folder / "config.json"
     if not any(file for kind in ("model*.safetensors", "pytorch_model*.bin") for file in folder.glob(kind)):
         return
+    if (folder / "qconfig.json").exists():  # of ours, in the other format
+        return
     if not config.exists() or "quantization_config" not in read_json(config):
         raise WorkspaceError(f"{folder} holds the weights of a model that is not quantized: choose another folder")

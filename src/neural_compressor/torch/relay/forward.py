@@ -267,18 +267,23 @@ def relay(model: nn.Module, example: Any) -> Relays:
     found = Relays()
     waiting = [("", model)]
     while waiting:
-        for _, module in waiting:
-            module.forward = RelayedForward(module)
+        own = {name: module for name, module in waiting if "forward" in vars(module)}
+        for name, module in waiting:
+            if name not in own:
+                module.forward = RelayedForward(module)
         with torch.no_grad():
             feed(model, example)
         tried, waiting = waiting, []
         for name, module in tried:
             forward, prefix = vars(module)["forward"], f"{name}." if name else ""
-            if forward.active:
+            if name in own:
+                found.reasons[name] = "its forward was set on the object, and not in its class"
+                parts = list(_parts(module))
+            elif forward.active:
                 found.modules.append(name)
                 parts = [(part, module.get_submodule(part)) for part in forward.opaque]
             else:
-                found.reasons[name] = forward.reason or "it is not called with float32 tensors alone"
+                found.reasons[name] = forward.reason or "it is not called with float32 tensors alone, or has hooks"
                 del module.__dict__["forward"]
                 parts = list(_parts(module))
             waiting += [(prefix + part, m) for part, m in parts if _quantized_ops(m) > 1]

@@ -78,5 +78,5 @@ def test_the_data_of_a_training_shows_what_can_be_folded():
 
     x = torch.rand(4, 4)
     assert folded(None) == set()
-    assert folded(None, example_inputs=x) == {"norm", "last_norm"}
+    assert folded(None, example_inputs=x) == {"last_norm"}
     assert folded([x, -x]) == folded([-x], example_inputs=x) == {"last_norm"}

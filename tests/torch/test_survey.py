@@ -218,10 +218,30 @@ def test_where_a_forward_branches_nothing_is_folded_on_the_strength_of_what_was_
         assert decibels(new(other), model(other)) > 25
 
 
-def test_an_assertion_is_no_branch():
-    survey = Survey(Checked().eval())
+class Elsewhere(Branch):
+    """What it branches on does not part the two."""
+
+    def forward(self, x):
+        y = self.relu(self.norm(self.conv(x)))
+        return self.bright(y) if x.mean() > 0 and x.shape[0] > 1 else self.dark(y)
+
+
+class Endless(Branch):
+    def forward(self, x):
+        while x.norm() > 1:
+            x = x / 2
+        return self.norm(self.conv(x))
+
+
+@pytest.mark.parametrize(
+    ("kind", "folded"),
+    [(Checked, {"norm": "conv"}), (Elsewhere, {"norm": "conv"}), (Endless, {}), (OnceInAWhile, {}), (BySize, {})],
+)
+def test_what_a_branch_may_part_is_not_folded_and_the_rest_is(kind, folded):
+    survey = Survey(kind().eval())
     survey.see(batches()[0])
-    assert survey.structure.folded == {"norm": "conv"}
+    assert survey.structure.folded == folded
+    assert bool(survey.structure.relus) == (kind in (Checked, Elsewhere))
 
 
 def test_what_is_quantized_already_is_refused():

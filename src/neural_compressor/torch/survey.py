@@ -22,9 +22,11 @@ _COMPARED = 8
 _MOST_TRACES = 32
 """So many different ways through the model are kept to look for what may be folded; further ones only take away."""
 _UNSURE = (
-    "batch normalisation {!r} is not folded into it: the forward that calls both branches on its inputs, so that other data "
-    "may take another way"
+    "batch normalisation {!r} is not folded into it: the forward that calls both branches on its inputs, and other data "
+    "may part them"
 )
+_MOST_WAYS = 16
+"""A forward with more conditions, or ways through it, than this is not looked through."""
 _ROUNDING = 1024
 """Machine epsilons, relative to the norm of an output, that two orders of float arithmetic may be apart."""
 
@@ -42,7 +44,7 @@ class Survey:
         self._model = _sharing_weights(model)
         self._paths: set[Any] = set()
         self._refused: dict[str, str] = {}
-        self._branching: dict[str, bool] = {}
+        self._ways: dict[str, list[fx.Graph] | None] = {}
 
     def see(self, inputs: Any) -> None:
         """Run the model on the inputs of one batch."""
@@ -66,22 +68,24 @@ class Survey:
 
     def _find(self) -> None:
         found = find_structure(self._model, *self.traces, refused=self._refused)
-        unsure = {norm: _UNSURE.format(norm) for norm, name in found.folded.items() if self._may_part(norm, name)}
+        unsure = {norm: _UNSURE.format(norm) for norm, name in found.folded.items() if self._may_part(name, norm)}
         if unsure:
             self._refused |= unsure
             found = find_structure(self._model, *self.traces, refused=self._refused)
-        relus = {name: relu for name, relu in found.relus.items() if not self._may_part(name, relu)}
+        tails = {name: norm for norm, name in found.folded.items()}
+        relus = {name: relu for name, relu in found.relus.items() if not self._may_part(tails.get(name, name), relu)}
         self.structure = replace(found, relus=relus)
 
     def _may_part(self, name: str, other: str) -> bool:
-        """Whether the forward that calls both modules branches on its inputs: data not seen yet may part them."""
+        """Whether the forward that calls both modules may call the one without the other, on data not seen yet."""
         shared = itertools.takewhile(
             lambda pair: pair[0] == pair[1], zip(name.split("."), other.split("."), strict=False)
         )
         parent = ".".join(part for part, _ in shared)
-        if parent not in self._branching:
-            self._branching[parent] = branches(self._model.get_submodule(parent))
-        return self._branching[parent]
+        if parent not in self._ways:
+            self._ways[parent] = ways_through(self._model.get_submodule(parent))
+        graphs, below = self._ways[parent], len(parent) + 1 if parent else 0
+        return graphs is None or any(not _follows(graph, name[below:], other[below:]) for graph in graphs)
 
     def _compare(self, inputs: Any, expected: Any, rng: torch.Tensor) -> None:
         """Give up folds that change what the model computes: those that do so alone, or else all of them."""
@@ -97,34 +101,74 @@ class Survey:
             self._find()
 
 
-def branches(module: nn.Module) -> bool:
-    """Whether the forward of ``module`` itself, not of what it calls, takes another way for other values or shapes.
+def ways_through(module: nn.Module) -> list[fx.Graph] | None:
+    """The graphs of the ways that the forward of ``module`` itself, not of what it calls, has for other values or shapes.
 
-    Asked by tracing it with values that have none. What else keeps a forward from being traced is no sign of a branch.
+    It is traced with values that have none, once for each outcome of its conditions. None where these are too many, or a way
+    cannot be traced; no graph at all where the forward has no conditions, or cannot be traced for another reason.
     """
-    if isinstance(module, nn.Sequential):
-        return False
+    found: list[fx.Graph] = []
+    tracer = _WayTracer()
+    while not isinstance(module, nn.Sequential):
+        attributes = vars(module).copy()
+        try:
+            found.append(tracer.trace(module))
+        except Exception:  # noqa: BLE001 - code of the user's ran on things that are no tensors
+            return None if tracer.outcomes else []
+        finally:
+            vars(module).clear()
+            vars(module).update(attributes)
+        if len(found) > _MOST_WAYS:
+            return None
+        if not tracer.turn():
+            break
+    return found if len(found) > 1 else []
 
-    class Shallow(fx.Tracer):
-        proxy_buffer_attributes = True
 
-        def to_bool(self, obj: fx.Proxy) -> bool:
-            return True if _in_assertion() else super().to_bool(obj)
+class _WayTracer(fx.Tracer):
+    """Traces one forward, calls of other modules as they are; conditions come out as ``outcomes`` say, and new ones true."""
 
-        def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+    proxy_buffer_attributes = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.outcomes: list[bool] = []
+        self._asked = 0
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return True
+
+    def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> fx.Graph:
+        self._asked = 0
+        return super().trace(root, concrete_args)
+
+    def to_bool(self, obj: fx.Proxy) -> bool:
+        if _in_assertion():
             return True
+        if self._asked == _MOST_WAYS:
+            return super().to_bool(obj)  # which raises
+        if self._asked == len(self.outcomes):
+            self.outcomes.append(True)
+        self._asked += 1
+        return self.outcomes[self._asked - 1]
 
-    attributes = vars(module).copy()
-    try:
-        Shallow().trace(module)
-    except fx.proxy.TraceError as error:
-        return "control flow" in str(error)
-    except Exception:  # noqa: BLE001 - code of the user's ran on things that are no tensors
-        return False
-    finally:
-        vars(module).clear()
-        vars(module).update(attributes)
-    return False
+    def turn(self) -> bool:
+        """Have the last condition that came out true be false from now on; whether there is one."""
+        del self.outcomes[self._asked :]
+        while self.outcomes and not self.outcomes[-1]:
+            self.outcomes.pop()
+        if self.outcomes:
+            self.outcomes[-1] = False
+        return bool(self.outcomes)
+
+
+def _follows(graph: fx.Graph, name: str, other: str) -> bool:
+    """Whether all that reads what ``name`` gives is ``other``; of a module inside one that is called, that one counts."""
+
+    def calls(node: fx.Node, module: str) -> bool:
+        return node.op == "call_module" and f"{module}.".startswith(f"{node.target}.")
+
+    return all(calls(user, other) for node in graph.nodes if calls(node, name) for user in node.users)
 
 
 def _in_assertion() -> bool:

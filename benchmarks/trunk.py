@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import statistics
 import subprocess
 import sys
@@ -91,14 +92,19 @@ def accuracy(model: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, y: 
 def latencies(
     models: dict[str, Callable[[torch.Tensor], torch.Tensor]], x: torch.Tensor, seconds: float
 ) -> dict[str, float]:
-    """Median milliseconds of each model on ``x``, measured in turns so that noise hits all alike."""
+    """Median milliseconds of each model on ``x``, measured in turns so that noise hits all alike.
+
+    The order is drawn anew each time: a model that runs behind a larger one finds less of its own in the caches.
+    """
     times: dict[str, list[float]] = {name: [] for name in models}
     for model in models.values():
         for _ in range(3):
             model(x)
     end = time.perf_counter() + seconds
+    order, draw = list(models.items()), random.Random(0)
     while time.perf_counter() < end:
-        for name, model in models.items():
+        draw.shuffle(order)
+        for name, model in order:
             start = time.thread_time()
             model(x)
             times[name].append(time.thread_time() - start)

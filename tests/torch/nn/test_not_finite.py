@@ -101,7 +101,8 @@ def test_lstm(value):
     simulated = copy.deepcopy(real)
     simulated.kernel = SIMULATED
     x = spoiled((2, 3, 8), value, 5)
-    found, expected = real(x)[0], simulated(x)[0]
+    with torch.backends.mkldnn.flags(enabled=False):  # its float LSTM is wrong in the emulator
+        found, expected = real(x)[0], simulated(x)[0]
     if math.isnan(value):
         assert (found - expected).norm() < 0.05 * expected.norm()
     else:

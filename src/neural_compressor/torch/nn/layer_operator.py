@@ -15,6 +15,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from neural_compressor.torch.nn.portable import is_exporting
+
 
 class Layer(Protocol):
     """What the operator calls."""
@@ -42,7 +44,7 @@ def numbered(layer: Layer) -> int:
 
 def is_compiled() -> bool:
     """Whether ``torch.compile`` is looking."""
-    return torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+    return torch.compiler.is_compiling() and not is_exporting()
 
 
 def is_traced(x: Tensor) -> bool:
@@ -50,7 +52,7 @@ def is_traced(x: Tensor) -> bool:
     return is_compiled() and not (x.requires_grad and torch.is_grad_enabled())
 
 
-# Defined as such, a call costs a fifth of what one of a torch.library.custom_op does, and a step of decoding has hundreds.
+# Defined so, a call costs less than one of a torch.library.custom_op does, and a step of decoding has hundreds.
 _library = torch.library.Library("open_neural_compressor", "DEF")  # type: ignore[no-untyped-call]
 _library.define("call_layer(Tensor[] inputs, int number) -> Tensor[]")  # type: ignore[no-untyped-call]
 _library.define("layer_gradients(Tensor[] inputs, Tensor[] gradients, int number) -> Tensor[]")  # type: ignore[no-untyped-call]

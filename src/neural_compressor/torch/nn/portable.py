@@ -13,10 +13,18 @@ import torch
 from torch import Tensor
 from torch.onnx import is_in_onnx_export
 
+_TELLS_APART = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 13)
+"""Whether torch tells its compiler from ``torch.export``: 2.11 says in compiled code that it is exporting, 2.13 does not."""
+
+
+def is_exporting() -> bool:
+    """Whether ``torch.export`` is looking; of torch before 2.13 that is not known with its option ``strict``."""
+    return torch.compiler.is_exporting() and (_TELLS_APART or not torch.compiler.is_dynamo_compiling())
+
 
 def is_leaving() -> bool:
     """Whether a graph is being made that other programs will run."""
-    return torch.compiler.is_exporting() or is_in_onnx_export()
+    return is_exporting() or is_in_onnx_export()
 
 
 def _operators() -> Any:

@@ -27,9 +27,7 @@ FAILURE = Entry("second", None, None, False, 0.0, 0.01, "RuntimeError: boom")
 def run(workspace, accuracy=None, strategy=None, **kwargs):
     strategy = strategy or Narrowing(SPACE)
     evaluator = accuracy or Accuracy()
-    return tune(
-        ToyAdaptor(), ToyModel(COSTS), toy_conf(), SPACE, strategy, evaluator=evaluator, workspace=workspace, **kwargs
-    )
+    return tune(ToyAdaptor(), ToyModel(COSTS), toy_conf(), strategy, evaluator=evaluator, workspace=workspace, **kwargs)
 
 
 def test_what_is_recorded_is_read_back_exactly(tmp_path):

@@ -13,9 +13,7 @@ RECORDS = b'{"op_code":0,"study_name":"a"}\n{"op_code":2}\n'
 
 def run(workspace):
     space = toy_space()
-    return tune(
-        ToyAdaptor(), ToyModel(COSTS), toy_conf(), space, Narrowing(space), evaluator=Accuracy(), workspace=workspace
-    )
+    return tune(ToyAdaptor(), ToyModel(COSTS), toy_conf(), Narrowing(space), evaluator=Accuracy(), workspace=workspace)
 
 
 @pytest.mark.parametrize("tail", [b'{"op_co', b"\x00\x00\x00", b"{}", b"[1]\n", b"\xff\xfe\n"])

@@ -15,8 +15,8 @@ def name_of(function: Any) -> str:
     >>> name_of(print)
     'builtins.print'
     """
-    inside = getattr(function, "func", None)
-    function = inside if callable(inside) else function
+    while callable(inside := getattr(function, "func", None)):
+        function = inside
     named = function if hasattr(function, "__qualname__") else type(function)
     return f"{getattr(named, '__module__', '?')}.{named.__qualname__}"
 

@@ -29,7 +29,6 @@ def job_inputs(
     *,
     bench: Bench,
     model: Any,
-    space: TuningSpace,
     strategy: Strategy,
     criterion: Criterion,
     scoring: Scoring,
@@ -41,7 +40,7 @@ def job_inputs(
     return {
         "model": bench.adaptor.fingerprint(model),
         "adaptor": type(bench.adaptor).__qualname__,
-        "space": space_digest(space),
+        "space": space_digest(strategy.space),
         "strategy": f"{type(strategy).__qualname__} seed={strategy.seed} options={_canonical(strategy.options)}",
         "criterion": repr(criterion),
         "objective": _canonical(dict(scoring.weights)),

@@ -18,7 +18,7 @@ from neural_compressor.tuning.criterion import Criterion
 from neural_compressor.tuning.float_race import beats_float, not_faster
 from neural_compressor.tuning.journal import Entry, Journal
 from neural_compressor.tuning.objective import Scoring, best_trial, finalists
-from neural_compressor.tuning.progress import Progress
+from neural_compressor.tuning.reporter import Progress
 from neural_compressor.tuning.result import Measurement, Trial, TuningResult
 from neural_compressor.tuning.verdict import all_failed, verdict
 from neural_compressor.tuning.workspace import BestModelFolder
@@ -136,7 +136,8 @@ class TuningRun:
         """Try what the strategy proposes; returns why it ended."""
         told: dict[str, Outcome] = {}
         repeats = 0
-        while (proposal := self.strategy.ask()) is not None:
+        while proposals := self.strategy.ask():
+            (proposal,) = proposals
             digest = proposal.plan.digest
             if digest in told:
                 repeats += 1
@@ -146,7 +147,7 @@ class TuningRun:
                 repeats = 0
                 trial = self._next_trial(proposal, baseline)
                 told[digest] = Outcome(trial.loss, trial.passed, trial.score)
-            self.strategy.tell(told[digest])
+            self.strategy.tell(proposal, told[digest])
             # What has passed may be one step of a plan that the strategy is still building up.
             passed = self.best is not None and self.best.passed and self.strategy.may_stop
             if ended := self.budget.end(len(self.trials), self._spent(), passed):

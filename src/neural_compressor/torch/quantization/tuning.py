@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from torch import nn
 
-from neural_compressor.config import PostTrainingQuantConfig, TuningCriterion
 from neural_compressor.config.composition import Composition
-from neural_compressor.config.objective import objectives
 from neural_compressor.errors import ConfigError
-from neural_compressor.report.evidence import add_evidence
-from neural_compressor.report.html import keep_report
-from neural_compressor.report.terminal import TuningProgress, print_result
+from neural_compressor.report.run_report import RunReport
 from neural_compressor.schemes import Plan
 from neural_compressor.strategy.base import Proposal
 from neural_compressor.strategy.listed import ListedStrategy
-from neural_compressor.strategy.space import TuningSpace
 from neural_compressor.torch.adaptor import PyTorchAdaptor
 from neural_compressor.torch.checks import copy_of, require_module, require_values
 from neural_compressor.torch.inspection import op_records
 from neural_compressor.torch.quantization.config import TuningConfig
 from neural_compressor.torch.quantization.layer_jobs import jobs_for
 from neural_compressor.torch.quantization.preparation import quantize
-from neural_compressor.tuning.evaluator import Evaluator
+from neural_compressor.tuning.evaluator import with_arguments
 from neural_compressor.tuning.loop import tune
-from neural_compressor.tuning.result import TuningResult
+from neural_compressor.tuning.workspace import DEFAULT_WORKSPACE
 
 _RECIPE = "config"
 
@@ -81,58 +74,16 @@ def autotune(
     for config in configs:
         jobs_for(model, config)  # what makes no sense is said before any work
     listed = [Proposal(Plan({}, recipes={_RECIPE: config.to_dict()}), str(config)) for config in configs]
-    space = TuningSpace({}, recipes={_RECIPE: tuple(config.to_dict() for config in configs)})
-    conf = PostTrainingQuantConfig(
-        accuracy_criterion=tune_config.accuracy_criterion,
-        tuning_criterion=TuningCriterion(
-            max_trials=tune_config.max_trials, timeout=tune_config.timeout, objective=objectives("modelsize")
-        ),
+    best, result = tune(
+        ConfigAdaptor(model, example_inputs, str(tune_config.workspace or DEFAULT_WORKSPACE)),
+        model,
+        tune_config,
+        # Plans with a scheme for each op can be given as they are, so that single ops fall back to float.
+        ListedStrategy(listed, tune_config.seed),
+        evaluator=with_arguments(eval_fn, eval_args),
+        calib_func=None if run_fn is None else with_arguments(run_fn, run_args, "run_fn"),
+        workspace=tune_config.workspace,
+        reporter=RunReport(quiet),
     )
-    workspace = tune_config.workspace or Path("nc_workspace")
-    adaptor = ConfigAdaptor(model, example_inputs, str(workspace))
-
-    def conclude(result: TuningResult) -> None:
-        add_evidence(result, adaptor, tune_config)
-        result.report = keep_report(result, workspace)
-
-    with TuningProgress(min(tune_config.max_trials, len(listed)), quiet=quiet) as progress:
-        best, result = tune(
-            adaptor,
-            model,
-            conf,
-            space,
-            ListedStrategy(space, listed, tune_config.seed),
-            evaluator=Evaluator(adaptor, eval_func=_with_arguments(eval_fn, eval_args)),
-            calib_func=None if run_fn is None else _with_arguments(run_fn, run_args),
-            example_batch=example_inputs,
-            workspace=workspace,
-            title=type(model).__name__,
-            progress=progress,
-            conclude=conclude,
-        )
-    if not quiet:
-        print_result(result)
     best.tuning = result
     return best  # type: ignore[no-any-return]
-
-
-@dataclass(frozen=True)
-class _WithArguments:
-    """A function of a model and more as one of a model."""
-
-    func: Callable[..., Any]
-    arguments: Sequence[Any]
-
-    @property
-    def known_by(self) -> tuple[Any, ...]:
-        """What a journal knows it by."""
-        return self.func, self.arguments
-
-    def __call__(self, model: Any) -> Any:
-        return self.func(model, *self.arguments)
-
-
-def _with_arguments(function: Callable[..., Any], arguments: Any) -> Callable[[Any], Any]:
-    if arguments is None:
-        return function
-    return _WithArguments(function, arguments if isinstance(arguments, (tuple, list)) else (arguments,))

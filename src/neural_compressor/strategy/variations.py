@@ -93,7 +93,7 @@ def _single_changes(op: OpSpace, choice: int) -> dict[Change, int]:
 
 
 def _fields(option: OpScheme) -> dict[str, str]:
-    fields = {"mode": option.mode}
+    fields = {"mode": option.mode, "method": "" if option.method is None else str(option.method)}
     for name, tensor in (("weight", option.weight), ("activation", option.activation)):
         for field, value in _tensor_fields(tensor).items():
             fields[f"{name} {field}"] = value

@@ -29,7 +29,9 @@ class Demand:
         """The values of the field that ``option`` stands for."""
         if self.field == "dtype" and getattr(option, self.tensor) is None:
             return FLOAT_PRECISIONS  # a tensor that is not quantized has the precision of the model
-        return (field_value(option, self.tensor, self.field),)
+        value = field_value(option, self.tensor, self.field)
+        # Rounding to nearest is what the range alone decides.
+        return (value, "minmax") if self.field == "algorithm" and value == "rtn" else (value,)
 
     def admits(self, option: OpScheme) -> bool:
         """Whether ``option`` has one of the values."""
@@ -43,6 +45,8 @@ def field_value(option: OpScheme, tensor: str, field: str) -> Any:
     scheme = option.weight if tensor == "weight" else option.activation
     if scheme is None:
         return "fp32" if field == "dtype" else None
+    if field == "algorithm" and tensor == "weight" and option.method is not None:
+        return option.method.name
     if field == "group_size":
         group = scheme.granularity
         return group.size if isinstance(group, PerGroup) else -1 if isinstance(group, PerChannel) else None

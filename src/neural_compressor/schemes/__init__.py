@@ -3,6 +3,7 @@
 from neural_compressor.schemes.affine import QParams, choose_qparams
 from neural_compressor.schemes.error import sqnr_db
 from neural_compressor.schemes.granularity import PER_CHANNEL, PER_TENSOR, Granularity, PerChannel, PerGroup, PerTensor
+from neural_compressor.schemes.method import Method, Pass
 from neural_compressor.schemes.packing import pack_bits, unpack_bits
 from neural_compressor.schemes.pair_safe import in_pairs, is_pair_safe, quantize_pairs
 from neural_compressor.schemes.plan import OpKey, Plan
@@ -15,9 +16,11 @@ __all__ = [
     "PER_CHANNEL",
     "PER_TENSOR",
     "Granularity",
+    "Method",
     "OpKey",
     "OpScheme",
     "PackedArray",
+    "Pass",
     "PerChannel",
     "PerGroup",
     "PerTensor",

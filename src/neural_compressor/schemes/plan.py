@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from neural_compressor.schemes.method import Pass
 from neural_compressor.schemes.scheme import OpScheme
 
 OpKey = tuple[str, str]
@@ -16,9 +17,11 @@ OpKey = tuple[str, str]
 
 @dataclass(frozen=True)
 class Plan(Mapping[OpKey, OpScheme]):
-    """Op schemes by op, with what else a trial varies: calibration size and recipes.
+    """Op schemes by op, with what else a trial varies: calibration size, passes over the whole model and recipes.
 
-    >>> plan = Plan({("fc", "Linear"): OpScheme()})
+    ``passes`` are carried out in their order.
+
+    >>> plan = Plan({("fc", "Linear"): OpScheme()}, passes=[Pass("smooth", {"alpha": 0.5})])
     >>> Plan.from_json(plan.to_json()) == plan
     True
     """
@@ -26,6 +29,10 @@ class Plan(Mapping[OpKey, OpScheme]):
     ops: Mapping[OpKey, OpScheme] = field(default_factory=dict)
     calib_sampling_size: int = 100
     recipes: Mapping[str, Any] = field(default_factory=dict)
+    passes: Sequence[Pass] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "passes", tuple(self.passes))
 
     def __getitem__(self, key: OpKey) -> OpScheme:
         return self.ops[key]
@@ -49,7 +56,11 @@ class Plan(Mapping[OpKey, OpScheme]):
 
     def with_ops(self, changes: Mapping[OpKey, OpScheme]) -> Plan:
         """The plan with some ops changed."""
-        return Plan({**self.ops, **changes}, self.calib_sampling_size, self.recipes)
+        return replace(self, ops={**self.ops, **changes})
+
+    def step(self, name: str) -> Pass | None:
+        """The pass called ``name``, where the plan has one."""
+        return next((each for each in self.passes if each.name == name), None)
 
     def to_tune_cfg(self) -> dict[str, Any]:
         """The dict an adaptor's ``quantize`` takes: ``{'op': {(name, type): {...}}, ...}``."""
@@ -57,13 +68,15 @@ class Plan(Mapping[OpKey, OpScheme]):
             "op": {key: scheme.to_dict() for key, scheme in self.ops.items()},
             "calib_sampling_size": self.calib_sampling_size,
             "recipe_cfgs": dict(self.recipes),
+            **({"passes": [each.to_dict() for each in self.passes]} if self.passes else {}),
         }
 
     @classmethod
     def from_tune_cfg(cls, cfg: Mapping[str, Any]) -> Plan:
         """Read a tune_cfg, hand-written ones included: only ``op`` is required."""
         ops = {tuple(key): OpScheme.from_dict(value) for key, value in cfg["op"].items()}
-        return cls(ops, cfg.get("calib_sampling_size", 100), dict(cfg.get("recipe_cfgs", {})))
+        passes = tuple(Pass.from_dict(each) for each in cfg.get("passes", ()))
+        return cls(ops, cfg.get("calib_sampling_size", 100), dict(cfg.get("recipe_cfgs", {})), passes)
 
     def to_json(self) -> str:
         """Canonical JSON (sorted keys), the form in the journal."""

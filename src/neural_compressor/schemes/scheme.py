@@ -10,8 +10,13 @@ from neural_compressor.dtypes import DType, IntType, dtype, fp32
 from neural_compressor.errors import ConfigError
 from neural_compressor.registry import close_matches
 from neural_compressor.schemes.granularity import PER_CHANNEL, PER_TENSOR, Granularity, PerChannel, PerGroup
+from neural_compressor.schemes.method import Method
 
 MODES = ("static", "dynamic", "weight_only", "float")
+RTN = Method("rtn")
+"""Round to nearest: how a weight is quantized where nothing else is said."""
+RANGES = ("minmax", "moving_average", "percentile", "kl", "mse")
+"""Estimators of ranges; any other algorithm of a weight that is quantized alone is a method."""
 _TENSOR_FIELDS = (
     "dtype",
     "scheme",
@@ -30,7 +35,7 @@ _TENSOR_FIELDS = (
 
 @dataclass(frozen=True)
 class TensorScheme:
-    """A data type with the way values are mapped to it.
+    """A data type with the way values are mapped to it; ``algorithm`` is how their range is estimated.
 
     ``scales`` says how the scales themselves are stored, ``zeros`` how zero points that are no integers are: as codes in
     one long row. Where they are None that is as floats. ``pair_safe`` int8 weights give the same on every x86 CPU: where
@@ -119,16 +124,33 @@ def _granularity(data: Mapping[str, Any]) -> Granularity:
 class OpScheme:
     """How one op computes: the scheme of its weight, of its activation input, and when ranges are known.
 
-    ``weight`` is None for an op without a weight; ``activation`` is None where the input stays in float.
+    ``weight`` is None for an op without a weight; ``activation`` is None where the input stays in float. ``method`` says how
+    a weight that is quantized alone is found; it is None in other modes, where ranges are all there is to find. Where a
+    weight-only scheme is given without one, a weight whose ``algorithm`` names a method instead of a range says it.
+
+    >>> OpScheme(TensorScheme(dtype("int4"), algorithm="gptq"), mode="weight_only").method.name
+    'gptq'
     """
 
     weight: TensorScheme | None = None
     activation: TensorScheme | None = None
     mode: str = "float"
+    method: Method | None = None
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise ConfigError(f"unknown quantization mode {self.mode!r}; {close_matches(self.mode, MODES)}")
+        if self.mode != "weight_only":
+            if self.method is not None:
+                raise ConfigError(
+                    f"the method {self.method} finds weights that are quantized alone, and the mode is {self.mode!r}"
+                )
+            return
+        if self.weight is not None and self.weight.algorithm not in RANGES:
+            named = self.weight.algorithm.lower()
+            object.__setattr__(self, "weight", replace(self.weight, algorithm="minmax"))
+            object.__setattr__(self, "method", self.method or Method(named))
+        object.__setattr__(self, "method", self.method or RTN)
 
     @property
     def is_float(self) -> bool:
@@ -142,7 +164,7 @@ class OpScheme:
         return tensor.dtype.name if tensor else "fp32"
 
     def to_dict(self) -> dict[str, Any]:
-        """The seed form: ``{'weight': {...}, 'activation': {..., 'quant_mode': 'static'}}``."""
+        """The seed form: ``{'weight': {...}, 'activation': {..., 'quant_mode': 'static'}}``, and the ``'method'`` if any."""
         out: dict[str, Any] = {}
         if self.weight is not None:
             out["weight"] = self.weight.to_dict()
@@ -150,11 +172,16 @@ class OpScheme:
         out["activation"] = activation.to_dict()
         if not self.is_float:
             out["activation"]["quant_mode"] = self.mode
+        if self.method is not None:
+            out["method"] = self.method.to_dict()
         return out
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> OpScheme:
-        """Read what :meth:`to_dict` writes (and the dicts the framework YAML yields, once scalar)."""
+        """Read what :meth:`to_dict` writes (and the dicts the framework YAML yields, once scalar).
+
+        A method may also be named as the ``algorithm`` of a weight that is quantized alone.
+        """
         weight = TensorScheme.from_dict(data["weight"]) if data.get("weight") else None
         act_data = dict(data.get("activation") or {})
         mode = act_data.pop("quant_mode", None)
@@ -164,7 +191,8 @@ class OpScheme:
             mode = "float" if all_float else "weight_only" if activation is None or activation.is_float else "static"
         if mode != "float" and activation is not None and activation.is_float:
             activation = None
-        return cls(weight=weight, activation=activation, mode=mode)
+        method = Method.from_dict(data["method"]) if data.get("method") else None
+        return cls(weight=weight, activation=activation, mode=mode, method=method)
 
 
 def float_op(name: str = "fp32", has_weight: bool = True) -> OpScheme:

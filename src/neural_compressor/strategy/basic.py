@@ -18,6 +18,7 @@ FIELDS = (
     "weight granularity",
     "weight scheme",
     "weight algorithm",
+    "method",
     "activation granularity",
     "activation dtype",
     "weight dtype",
@@ -137,7 +138,7 @@ def _single_changes(op: OpSpace, choice: int) -> dict[Change, int]:
 
 
 def _fields(option: OpScheme) -> dict[str, str]:
-    fields = {"mode": option.mode}
+    fields = {"mode": option.mode, "method": "" if option.method is None else str(option.method)}
     for name, tensor in (("weight", option.weight), ("activation", option.activation)):
         for field, value in _tensor_fields(tensor).items():
             fields[f"{name} {field}"] = value

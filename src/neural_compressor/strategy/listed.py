@@ -64,4 +64,4 @@ def _space(plan: Plan) -> TuningSpace:
         for key, scheme in plan.items()
     }
     recipes = {name: (value,) for name, value in plan.recipes.items()}
-    return TuningSpace(ops, (plan.calib_sampling_size,), recipes=recipes)
+    return TuningSpace(ops, (plan.calib_sampling_size,), recipes=recipes, passes=tuple(plan.passes))

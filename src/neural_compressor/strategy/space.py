@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from neural_compressor.schemes import OpKey, OpScheme, Plan
+from neural_compressor.schemes import OpKey, OpScheme, Pass, Plan
 
 CALIBRATED_MODES = ("static", "weight_only")
 """Modes in which calibration data matter: ranges in static, the algorithms of weight-only quantization."""
@@ -41,17 +41,19 @@ class OpSpace:
 
 @dataclass(frozen=True)
 class TuningSpace:
-    """Everything a plan can vary: schemes op by op, the number of calibration samples, recipes."""
+    """Everything a plan can vary: schemes op by op, the number of calibration samples, recipes. ``passes`` are in all of them."""
 
     ops: Mapping[OpKey, OpSpace]
     calibration_sizes: tuple[int, ...] = (100,)
     blocks: tuple[tuple[OpKey, ...], ...] = ()
     recipes: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    passes: tuple[Pass, ...] = ()
 
     def default_plan(self) -> Plan:
         """Every op with its best admitted scheme."""
         recipes = {name: values[0] for name, values in self.recipes.items()}
-        return Plan({key: op.default for key, op in self.ops.items()}, self.calibration_sizes[0], recipes)
+        ops = {key: op.default for key, op in self.ops.items()}
+        return Plan(ops, self.calibration_sizes[0], recipes, self.passes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +140,7 @@ class Grid:
             dict(zip(self.keys, self._schemes(point), strict=True)),
             self.space.calibration_sizes[point.calibration],
             {name: values[choice] for (name, values), choice in recipes},
+            self.space.passes,
         )
 
     def _schemes(self, point: Point) -> Iterator[OpScheme]:

@@ -21,6 +21,7 @@ def space_digest(space: TuningSpace) -> str:
         "ops": sorted([*key, [scheme.to_dict() for scheme in op.options]] for key, op in space.ops.items()),
         "calibration_sizes": list(space.calibration_sizes),
         "recipes": {name: list(values) for name, values in space.recipes.items()},
+        "passes": [each.to_dict() for each in space.passes],
     }
     return _digest(content)
 

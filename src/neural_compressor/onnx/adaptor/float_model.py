@@ -246,10 +246,11 @@ def _job(scheme: OpScheme, recipes: Recipes) -> WeightJob:
     weight = scheme.weight
     if weight is None:
         raise ConfigError("an op is to have its weight alone quantized, and the plan says nothing of it")
-    algorithm = "rtn" if weight.algorithm == "minmax" else weight.algorithm
+    assert scheme.method is not None
+    algorithm = scheme.method.name
     # HQQ fits zero points, whatever the scheme says.
-    plain = replace(weight, algorithm="minmax", symmetric=weight.symmetric and algorithm != "hqq")
-    return WeightJob(algorithm, plain, recipes.algorithms.get(algorithm, {}))
+    plain = replace(weight, symmetric=weight.symmetric and algorithm != "hqq")
+    return WeightJob(algorithm, plain, {**recipes.algorithms.get(algorithm, {}), **scheme.method.options})
 
 
 def _check_batch(model: ir.Model, target: Target) -> None:

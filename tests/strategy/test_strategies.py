@@ -156,6 +156,26 @@ def test_conservative_asks_not_to_be_stopped_before_its_last_step() -> None:
     assert stops == [False, True]
 
 
+# -- mse ------------------------------------------------------------------------------------------------------------
+
+
+def test_mse_lets_ops_fall_back_by_their_errors() -> None:
+    space = TuningSpace({(name, "Linear"): op_space(1, ("fp32",)) for name in "abc"})
+    strategy = STRATEGIES["mse"](space)
+    strategy.op_errors = lambda plan: {("a", "Linear"): 0.1, ("b", "Linear"): 0.3}
+    tried = []
+    while proposals := strategy.ask():
+        tried.append((proposals[0].stage, quantized(proposals[0].plan)))
+        strategy.tell(proposals[0], FAIL)
+    assert tried == [
+        ("default", {"a", "b", "c"}),
+        ("b to fp32", {"a", "c"}),
+        ("a to fp32", {"b", "c"}),
+        ("c to fp32", {"a", "b"}),
+        ("2 ops to fp32", {"c"}),
+    ]
+
+
 # -- auto -----------------------------------------------------------------------------------------------------------
 
 

@@ -66,7 +66,7 @@ def test_an_outcome_that_cannot_be_read_names_the_trial(tmp_path):
     text = path.read_text()
     text = text[: text.index('"verdict"')].rpartition("\n")[0] + "\n"
     path.write_text(text.replace('"measurement":{"accuracy"', '"measurement":{"acuracy"', 1))
-    with pytest.raises(WorkspaceError, match=r"trial 0 of study model-.*cannot be read"):
+    with pytest.raises(WorkspaceError, match=r"trial 0 of study ToyModel-.*cannot be read"):
         run(tmp_path)
 
 

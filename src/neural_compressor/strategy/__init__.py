@@ -1,7 +1,7 @@
 """Tuning strategies: each proposes the next plan from the tuning space and the results so far."""
 
 from neural_compressor.strategy.base import STRATEGIES, Outcome, Proposal, Strategy, strategy_for
-from neural_compressor.strategy.basic import AutoStrategy, BasicStrategy
+from neural_compressor.strategy.basic import AutoStrategy, BasicStrategy, MseStrategy
 from neural_compressor.strategy.build import build_space, unapplied_recipes
 from neural_compressor.strategy.conservative import ConservativeStrategy
 from neural_compressor.strategy.enumeration import ExhaustiveStrategy, RandomStrategy
@@ -13,6 +13,7 @@ __all__ = [
     "BasicStrategy",
     "ConservativeStrategy",
     "ExhaustiveStrategy",
+    "MseStrategy",
     "OpSpace",
     "Outcome",
     "Proposal",

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from neural_compressor.config import PostTrainingQuantConfig, TuningCriterion
 from neural_compressor.errors import ConfigError
 from neural_compressor.registry import Registry, close_matches
-from neural_compressor.schemes import Plan
+from neural_compressor.schemes import OpKey, Plan
 from neural_compressor.strategy.space import TuningSpace
 
 logger = logging.getLogger("neural_compressor")
@@ -56,6 +56,9 @@ class Strategy(ABC):
     #: Whether tuning that stops once a plan has passed may do so now, that is after :meth:`tell`. It is False while
     #: what has passed is only a part of a plan that the strategy is still building up, step by step.
     may_stop: bool = True
+
+    #: Gives the output error of each op that a plan quantizes (``Adaptor.op_errors``); None where nobody can tell.
+    op_errors: Callable[[Plan], Mapping[OpKey, float]] | None = None
 
     def __init__(self, space: TuningSpace, seed: int = 42, options: Mapping[str, Any] | None = None) -> None:
         self.space = space

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from neural_compressor.config.words import FLOAT_PRECISIONS
 from neural_compressor.strategy.base import Outcome
@@ -11,14 +11,16 @@ from neural_compressor.strategy.search import Search, Step, Steps
 from neural_compressor.strategy.space import Grid, Point
 
 
-def fallback_steps(search: Search) -> Steps:
+def fallback_steps(search: Search, ranked: Callable[[Point], Sequence[int] | None] = lambda base: None) -> Steps:
     """For each float precision the space has, the cheapest first; all start from the best plan that quantizes all ops.
 
-    They share that start, and not what falling back finds, so that a later stage can find fewer ops in float.
+    They share that start, and not what falling back finds, so that a later stage can find fewer ops in float. ``ranked``
+    may give the ops of that start by how much they suffer, the worst first; otherwise each is tried alone to find out.
     """
     base, grid = search.best_quantized(), search.grid
+    order = ranked(base)
     for precision in FLOAT_PRECISIONS:
-        targets = _targets(grid, base, precision, range(len(base.choices)))
+        targets = _targets(grid, base, precision, range(len(base.choices)) if order is None else order)
         alone = [
             Step(base.with_choices({position: choice}), f"{grid.keys[position][0]} to {precision}")
             for position, choice in targets.items()
@@ -27,7 +29,8 @@ def fallback_steps(search: Search) -> Steps:
         outcomes: list[Outcome] = yield [*blocks, *alone]
         losses = [math.inf if math.isnan(outcome.loss) else outcome.loss for outcome in outcomes[len(blocks) :]]
         impact = dict(zip(targets, losses, strict=True))
-        yield _joining_steps(base, targets, sorted(targets, key=lambda p: (impact[p], p)), precision)
+        joining = list(targets) if order is not None else sorted(targets, key=lambda p: (impact[p], p))
+        yield _joining_steps(base, targets, joining, precision)
 
 
 def _block_steps(grid: Grid, base: Point, precision: str) -> Iterator[Step]:

@@ -41,7 +41,7 @@ class OpSpace:
 
 @dataclass(frozen=True)
 class TuningSpace:
-    """Everything a plan can vary: schemes op by op, the number of calibration samples, recipes. ``passes`` are in all of them."""
+    """Everything a plan can vary: schemes op by op, the number of calibration samples, recipes. ``passes`` all have."""
 
     ops: Mapping[OpKey, OpSpace]
     calibration_sizes: tuple[int, ...] = (100,)

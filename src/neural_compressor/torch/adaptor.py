@@ -18,7 +18,7 @@ from torch import nn
 from neural_compressor.adaptor.capability import get_optype_wise_ability, op_configs
 from neural_compressor.adaptor.contract import Adaptor
 from neural_compressor.adaptor.records import OpRecord, with_time_shares
-from neural_compressor.errors import ConfigError, QuantizationError
+from neural_compressor.errors import CalibrationError, ConfigError, QuantizationError
 from neural_compressor.registry import close_matches
 from neural_compressor.schemes import OpKey, OpScheme, Plan, float_op
 from neural_compressor.torch.batches import ReadAgain, batch_size, feed, fitting, run_batches
@@ -34,6 +34,7 @@ from neural_compressor.torch.nn import QuantModule
 from neural_compressor.torch.onnx_export import to_onnx
 from neural_compressor.torch.ops import find_blocks, find_functions, find_ops
 from neural_compressor.torch.qat import QatSession
+from neural_compressor.torch.sensitivity import op_errors, op_gains
 from neural_compressor.torch.survey import Survey
 from neural_compressor.torch.watch import Trace
 from neural_compressor.tuning.identity import identity
@@ -131,6 +132,33 @@ class PyTorchAdaptor(Adaptor):
         if self._source is None or self.example is None:
             return records
         return with_time_shares(records, *(time_shares(each, self.example) for each in (self._source, model)))
+
+    def op_errors(self, plan: Plan, model: nn.Module, dataloader: Iterable[Any] | None = None) -> dict[OpKey, float]:
+        """Each op alone."""
+        data = self._data_for("op_errors", model, dataloader)
+        _check_names(plan, self._float_model(model))
+        ranges = self._calibrated(plan, data, None, model)
+        floats = self._float_model(model)
+        # without an example ops hand on floats, as they have to beside the float model
+        quantized = build(floats, plan, ranges, self._structure, self._skipped)
+        return op_errors(floats, quantized, plan, data, plan.calib_sampling_size)
+
+    def op_gains(self, model: nn.Module, dataloader: Iterable[Any] | None = None) -> dict[OpKey, float]:
+        data = self._data_for("op_gains", model, dataloader)
+        floats = self._float_model(model)
+        ops, _ = find_ops(floats, self.query_handler.quantizable_types(), self._traces)
+        samples = self.info.get("calibration_sampling_size", Plan({}).calib_sampling_size)
+        return op_gains(floats, ops, data, samples)
+
+    def _data_for(self, what: str, model: nn.Module, dataloader: Iterable[Any] | None) -> Iterable[Any]:
+        """The data to measure ``model`` on, which is made ready for it."""
+        data = dataloader if dataloader is not None else self.info.get("dataloader")
+        if data is None:
+            raise CalibrationError(f"{what} runs the model on data: pass a dataloader")
+        data = ReadAgain(data) if isinstance(data, Iterator) else data
+        if self._source is not model:
+            self._optimise(model, data)
+        return data
 
     def ready(self, model: nn.Module) -> nn.Module:
         return copy_of(model).eval() if model.training else model

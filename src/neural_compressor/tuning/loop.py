@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from neural_compressor.adaptor.contract import Adaptor
 from neural_compressor.adaptor.records import OpRecord
 from neural_compressor.errors import WorkspaceError
 from neural_compressor.strategy.base import Proposal, Strategy
@@ -33,7 +34,6 @@ from neural_compressor.tuning.verdict import UNCHECKED
 from neural_compressor.tuning.workspace import DEFAULT_WORKSPACE, writable_folder
 
 if TYPE_CHECKING:
-    from neural_compressor.adaptor.contract import Adaptor
     from neural_compressor.schemes import Plan
 
 logger = logging.getLogger("neural_compressor")
@@ -96,6 +96,9 @@ def tune(
             result.metadata["notes"] = [*result.metadata.get("notes", ()), note]
         result.seconds = time.perf_counter() - started
         reporter.keep(result, adaptor, conf, folder)
+
+    if type(adaptor).op_errors is not Adaptor.op_errors and calib_dataloader is not None:
+        strategy.op_errors = lambda plan: adaptor.op_errors(plan, model, calib_dataloader)
 
     if evaluator is None:
         with reporter.running(title, 1) as progress:

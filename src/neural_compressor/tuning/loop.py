@@ -20,17 +20,15 @@ from neural_compressor.strategy.base import Proposal, Strategy
 from neural_compressor.strategy.listed import ListedFallbackStrategy
 from neural_compressor.strategy.space import TuningSpace
 from neural_compressor.tuning.bench import Bench
-from neural_compressor.tuning.budget import Budget
-from neural_compressor.tuning.criterion import Criterion
+from neural_compressor.tuning.criterion import Budget, Criterion
 from neural_compressor.tuning.evaluator import Evaluator, require_repeatable
 from neural_compressor.tuning.fingerprint import job_inputs
-from neural_compressor.tuning.float_race import slower_note
 from neural_compressor.tuning.journal import Journal
 from neural_compressor.tuning.objective import Scoring
 from neural_compressor.tuning.reporter import Progress, Reporter, Silent
 from neural_compressor.tuning.result import Trial, TuningResult
 from neural_compressor.tuning.run import TuningRun
-from neural_compressor.tuning.verdict import UNCHECKED
+from neural_compressor.tuning.verdict import UNCHECKED, slower_note
 from neural_compressor.tuning.workspace import DEFAULT_WORKSPACE, writable_folder
 
 if TYPE_CHECKING:

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from neural_compressor.config.op_options import op_options
 from neural_compressor.config.op_rule import OpRule, read_rules
-from neural_compressor.config.rules import AdmittedOptions, admitted_options
+from neural_compressor.config.resolver import OpSpace, Request, op_space, requested, resolve, wanting
+from neural_compressor.dtypes import dtype
 from neural_compressor.errors import CapabilityError
-from neural_compressor.schemes import OpScheme, PerChannel, PerGroup
+from neural_compressor.schemes import PER_CHANNEL, PER_TENSOR, Method, OpScheme, PerChannel, PerGroup, TensorScheme
 
 KEY = ("conv", "Conv2d")
 
@@ -42,12 +43,18 @@ def admit(
     names: dict[str, Any] | None = None,
     configs: list[dict[str, Any]] | None = None,
     **request: Any,
-) -> AdmittedOptions:
+) -> OpSpace:
     type_rules, name_rules = read_rules("op_type_dict", types), read_rules("op_name_dict", names)
-    return admitted_options(KEY, configs or CONFIGS, type_rules, name_rules, **request)
+    rules = [rule for rule in type_rules if rule.matches(KEY[1])] + [
+        rule for rule in name_rules if rule.matches(KEY[0])
+    ]
+    has_weight = any("weight" in config for config in configs or CONFIGS)
+    return op_space(
+        KEY, configs or CONFIGS, requested(rules, request.pop("approach", "static"), has_weight=has_weight, **request)
+    )
 
 
-def dtypes(admitted: AdmittedOptions) -> set[tuple[str, str]]:
+def dtypes(admitted: OpSpace) -> set[tuple[str, str]]:
     return {(o.weight.dtype.name, o.activation.dtype.name) for o in admitted.quantized}
 
 
@@ -345,3 +352,79 @@ def test_rules_only_take_away_and_their_word_is_kept(
         for tensor, fields in by_type.items():
             for field in set(fields) - set(by_name.get(tensor, {})) - {"dtype"}:
                 assert option.to_dict()[tensor][field] in fields[field]
+
+
+OPEN = {
+    "weight": {
+        "dtype": ["int4", "*"],
+        "granularity": ["per_group"],
+        "group_size": [32, "*"],
+        "algorithm": ["rtn", "gptq", "*"],
+    },
+    "activation": {"dtype": ["fp32"], "quant_mode": "weight_only"},
+}
+
+
+def weight_only(*rules: dict[str, Any], **request: Any) -> OpSpace:
+    read = [rule for each in rules for rule in read_rules("op_type_dict", {".*": {"weight": each}})]
+    return op_space(("fc", "Linear"), [OPEN], requested(read, "weight_only", **request))
+
+
+def test_a_rule_names_the_method_of_a_weight() -> None:
+    assert [option.method.name for option in weight_only().quantized] == ["rtn", "gptq"]
+    assert {option.method.name for option in weight_only({"algorithm": "GPTQ"}).quantized} == {"gptq"}
+    assert {option.method.name for option in weight_only({"algorithm": "minmax"}).quantized} == {"rtn"}
+
+
+def test_what_a_capability_leaves_open_is_what_a_rule_names() -> None:
+    found = weight_only({"bits": 3, "dtype": "int", "group_size": 7}).quantized
+    assert {(option.precision, option.weight.granularity.size) for option in found} == {("int3", 7)}
+    assert {option.precision for option in weight_only().quantized} == {"int4"}
+
+
+def test_methods_that_need_data_are_out_without_any_unless_asked_for() -> None:
+    assert {option.method.name for option in weight_only(has_data=False).quantized} == {"rtn"}
+    assert {option.method.name for option in weight_only({"algorithm": "gptq"}, has_data=False).quantized} == {"gptq"}
+
+
+def wanted(said: dict[tuple[str, str], Any] | None = None, **fields: Any) -> OpSpace:
+    weight = {"dtype": "int8", "scheme": "sym", "granularity": "per_tensor", **fields.pop("weight", {})}
+    activation = {"dtype": "uint8", "scheme": "asym", "quant_mode": "static", **fields}
+    scheme = OpScheme.from_dict({"weight": weight, "activation": activation})
+    return op_space(KEY, CONFIGS, wanting(scheme, said or {}, "SomeConfig"))
+
+
+def test_a_wanted_scheme_is_taken_as_it_is_where_the_framework_has_it() -> None:
+    found = wanted(algorithm="kl").default
+    assert (found.weight.granularity, found.activation.algorithm) == (PER_TENSOR, "kl")
+
+
+def test_what_the_user_did_not_say_gives_way() -> None:
+    found = wanted(dtype="uint16").default
+    assert (found.weight.dtype.name, found.activation.dtype.name) == ("int8", "uint8")
+
+
+def test_what_the_user_said_and_the_framework_has_not_is_an_error() -> None:
+    with pytest.raises(CapabilityError, match=r"SomeConfig asks op 'conv' .* activation dtype 'uint16'"):
+        wanted({("activation", "dtype"): "uint16"}, dtype="uint16")
+
+
+def test_a_scale_a_channel_is_not_given_up_for_a_data_type_nobody_asked_for() -> None:
+    found = wanted(weight={"granularity": "per_channel"}, dtype="int4").default
+    assert found.weight.granularity == PER_CHANNEL
+
+
+def test_options_of_a_method_and_nested_schemes_come_from_what_is_wanted() -> None:
+    scales = TensorScheme(dtype("uint8"), False)
+    weight = TensorScheme(dtype("int4"), granularity=PerGroup(32), scales=scales)
+    method = Method("gptq", {"act_order": True})
+    scheme = OpScheme(weight, mode="weight_only", method=method)
+    found = op_space(("fc", "Linear"), [OPEN], wanting(scheme, {}, "GPTQConfig")).default
+    assert found == scheme
+
+
+def test_ops_that_pay_in_float_are_quantized_where_they_are_named() -> None:
+    capability = {"opwise": {KEY: CONFIGS}, "in_float_unless_named": {"static": {"Conv2d": "it is slower"}}}
+    assert resolve(capability, {KEY: Request()})[KEY].reason.startswith("it is slower")
+    assert resolve(capability, {KEY: Request()}, named={KEY})[KEY].quantized
+    assert resolve(capability, {KEY: "the user says so"})[KEY].reason == "the user says so"

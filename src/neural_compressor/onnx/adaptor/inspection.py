@@ -9,10 +9,10 @@ import numpy as np
 import onnx_ir as ir
 
 from neural_compressor.errors import ConfigError
-from neural_compressor.onnx.adaptor.batches import ModelInputs
-from neural_compressor.onnx.graph import constant
-from neural_compressor.onnx.op_parts import ROLES, constants_of
-from neural_compressor.onnx.session import make_session
+from neural_compressor.onnx.adaptor.op_parts import ROLES, constants_of
+from neural_compressor.onnx.graph.graph import constant
+from neural_compressor.onnx.runtime.batches import ModelInputs
+from neural_compressor.onnx.runtime.session import make_session
 from neural_compressor.registry import close_matches
 
 INSPECT_TYPES = ("activation", "weight", "all")

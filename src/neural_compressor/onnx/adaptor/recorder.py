@@ -9,8 +9,8 @@ import numpy as np
 
 from neural_compressor.adaptor.user_code import calibrating
 from neural_compressor.errors import CalibrationError
-from neural_compressor.onnx.adaptor.batches import ModelInputs
-from neural_compressor.onnx.data_reader import CalibrationDataReader
+from neural_compressor.onnx.runtime.batches import ModelInputs
+from neural_compressor.onnx.runtime.data_reader import CalibrationDataReader
 
 
 class Recorder:

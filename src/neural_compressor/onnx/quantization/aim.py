@@ -9,9 +9,9 @@ from typing import Any
 
 from neural_compressor.errors import ConfigError
 from neural_compressor.onnx.adaptor.capability import OnnxQuery
-from neural_compressor.onnx.providers import Target, choose_target
 from neural_compressor.onnx.quantization.quant_types import QuantFormat
 from neural_compressor.onnx.quantization.whole_model import setting
+from neural_compressor.onnx.runtime.providers import Target, choose_target
 
 logger = logging.getLogger("neural_compressor")
 

@@ -12,17 +12,17 @@ import onnx_ir as ir
 from neural_compressor.config.composition import Composition
 from neural_compressor.disk_errors import write_errors
 from neural_compressor.onnx.adaptor.op_records import brief_records
-from neural_compressor.onnx.model_file import read_model, write_model
-from neural_compressor.onnx.model_forms import as_proto
-from neural_compressor.onnx.providers import CPU
+from neural_compressor.onnx.files.model_file import read_model, write_model
+from neural_compressor.onnx.files.model_forms import as_proto
 from neural_compressor.onnx.quantization.calibration_store import CalibrationStore
-from neural_compressor.onnx.quantization.carrying_out import carry_out
+from neural_compressor.onnx.quantization.pipeline import carry_out
 from neural_compressor.onnx.quantization.prepared import prepare
 from neural_compressor.onnx.quantization.resolution import resolve
 from neural_compressor.onnx.quantization.selection import require_onnx
-from neural_compressor.onnx.saturation import warn_if_saturating
-from neural_compressor.onnx.speed_check import warn_if_slower
-from neural_compressor.onnx.static.fusion_check import check_fusion
+from neural_compressor.onnx.runtime.fusion_check import check_fusion
+from neural_compressor.onnx.runtime.providers import CPU
+from neural_compressor.onnx.runtime.saturation import warn_if_saturating
+from neural_compressor.onnx.runtime.speed_check import warn_if_slower
 from neural_compressor.output_paths import output_file
 from neural_compressor.report.terminal import print_ops
 

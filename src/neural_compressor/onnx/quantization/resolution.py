@@ -12,21 +12,21 @@ import onnx_ir as ir
 
 from neural_compressor.config.composition import Composition
 from neural_compressor.errors import ConfigError
-from neural_compressor.onnx.dynamic.dynamic_race import dynamic_race
-from neural_compressor.onnx.dynamic.quantizer import dynamic_nodes
-from neural_compressor.onnx.log_spectra import before_logarithm
-from neural_compressor.onnx.ops import quantizable_nodes, unquantizable_nodes
-from neural_compressor.onnx.providers import CPU
+from neural_compressor.onnx.graph.log_spectra import before_logarithm
+from neural_compressor.onnx.graph.matrix_nodes import MatrixNode, left_in_float, weight_only_nodes
+from neural_compressor.onnx.graph.ops import quantizable_nodes, unquantizable_nodes
+from neural_compressor.onnx.graph.small_matrices import little_matrices
+from neural_compressor.onnx.methods.dynamic.dynamic_race import dynamic_race
+from neural_compressor.onnx.methods.dynamic.quantizer import dynamic_nodes
+from neural_compressor.onnx.methods.weight_only.job import WeightJob
+from neural_compressor.onnx.passes.store_weights import STORED, STORED_TYPES, is_stored, storable_nodes
 from neural_compressor.onnx.quantization.aim import Aim, find_aim
 from neural_compressor.onnx.quantization.config import RTNConfig
 from neural_compressor.onnx.quantization.fitting import fit, unfit_weight
 from neural_compressor.onnx.quantization.prepared import Prepared, node_types
 from neural_compressor.onnx.quantization.selection import select
-from neural_compressor.onnx.saturation import ANY, for_any_cpu
-from neural_compressor.onnx.stored_weights import STORED, STORED_TYPES, is_stored, storable_nodes
-from neural_compressor.onnx.weight_only.job import WeightJob
-from neural_compressor.onnx.weight_only.little_matrices import little_matrices
-from neural_compressor.onnx.weight_only.matrix_nodes import MatrixNode, left_in_float, weight_only_nodes
+from neural_compressor.onnx.runtime.providers import CPU
+from neural_compressor.onnx.runtime.saturation import ANY, for_any_cpu
 from neural_compressor.registry import close_matches
 from neural_compressor.schemes import OpKey, OpScheme
 

@@ -12,9 +12,9 @@ import onnx
 
 from neural_compressor.config.composition import Composition
 from neural_compressor.onnx.adaptor.onnxrt import ONNXRTAdaptor
-from neural_compressor.onnx.model_forms import as_proto
+from neural_compressor.onnx.files.model_forms import as_proto
 from neural_compressor.onnx.quantization.calibration_store import CalibrationStore
-from neural_compressor.onnx.quantization.carrying_out import carry_out
+from neural_compressor.onnx.quantization.pipeline import carry_out
 from neural_compressor.onnx.quantization.prepared import Prepared, has_static, prepare
 from neural_compressor.onnx.quantization.resolution import NothingToQuantizeError, Resolution, resolve
 from neural_compressor.schemes import OpScheme, Plan

@@ -14,12 +14,12 @@ import onnx_ir as ir
 from neural_compressor.config import PostTrainingQuantConfig, TuningCriterion
 from neural_compressor.config.objective import objectives
 from neural_compressor.errors import ConfigError
-from neural_compressor.onnx.model_file import read_model, weight_bytes, write_model
+from neural_compressor.onnx.files.model_file import read_model, weight_bytes, write_model
+from neural_compressor.onnx.files.scratch import raise_if_full, scratch_folder
 from neural_compressor.onnx.quantization.calibration_store import CalibrationStore
 from neural_compressor.onnx.quantization.config import TuningConfig
 from neural_compressor.onnx.quantization.selection import require_onnx
 from neural_compressor.onnx.quantization.trials import RECIPE, ConfigAdaptor, candidates
-from neural_compressor.onnx.scratch import raise_if_full, scratch_folder
 from neural_compressor.report.evidence import add_evidence
 from neural_compressor.report.html import keep_report
 from neural_compressor.report.terminal import TuningProgress, print_result

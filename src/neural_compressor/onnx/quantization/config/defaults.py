@@ -13,7 +13,7 @@ from neural_compressor.onnx.quantization.config.rtn import RTNConfig
 from neural_compressor.onnx.quantization.config.smooth import SmoothQuantConfig
 from neural_compressor.onnx.quantization.config.static import StaticQuantConfig
 from neural_compressor.onnx.quantization.quant_types import CalibrationMethod
-from neural_compressor.onnx.saturation import ANY
+from neural_compressor.onnx.runtime.saturation import ANY
 
 
 def get_default_static_config() -> StaticQuantConfig:

@@ -11,7 +11,7 @@ from neural_compressor.onnx.quantization.config.extra_options import DYNAMIC_OPT
 from neural_compressor.onnx.quantization.config.fields import Flag, Names, OptionalNames, Provider, TargetCpu, Type
 from neural_compressor.onnx.quantization.config.integer import IntegerConfig
 from neural_compressor.onnx.quantization.quant_types import QuantType
-from neural_compressor.onnx.saturation import ANY
+from neural_compressor.onnx.runtime.saturation import ANY
 
 
 @register_config("onnxrt", "dynamic_quant")

@@ -8,7 +8,7 @@ from pydantic import PlainValidator
 
 from neural_compressor.config.composition import register_config
 from neural_compressor.config.parameter_space import one_or_more
-from neural_compressor.onnx.linear_ops import LINEAR_TYPES
+from neural_compressor.onnx.graph.linear_ops import LINEAR_TYPES
 from neural_compressor.onnx.quantization.config.fields import Count, Flag
 from neural_compressor.onnx.quantization.config.onnx_config import OnnxConfig
 from neural_compressor.onnx.quantization.config.smoothing import Smoothing, smoothed_types, smoothing_alpha

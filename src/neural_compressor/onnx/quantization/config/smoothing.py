@@ -8,7 +8,7 @@ from typing import Any
 from neural_compressor.config.numbers import number_between
 from neural_compressor.config.words import as_list
 from neural_compressor.errors import ConfigError
-from neural_compressor.onnx.linear_ops import LINEAR_TYPES
+from neural_compressor.onnx.graph.linear_ops import LINEAR_TYPES
 from neural_compressor.registry import close_matches
 
 

@@ -17,12 +17,12 @@ from neural_compressor.dtypes import dtype
 from neural_compressor.kernel_race import Race, Work
 from neural_compressor.kernel_timings import KernelTimings
 from neural_compressor.onnx.files.model_file import read_model
-from neural_compressor.onnx.graph.graph import normalise
+from neural_compressor.onnx.graph.normalise import normalise
 from neural_compressor.onnx.graph.ops import quantizable_nodes
+from neural_compressor.onnx.graph.sum_order import for_any_cpu
 from neural_compressor.onnx.methods.static.options import StaticOptions
 from neural_compressor.onnx.methods.static.quantizer import quantize_static
 from neural_compressor.onnx.runtime.data_reader import CalibrationDataReader, Samples
-from neural_compressor.onnx.runtime.saturation import for_any_cpu
 from neural_compressor.onnx.runtime.session import make_session
 from neural_compressor.schemes import PER_CHANNEL, OpScheme, Plan, TensorScheme
 

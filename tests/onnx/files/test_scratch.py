@@ -19,7 +19,7 @@ from neural_compressor.onnx.files.model_file import read_model
 from neural_compressor.onnx.files.scratch import scratch_folder
 from neural_compressor.onnx.passes.optimize import optimise
 from neural_compressor.onnx.quantization import RTNConfig, StaticQuantConfig, TuningConfig, autotune, quantize
-from neural_compressor.onnx.runtime.kernel_probe import computes
+from neural_compressor.onnx.runtime.kernels import computes
 
 
 def product(width: int) -> onnx.ModelProto:

@@ -15,8 +15,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from neural_compressor.errors import FormatError
 from neural_compressor.onnx.files.model_file import read_model
-from neural_compressor.onnx.graph.early_passes import EarlyPasses
-from neural_compressor.onnx.graph.graph import constant, is_float, normalise, opset, standard
+from neural_compressor.onnx.graph.normalise import EarlyPasses, normalise, opset
+from neural_compressor.onnx.graph.queries import constant, is_float, standard
 from neural_compressor.onnx.runtime.session import make_session
 
 X = np.random.default_rng(0).standard_normal((2, 3)).astype(np.float32)

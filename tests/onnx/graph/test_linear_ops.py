@@ -6,8 +6,8 @@ import pytest
 from onnx import helper
 
 from neural_compressor.errors import ConfigError
-from neural_compressor.onnx.graph.graph import normalise
 from neural_compressor.onnx.graph.linear_ops import linear_ops
+from neural_compressor.onnx.graph.normalise import normalise
 from neural_compressor.onnx.runtime.session import make_session
 
 rng = np.random.default_rng(0)

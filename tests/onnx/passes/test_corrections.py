@@ -10,7 +10,7 @@ from neural_compressor import quantization
 from neural_compressor.config import PostTrainingQuantConfig
 from neural_compressor.dtypes import dtype
 from neural_compressor.onnx.files.model_file import read_model
-from neural_compressor.onnx.graph.graph import normalise
+from neural_compressor.onnx.graph.normalise import normalise
 from neural_compressor.onnx.graph.ops import quantizable_nodes
 from neural_compressor.onnx.passes.corrections import Corrections, corrected
 from neural_compressor.onnx.runtime.data_reader import Samples

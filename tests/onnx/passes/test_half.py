@@ -14,7 +14,7 @@ from onnx.reference import ReferenceEvaluator
 
 from neural_compressor.errors import ConfigError
 from neural_compressor.onnx.files.model_file import read_model, write_model
-from neural_compressor.onnx.graph.graph import normalise
+from neural_compressor.onnx.graph.normalise import normalise
 from neural_compressor.onnx.passes.half import to_half
 from neural_compressor.onnx.runtime.session import make_session
 

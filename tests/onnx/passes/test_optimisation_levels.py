@@ -10,8 +10,9 @@ from onnx import helper
 
 from neural_compressor.dtypes import dtype
 from neural_compressor.onnx.files.model_file import read_model
-from neural_compressor.onnx.graph.graph import constant, normalise
+from neural_compressor.onnx.graph.normalise import normalise
 from neural_compressor.onnx.graph.ops import quantizable_nodes
+from neural_compressor.onnx.graph.queries import constant
 from neural_compressor.onnx.methods.static.options import StaticOptions
 from neural_compressor.onnx.methods.static.quantizer import quantize_static
 from neural_compressor.onnx.runtime.data_reader import Samples

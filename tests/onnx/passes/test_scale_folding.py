@@ -6,7 +6,7 @@ import pytest
 from onnx import helper
 
 from neural_compressor.onnx.graph.editor import GraphEditor
-from neural_compressor.onnx.graph.graph import normalise
+from neural_compressor.onnx.graph.normalise import normalise
 from neural_compressor.onnx.passes.scale_folding import Channels, apply_folds, find_folds
 from neural_compressor.onnx.runtime.session import make_session
 

@@ -10,7 +10,7 @@ from onnx import helper, numpy_helper
 from neural_compressor.dtypes import dtype
 from neural_compressor.errors import QuantizationError
 from neural_compressor.onnx.files.model_file import read_model, write_model
-from neural_compressor.onnx.graph.graph import normalise
+from neural_compressor.onnx.graph.normalise import normalise
 from neural_compressor.onnx.passes.store_weights import STORED, is_stored, storable_nodes, store_weights, stored_floats
 from neural_compressor.schemes import PER_TENSOR, OpScheme, Plan, TensorScheme, float_op
 

@@ -12,7 +12,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from neural_compressor.onnx.adaptor.op_parts import constants_of
+from neural_compressor.onnx.adaptor.inspection import constants_of
 from neural_compressor.onnx.files.model_file import read_model
 from neural_compressor.schemes import sqnr_db
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from neural_compressor.errors import CalibrationError
-from neural_compressor.onnx.adaptor.recorder import RecordedReader
+from neural_compressor.onnx.runtime.batches import RecordedReader
 from neural_compressor.onnx.runtime.data_reader import CalibrationDataReader, Samples, example_of
 
 

@@ -6,8 +6,7 @@ from onnx import TensorProto, helper
 
 from neural_compressor.errors import FormatError
 from neural_compressor.onnx.runtime import kernels
-from neural_compressor.onnx.runtime.kernel_probe import computes
-from neural_compressor.onnx.runtime.kernels import has_kernel
+from neural_compressor.onnx.runtime.kernels import computes, has_kernel
 from neural_compressor.onnx.runtime.session import make_session
 
 CPU = "CPUExecutionProvider"

@@ -5,7 +5,7 @@ import pytest
 from onnx import helper
 
 from neural_compressor.onnx.files.model_file import read_model
-from neural_compressor.onnx.graph.graph import normalise
+from neural_compressor.onnx.graph.normalise import normalise
 from neural_compressor.onnx.runtime import profiling
 
 

@@ -14,17 +14,12 @@ from neural_compressor.config import PostTrainingQuantConfig, TuningCriterion
 from neural_compressor.errors import ConfigError
 from neural_compressor.onnx.adaptor import ONNXRTAdaptor
 from neural_compressor.onnx.files.quantization_record import read_record
+from neural_compressor.onnx.graph.sum_order import conv_order, matrix_order
 from neural_compressor.onnx.quantization import DynamicQuantConfig, StaticQuantConfig, quantize
 from neural_compressor.onnx.quantization.config import get_integer_tuning_config
 from neural_compressor.onnx.runtime import saturation
 from neural_compressor.onnx.runtime.data_reader import CalibrationDataReader
-from neural_compressor.onnx.runtime.saturation import (
-    conv_order,
-    matrix_order,
-    overflowing_ops,
-    saturates_here,
-    warn_if_saturating,
-)
+from neural_compressor.onnx.runtime.saturation import overflowing_ops, saturates_here, warn_if_saturating
 
 ONE = np.float32(1)
 

@@ -15,12 +15,14 @@ from neural_compressor.onnx.adaptor.capability import OnnxQuery
 from neural_compressor.onnx.adaptor.recipes import Recipes
 from neural_compressor.onnx.files.quantization_record import QuantizationRecord, write_record
 from neural_compressor.onnx.graph.blocks import repeated_blocks
-from neural_compressor.onnx.graph.graph import constant, normalise
 from neural_compressor.onnx.graph.log_spectra import before_logarithm
 from neural_compressor.onnx.graph.matrix_nodes import left_in_float as without_matrix
 from neural_compressor.onnx.graph.matrix_nodes import weight_only_nodes
+from neural_compressor.onnx.graph.normalise import normalise
 from neural_compressor.onnx.graph.ops import quantizable_nodes, unquantizable_nodes
 from neural_compressor.onnx.graph.overridable_inputs import restore_overridable
+from neural_compressor.onnx.graph.queries import constant
+from neural_compressor.onnx.graph.sum_order import ANY, for_any_cpu, target_cpu
 from neural_compressor.onnx.methods.dynamic.quantizer import dynamic_nodes, quantize_dynamic
 from neural_compressor.onnx.methods.static.options import StaticOptions
 from neural_compressor.onnx.methods.static.params import KnownRanges
@@ -35,7 +37,6 @@ from neural_compressor.onnx.passes.smooth_quant import prevailing_weights, smoot
 from neural_compressor.onnx.passes.store_weights import storable_nodes, store_weights, stored_instead, without_stored
 from neural_compressor.onnx.runtime.data_reader import Samples
 from neural_compressor.onnx.runtime.providers import CPU, DML, Target
-from neural_compressor.onnx.runtime.saturation import ANY, for_any_cpu, target_cpu
 from neural_compressor.registry import close_matches
 from neural_compressor.schemes import OpKey, OpScheme, Plan, TensorScheme, float_op
 

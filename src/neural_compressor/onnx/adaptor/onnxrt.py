@@ -76,7 +76,7 @@ class ONNXRTAdaptor(Adaptor):
         import onnx
 
         from neural_compressor.onnx.files.model_file import read_model
-        from neural_compressor.onnx.files.model_forms import as_proto
+        from neural_compressor.onnx.files.serialized import as_proto
 
         return model if isinstance(model, onnx.ModelProto) else as_proto(read_model(model))
 
@@ -104,7 +104,7 @@ class ONNXRTAdaptor(Adaptor):
         dataloader: Iterable[Any] | None = None,
         q_func: Callable[[Any], Any] | None = None,
     ) -> onnx.ModelProto:
-        from neural_compressor.onnx.files.model_forms import as_proto
+        from neural_compressor.onnx.files.serialized import as_proto
 
         prepared, plan = self._prepare(model), Plan.from_tune_cfg(tune_cfg)
         self.tuning_cfg_to_fw(tune_cfg)
@@ -115,7 +115,7 @@ class ONNXRTAdaptor(Adaptor):
         return as_proto(new)
 
     def predict(self, model: Any, inputs: Any) -> Any:
-        from neural_compressor.onnx.adaptor.recorder import Recorder
+        from neural_compressor.onnx.runtime.batches import Recorder
 
         return model(inputs) if isinstance(model, Recorder) else self._runner.predict(model, inputs)
 
@@ -176,7 +176,7 @@ class ONNXRTAdaptor(Adaptor):
 
     def model_size(self, model: Any) -> int:
         from neural_compressor.onnx.files.model_file import read_model
-        from neural_compressor.onnx.files.model_forms import stored_bytes
+        from neural_compressor.onnx.files.serialized import stored_bytes
 
         return stored_bytes(read_model(model))
 
@@ -224,8 +224,8 @@ class ONNXRTAdaptor(Adaptor):
         return new
 
     def fingerprint(self, model: Any) -> str:
-        from neural_compressor.onnx.files.identity import fingerprint
         from neural_compressor.onnx.files.model_file import read_model
+        from neural_compressor.onnx.files.serialized import fingerprint
 
         return fingerprint(read_model(model))
 
@@ -249,13 +249,13 @@ class ONNXRTAdaptor(Adaptor):
 
     def set_tensor(self, model: Any, tensor_dict: Mapping[str, Any]) -> onnx.ModelProto:
         from neural_compressor.onnx.adaptor.inspection import set_tensors
-        from neural_compressor.onnx.files.model_forms import as_proto
+        from neural_compressor.onnx.files.serialized import as_proto
 
         return as_proto(set_tensors(self._named(model), tensor_dict))
 
     def convert_bf16(self, model: Any) -> onnx.ModelProto:
         from neural_compressor.onnx.adaptor.float_model import half_precision
-        from neural_compressor.onnx.files.model_forms import as_proto
+        from neural_compressor.onnx.files.serialized import as_proto
 
         names = {name for name, _ in self.bf16_ops}
         return as_proto(half_precision(self._named(model), "bf16", names, self.target.provider.name))
@@ -284,7 +284,7 @@ class ONNXRTAdaptor(Adaptor):
         """``model`` with the names that its ops have here."""
         from neural_compressor.onnx.files.model_file import read_model
         from neural_compressor.onnx.files.quantization_record import read_record
-        from neural_compressor.onnx.graph.graph import normalise
+        from neural_compressor.onnx.graph.normalise import normalise
 
         found = read_model(model)
         return found if read_record(found) is not None else normalise(found.clone())
@@ -306,8 +306,7 @@ class ONNXRTAdaptor(Adaptor):
         self, model: ir.Model, size: int, dataloader: Iterable[Any] | None, q_func: Callable[[Any], Any] | None
     ) -> CalibrationData:
         from neural_compressor.onnx.adaptor.float_model import CalibrationData
-        from neural_compressor.onnx.adaptor.recorder import RecordedReader
-        from neural_compressor.onnx.runtime.batches import LoaderReader, ModelInputs
+        from neural_compressor.onnx.runtime.batches import LoaderReader, ModelInputs, RecordedReader
         from neural_compressor.onnx.runtime.data_reader import Samples
 
         inputs = ModelInputs.of(model)

@@ -8,7 +8,7 @@ from typing import Any
 import onnx_ir as ir
 
 from neural_compressor.adaptor.records import OpRecord
-from neural_compressor.onnx.adaptor.op_parts import constants_of, nodes_of, weights_of
+from neural_compressor.onnx.adaptor.inspection import constants_of, nodes_of, weights_of
 from neural_compressor.onnx.adaptor.output_errors import output_errors
 from neural_compressor.onnx.files.model_file import ONE_FILE_BYTES, weight_bytes
 from neural_compressor.onnx.files.quantization_record import QuantizationRecord, read_record

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from neural_compressor.onnx.graph.graph import is_float, standard
-from neural_compressor.onnx.graph.op_table import CLIPS
+from neural_compressor.onnx.graph.ops import CLIPS
+from neural_compressor.onnx.graph.queries import is_float, standard
 from neural_compressor.onnx.runtime.session import make_session
 from neural_compressor.schemes import sqnr_db
 

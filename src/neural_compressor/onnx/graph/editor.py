@@ -110,3 +110,16 @@ def _names(model: ir.Model) -> Iterator[str | None]:
     for node in model.graph.all_nodes():
         yield node.name
         yield from (value.name for value in node.outputs)
+
+
+def take_over(value: ir.Value, node: ir.Node) -> None:
+    """Let ``value`` stand for the first output of ``node``, under its name, and remove the node."""
+    old, inputs = node.outputs[0], list(node.inputs)
+    value.type, value.shape = old.type or value.type, old.shape
+    name, old.name = old.name, None
+    value.name = name
+    old.replace_all_uses_with(value, replace_graph_outputs=True)
+    assert node.graph is not None
+    node.graph.remove(node, safe=True)
+    for each in inputs:
+        discard(each)

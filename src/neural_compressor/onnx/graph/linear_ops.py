@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from neural_compressor.errors import ConfigError
-from neural_compressor.onnx.graph.graph import constant, is_float
+from neural_compressor.onnx.graph.queries import constant, is_float
 from neural_compressor.registry import close_matches
 
 LINEAR_TYPES = ("Gemm", "Conv", "MatMul", "FusedConv")

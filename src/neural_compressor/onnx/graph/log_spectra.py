@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from neural_compressor.onnx.graph.graph import standard
+from neural_compressor.onnx.graph.queries import standard
 from neural_compressor.schemes import OpKey
 
 BEFORE_LOGARITHM = "a logarithm reads it, to which small values matter as much as large ones"

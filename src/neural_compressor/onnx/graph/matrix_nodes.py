@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
 from neural_compressor.onnx.files.mapped_file import release
-from neural_compressor.onnx.graph.graph import standard
+from neural_compressor.onnx.files.model_file import weight_bytes
+from neural_compressor.onnx.graph.editor import GraphEditor
+from neural_compressor.onnx.graph.queries import constant, standard
 
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 """The types of weights that are quantized."""
@@ -130,3 +134,59 @@ def _constant_behind(value: ir.Value) -> tuple[ir.Value, bool] | None:
             swapped ^= list(node.attributes.get_ints("perm", (1, 0))) == [1, 0]
         value = node.inputs[0]
     return None if value.const_value is None or value.is_graph_input() else (value, swapped)
+
+
+def upright_input(edit: GraphEditor, node: MatrixNode) -> ir.Value:
+    """The input with the features on its last axis."""
+    if not node.input_transposed:
+        return node.input
+    return edit.insert(node.node, "Transpose", [node.input], {"perm": [1, 0]})[0]
+
+
+def added_terms(edit: GraphEditor, node: MatrixNode) -> tuple[ir.Value | None, ir.Value | None]:
+    """What is added to the product: a constant with one number an output, or else any other value."""
+    term, beta = node.bias, node.node.attributes.get_float("beta", 1.0)
+    if term is None or beta == 0:
+        return None, None
+    array = constant(term)
+    if array is None:
+        if beta == 1:
+            return None, term
+        factor = edit.weight(f"{node.name}_beta", _as_type(np.float32(beta), node.dtype), edit.model.graph)
+        return None, edit.insert(node.node, "Mul", [term, factor])[0]
+    outputs = node.shape[0]
+    is_vector = array.size == 1 or (array.size == outputs and array.shape[-1] == outputs)
+    if beta == 1 and (not is_vector or array.shape == (outputs,)):
+        return (term, None) if is_vector else (None, term)
+    scaled = _as_type(array.astype(np.float32) * np.float32(beta), node.dtype)
+    if is_vector:
+        scaled = np.broadcast_to(scaled.reshape(-1), (outputs,))
+    new = edit.weight(f"{term.name}_added", scaled, edit.model.graph)
+    return (new, None) if is_vector else (None, new)
+
+
+def _as_type(array: np.ndarray | np.generic, dtype: ir.DataType) -> np.ndarray:
+    return np.asarray(array).astype(dtype.numpy())
+
+
+_SMALL = 1 << 15
+"""A matrix of fewer numbers stays in the cache of a core as floats, too: reading it is no faster in fewer bits."""
+_SHARE = 1 / 40
+"""A model that gets smaller by less is no smaller to speak of."""
+
+
+def small_matrices(model: ir.Model, names: Collection[str]) -> dict[str, str]:
+    """Those nodes of ``names`` that are better left in float, with the reason: heads of few classes, routers of experts.
+
+    None are where the small ones come to something together.
+    """
+    found = {name: node for name, node in weight_only_nodes(model).items() if name in names}
+    small = {name: node.weight for name, node in found.items() if math.prod(node.shape) < _SMALL}
+    size = sum(weight.const_value.nbytes for weight in set(small.values()) if weight.const_value is not None)
+    share = size / max(weight_bytes(model), 1)
+    if share > _SHARE:
+        return {}
+    return dict.fromkeys(
+        small,
+        f"matrices this small hold {share:.1%} of the model together: too little to gain by; name one to quantize it",
+    )

@@ -1,14 +1,70 @@
-"""The nodes of a model that can be quantized statically, and why others of these op types cannot."""
+"""The op types that ONNX Runtime computes in integers, and the nodes of a model that can be quantized statically."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 import onnx_ir as ir
 
-from neural_compressor.onnx.graph.graph import is_constant, is_float, standard
-from neural_compressor.onnx.graph.op_table import OP_TYPES, OpType
+from neural_compressor.onnx.graph.queries import is_constant, is_float, standard
 from neural_compressor.schemes import OpKey
+
+
+class Output(Enum):
+    """What an op running in integers gives."""
+
+    INTEGER = "integers only: without a quantizer behind it the op runs in float"
+    EITHER = "integers or floats, at the same cost"
+    FLOAT = "floats: there is no integer kernel, and only the size of the weight is gained"
+
+
+@dataclass(frozen=True)
+class OpType:
+    """Inputs by their place: ``activations`` (None: all), ``weight`` (constant), ``bias`` (constant, may be missing).
+
+    ``light`` ops do little for each value: integers pay for them only where their neighbours have integers already.
+    """
+
+    activations: tuple[int, ...] | None
+    weight: int | None = None
+    bias: int | None = None
+    output: Output = Output.INTEGER
+    light: bool = False
+
+
+_LIGHT = OpType(activations=(0,), light=True)
+_LIGHT_PAIR = OpType(activations=(0, 1), light=True)
+_PRODUCT = OpType(activations=(0, 1), output=Output.EITHER)
+
+OP_TYPES: dict[str, OpType] = {
+    "Conv": OpType(activations=(0,), weight=1, bias=2),
+    "ConvTranspose": OpType(activations=(0,), weight=1, bias=2, output=Output.FLOAT),
+    # Either side of a product may be the weight, or neither.
+    "MatMul": _PRODUCT,
+    "Gemm": OpType(activations=(0, 1), bias=2, output=Output.EITHER),
+    "Gather": OpType(activations=(), weight=0, output=Output.FLOAT),
+    "Add": _LIGHT_PAIR,
+    "Mul": _LIGHT_PAIR,
+    "Concat": OpType(activations=None, light=True),
+    "AveragePool": _LIGHT,
+    "GlobalAveragePool": _LIGHT,
+    "LeakyRelu": _LIGHT,
+    "Sigmoid": _LIGHT,
+    "Softmax": _LIGHT,
+}
+"""The op types that a plan may quantize statically."""
+
+PASS_ON = frozenset(
+    {
+        *("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Expand", "Tile", "DepthToSpace"),
+        *("Slice", "Split", "Gather", "GatherElements", "MaxPool", "ReduceMax", "ReduceMin", "Resize"),
+    }
+)
+"""Op types that give out values they take in, so that integers pass with the scale they came with."""
+
+CLIPS = ("Relu", "Clip")
+"""Op types that a quantizer behind them may do the work of, since it cuts off what is outside of its range."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,3 +182,14 @@ def _already_quantized(node: ir.Node) -> bool:
     return any(n is not None and standard(n, "DequantizeLinear") for n in feeding) or any(
         standard(n, "QuantizeLinear") for n in reading
     )
+
+
+def folds_into_quantizer(node: ir.Node) -> bool:
+    """Whether ``node`` is a Relu or Clip with fixed bounds that alone reads what the op before it gives."""
+    if not standard(node, *CLIPS) or any(v is not None and not is_constant(v) for v in node.inputs[1:]):
+        return False
+    value = node.inputs[0]
+    before = None if value is None else value.producer()
+    if value is None or before is None or before.graph is not node.graph:
+        return False
+    return len(value.uses()) == 1 and not value.is_graph_output()

@@ -1,4 +1,4 @@
-"""Multiplications and additions of constants behind a convolution or Gemm, done by its weight and bias instead.
+"""Multiplications and additions of constants before or behind an op, done by its weight and bias instead.
 
 Between an op and the quantizer of its output nothing may be left, or the runtime computes it in float.
 """
@@ -8,8 +8,16 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from neural_compressor.onnx.graph.editor import GraphEditor, discard
-from neural_compressor.onnx.graph.graph import array_of, constant, is_constant, is_float, standard
+from neural_compressor.onnx.graph.editor import GraphEditor, discard, take_over
+from neural_compressor.onnx.graph.queries import (
+    array_of,
+    constant,
+    input_of,
+    is_constant,
+    is_float,
+    only_consumer,
+    standard,
+)
 
 Affine = tuple[np.ndarray, np.ndarray]
 """Factor and summand by channel, as float64."""
@@ -19,25 +27,12 @@ def fold_affine(editor: GraphEditor) -> None:
     """Fold BatchNormalization and Mul, Div, Add, Sub with a constant into the op before them that has a weight."""
     for node in list(editor.model.graph):
         if standard(node, "Conv", "ConvTranspose", "Gemm") and _has_constants(node):
-            while (following := only_reader(node)) is not None:
+            while (following := only_consumer(node)) is not None:
                 affine = _affine(following, node)
                 if affine is None:
                     break
                 _apply(editor, node, affine)
                 take_over(node.outputs[0], following)
-
-
-def take_over(value: ir.Value, node: ir.Node) -> None:
-    """Let ``value`` stand for the first output of ``node``, under its name, and remove the node."""
-    old, inputs = node.outputs[0], list(node.inputs)
-    value.type, value.shape = old.type or value.type, old.shape
-    name, old.name = old.name, None
-    value.name = name
-    old.replace_all_uses_with(value, replace_graph_outputs=True)
-    assert node.graph is not None
-    node.graph.remove(node, safe=True)
-    for each in inputs:
-        discard(each)
 
 
 def _has_constants(node: ir.Node) -> bool:
@@ -48,15 +43,6 @@ def _has_constants(node: ir.Node) -> bool:
 
 def _bias(node: ir.Node) -> ir.Value | None:
     return node.inputs[2] if len(node.inputs) > 2 else None
-
-
-def only_reader(node: ir.Node) -> ir.Node | None:
-    """The one node of the same graph that reads what ``node`` gives, where nothing else does."""
-    output = node.outputs[0]
-    uses = tuple(output.uses())
-    if len(uses) != 1 or output.is_graph_output() or uses[0].node.graph is not node.graph:
-        return None
-    return uses[0].node
 
 
 def _channels(node: ir.Node) -> int:
@@ -125,3 +111,68 @@ def _scaled(node: ir.Node, weight: np.ndarray, factor: np.ndarray) -> np.ndarray
     groups = node.attributes.get_int("group", 1)
     by_group = weight.reshape(groups, -1, *weight.shape[1:]) * factor.reshape(groups, 1, -1, *tail)
     return np.asarray(by_group.reshape(weight.shape))
+
+
+def fold_factors(editor: GraphEditor) -> None:
+    """Fold ``x * factor``, and the factor of ``x * factor + summand``, into the weights of all that read the result."""
+    for node in list(editor.model.graph):
+        if (found := _factor(node)) is None:
+            continue
+        value, factor = found
+        add = only_consumer(node)
+        place = None if add is None else _summand(add, node.outputs[0])
+        result = node.outputs[0] if add is None or place is None else add.outputs[0]
+        readers = result.uses()
+        if not readers or result.is_graph_output() or not all(_is_linear(node, *use) for use in readers):
+            continue
+        for reader in {use.node: None for use in readers}:
+            _scale_input(editor, reader, 1, factor)
+        if add is not None and place is not None:
+            _scale_input(editor, add, place, 1 / factor)
+        _replace(editor.model.graph, node, value)
+
+
+def _factor(node: ir.Node) -> tuple[ir.Value, float] | None:
+    """What ``node`` multiplies, and the number other than zero it multiplies it by."""
+    if not standard(node, "Mul", "Div"):
+        return None
+    value, operand = node.inputs
+    if node.op_type == "Mul" and is_constant(value):
+        value, operand = operand, value
+    array = constant(operand)
+    if array is None or array.size != 1 or array.dtype != np.float32 or value is None or is_constant(value):
+        return None
+    # A factor of more axes than the value would give the result these axes.
+    if array.ndim > 1 and (value.shape is None or len(value.shape) < array.ndim):
+        return None
+    number = float(array.item()) if node.op_type == "Mul" else 1 / float(array.item() or np.nan)
+    return (value, number) if np.isfinite(number) and number != 0 else None
+
+
+def _summand(node: ir.Node, value: ir.Value) -> int | None:
+    """The place of a constant that ``node`` adds to ``value``."""
+    if not standard(node, "Add"):
+        return None
+    place = 1 if node.inputs[0] is value else 0
+    return place if is_constant(node.inputs[place]) and is_float(node.inputs[place]) else None
+
+
+def _is_linear(factor: ir.Node, node: ir.Node, place: int) -> bool:
+    """Whether ``node`` multiplies what it reads at ``place`` with a weight of its own."""
+    linear = standard(node, "Conv", "ConvTranspose", "MatMul", "Gemm") and node.graph is factor.graph and place == 0
+    return linear and is_constant(node.inputs[1]) and is_float(node.inputs[1])
+
+
+def _scale_input(editor: GraphEditor, node: ir.Node, place: int, factor: float) -> None:
+    old = input_of(node, place)
+    scaled = np.asarray(array_of(old) * np.float32(factor))
+    node.replace_input_with(place, editor.weight(str(old.name), scaled, editor.model.graph))
+    discard(old)
+
+
+def _replace(graph: ir.Graph, node: ir.Node, value: ir.Value) -> None:
+    inputs = list(node.inputs)
+    node.outputs[0].replace_all_uses_with(value)
+    graph.remove(node, safe=True)
+    for each in inputs:
+        discard(each)

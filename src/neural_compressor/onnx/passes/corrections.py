@@ -12,14 +12,13 @@ import onnx_ir as ir
 
 from neural_compressor.algorithms import bias_correction
 from neural_compressor.onnx.graph.editor import GraphEditor
-from neural_compressor.onnx.graph.graph import constant, standard
-from neural_compressor.onnx.graph.integer_params import weight_params
+from neural_compressor.onnx.graph.integer_tensors import weight_params
 from neural_compressor.onnx.graph.linear_ops import LinearOp, as_linear
 from neural_compressor.onnx.graph.ops import quantizable_nodes
+from neural_compressor.onnx.graph.queries import constant, standard
+from neural_compressor.onnx.graph.sum_order import SumOrder, sum_order
 from neural_compressor.onnx.runtime.data_reader import Samples
-from neural_compressor.onnx.runtime.feeds import feeds
-from neural_compressor.onnx.runtime.saturation import SumOrder, sum_order
-from neural_compressor.onnx.runtime.session import make_session
+from neural_compressor.onnx.runtime.session import feeds, make_session
 from neural_compressor.schemes import PER_TENSOR, Plan, TensorScheme
 
 logger = logging.getLogger("neural_compressor")

@@ -13,11 +13,49 @@ from neural_compressor.errors import ConfigError
 from neural_compressor.onnx.graph.editor import GraphEditor, discard
 from neural_compressor.onnx.graph.matrix_nodes import take_array
 from neural_compressor.onnx.graph.op_signature import Signature, signature
-from neural_compressor.onnx.passes.fp16_overflow import FarValues
+from neural_compressor.onnx.graph.queries import is_constant, standard
 from neural_compressor.onnx.runtime.kernels import has_kernel
 from neural_compressor.registry import close_matches
 
 logger = logging.getLogger("neural_compressor")
+
+_GROW = ("Pow", "Exp", "CumSum", "ReduceSum", "ReduceSumSquare", "ReduceL1", "ReduceL2", "ReduceProd")
+_CARRY = (
+    *("Add", "Sub", "Mul", "Div", "Neg", "Abs", "Sum", "Mean", "Max", "Min", "Where", "ReduceMean", "ReduceMax"),
+    *("ReduceMin", "Reshape", "Expand", "Squeeze", "Unsqueeze", "Transpose", "Identity", "Slice", "Concat"),
+)
+"""Ops whose result may be as large as what they read."""
+_PRODUCTS = ("Conv", "ConvTranspose", "MatMul", "Gemm", "Einsum")
+"""Ops that are worth computing in half whatever they read."""
+
+
+class FarValues:
+    """Has to be asked about all nodes of a graph, in the order they run."""
+
+    def __init__(self) -> None:
+        self._far: set[ir.Value] = set()
+        self._base: dict[ir.Value, ir.Value] = {}
+
+    def needed_by(self, node: ir.Node) -> bool:
+        """Whether ``node`` gives such values, or brings them back, and so had better compute in float32."""
+        reads = any(value in self._far for value in node.inputs)
+        grows = standard(node, *_GROW) or self._is_power(node)
+        if grows or (reads and standard(node, *_CARRY)):
+            self._far.update(node.outputs)
+        return grows or (reads and not standard(node, *_PRODUCTS))
+
+    def _is_power(self, node: ir.Node) -> bool:
+        """Whether ``node`` multiplies a value with itself, whatever the factors."""
+        if not standard(node, "Mul"):
+            return False
+        first, *others = dict.fromkeys(
+            self._base.get(value, value) for value in node.inputs if value is not None and not is_constant(value)
+        ) or (None,)
+        if first is None or others:
+            return False
+        self._base[node.outputs[0]] = first
+        return not any(is_constant(value) for value in node.inputs)
+
 
 _TARGETS = {"fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}
 _FLOAT = ir.DataType.FLOAT

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from neural_compressor.onnx.graph.editor import GraphEditor
-from neural_compressor.onnx.graph.graph import constant, is_float, standard
-from neural_compressor.onnx.graph.value_bounds import clip_bounds
-from neural_compressor.onnx.passes.affine_folding import only_reader, take_over
+from neural_compressor.onnx.graph.editor import GraphEditor, take_over
+from neural_compressor.onnx.graph.queries import clip_bounds, constant, is_float, only_consumer, standard
 
 OPSET_OF_HARD_SWISH = 14
 
@@ -30,7 +28,7 @@ def _gated(node: ir.Node) -> ir.Node | None:
     slope, middle = node.attributes.get_float("alpha", 0.2), node.attributes.get_float("beta", 0.5)
     if not standard(node, "HardSigmoid") or abs(slope - 1 / 6) > 1e-6 or abs(middle - 0.5) > 1e-6:
         return None
-    product = only_reader(node)
+    product = only_consumer(node)
     return product if product is not None and standard(product, "Mul") and node.inputs[0] in product.inputs else None
 
 
@@ -45,8 +43,8 @@ def _shorten(editor: GraphEditor, clip: ir.Node) -> None:
     add = clip.inputs[0].producer() if clip.inputs[0] is not None else None
     if add is None or not standard(add, "Add") or clip_bounds(clip) != (0.0, 6.0):
         return
-    x, first = _beside(add, 3.0), only_reader(clip)
-    last = None if first is None else only_reader(first)
+    x, first = _beside(add, 3.0), only_consumer(clip)
+    last = None if first is None else only_consumer(first)
     if x is None or not is_float(x) or first is None or last is None:
         return
     product, division = (last, first) if _is_sixth(first) else (first, last)

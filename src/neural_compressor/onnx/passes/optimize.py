@@ -12,9 +12,8 @@ from neural_compressor.errors import ConfigError
 from neural_compressor.onnx.files.mapped_file import map_external
 from neural_compressor.onnx.files.model_file import ONE_FILE_BYTES, initializers, read_model, weight_bytes
 from neural_compressor.onnx.files.scratch import scratch_folder
-from neural_compressor.onnx.graph.early_passes import EarlyPasses
 from neural_compressor.onnx.graph.editor import GraphEditor, discard
-from neural_compressor.onnx.graph.graph import normalise
+from neural_compressor.onnx.graph.normalise import EarlyPasses, normalise
 from neural_compressor.onnx.runtime.session import make_session
 from neural_compressor.registry import close_matches
 

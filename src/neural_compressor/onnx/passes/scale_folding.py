@@ -9,8 +9,8 @@ import numpy as np
 import onnx_ir as ir
 
 from neural_compressor.onnx.graph.editor import GraphEditor
-from neural_compressor.onnx.graph.graph import constant, is_float
 from neural_compressor.onnx.graph.linear_ops import as_linear
+from neural_compressor.onnx.graph.queries import constant, is_float
 
 _NORMS = ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
 _CHANNEL_NORMS = ("BatchNormalization", "InstanceNormalization")

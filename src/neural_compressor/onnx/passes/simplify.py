@@ -7,9 +7,8 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from neural_compressor.onnx.graph.editor import GraphEditor, discard
-from neural_compressor.onnx.graph.graph import array_of, constant, is_constant, is_float, standard
-from neural_compressor.onnx.passes.affine_folding import fold_affine
-from neural_compressor.onnx.passes.factor_folding import fold_factors
+from neural_compressor.onnx.graph.queries import array_of, constant, is_constant, is_float, standard
+from neural_compressor.onnx.passes.affine_folding import fold_affine, fold_factors
 from neural_compressor.onnx.passes.hard_swish import shorten_hard_swish
 
 

@@ -15,10 +15,9 @@ import onnx_ir as ir
 from neural_compressor.dtypes import dtype
 from neural_compressor.onnx.graph.editor import GraphEditor, discard
 from neural_compressor.onnx.graph.error_context import at_node
-from neural_compressor.onnx.graph.graph import constant, standard
+from neural_compressor.onnx.graph.integer_tensors import quantized_array
 from neural_compressor.onnx.graph.matrix_nodes import take_array
-from neural_compressor.onnx.methods.dynamic.ops import weight_refusal
-from neural_compressor.onnx.methods.dynamic.tensors import quantized_codes
+from neural_compressor.onnx.graph.queries import constant, standard, weight_refusal
 from neural_compressor.schemes import PER_CHANNEL, OpKey, OpScheme, Plan, TensorScheme, float_op
 
 STORED_TYPES = ("Conv", "ConvTranspose")
@@ -124,7 +123,7 @@ def _store(edit: GraphEditor, weight: ir.Value, reader: ir.Node, scheme: TensorS
     graph = weight.graph
     assert isinstance(graph, ir.Graph)
     array, axis = take_array(weight), _channel_axis(reader)
-    found = quantized_codes(array, scheme, axis)
+    found = quantized_array(array, scheme, axis)
     shape = [-1 if place == axis else 1 for place in range(array.ndim)] if found.scale.ndim else []
     users = set(weight.consumers())
     inside = any(user.graph is not graph for user in users)

@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from neural_compressor.onnx.files.quantization_record import QuantizationRecord, write_record
 from neural_compressor.onnx.graph.overridable_inputs import restore_overridable
+from neural_compressor.onnx.graph.sum_order import target_cpu
 from neural_compressor.onnx.methods.dynamic.quantizer import quantize_dynamic
 from neural_compressor.onnx.methods.static.options import StaticOptions
 from neural_compressor.onnx.methods.static.quantizer import quantize_static
@@ -23,7 +24,6 @@ from neural_compressor.onnx.quantization.config import StaticQuantConfig, Weight
 from neural_compressor.onnx.quantization.resolution import Resolution
 from neural_compressor.onnx.quantization.whole_model import setting, smoothing_of
 from neural_compressor.onnx.runtime.providers import CPU
-from neural_compressor.onnx.runtime.saturation import target_cpu
 from neural_compressor.schemes import OpKey, Plan, float_op
 
 

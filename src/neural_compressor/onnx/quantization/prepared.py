@@ -14,8 +14,7 @@ from neural_compressor.config.composition import Composition
 from neural_compressor.errors import ConfigError
 from neural_compressor.onnx.files.model_file import read_model
 from neural_compressor.onnx.files.quantization_record import read_record
-from neural_compressor.onnx.graph.early_passes import EarlyPasses
-from neural_compressor.onnx.graph.graph import normalise
+from neural_compressor.onnx.graph.normalise import EarlyPasses, normalise
 from neural_compressor.onnx.passes.optimize import optimise
 from neural_compressor.onnx.passes.simplify import simplify, tidy
 

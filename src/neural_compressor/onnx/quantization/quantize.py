@@ -13,7 +13,7 @@ from neural_compressor.config.composition import Composition
 from neural_compressor.disk_errors import write_errors
 from neural_compressor.onnx.adaptor.op_records import brief_records
 from neural_compressor.onnx.files.model_file import read_model, write_model
-from neural_compressor.onnx.files.model_forms import as_proto
+from neural_compressor.onnx.files.serialized import as_proto
 from neural_compressor.onnx.quantization.calibration_store import CalibrationStore
 from neural_compressor.onnx.quantization.pipeline import carry_out
 from neural_compressor.onnx.quantization.prepared import prepare

@@ -13,9 +13,9 @@ import onnx_ir as ir
 from neural_compressor.config.composition import Composition
 from neural_compressor.errors import ConfigError
 from neural_compressor.onnx.graph.log_spectra import before_logarithm
-from neural_compressor.onnx.graph.matrix_nodes import MatrixNode, left_in_float, weight_only_nodes
+from neural_compressor.onnx.graph.matrix_nodes import MatrixNode, left_in_float, small_matrices, weight_only_nodes
 from neural_compressor.onnx.graph.ops import quantizable_nodes, unquantizable_nodes
-from neural_compressor.onnx.graph.small_matrices import little_matrices
+from neural_compressor.onnx.graph.sum_order import ANY, for_any_cpu
 from neural_compressor.onnx.methods.dynamic.dynamic_race import dynamic_race
 from neural_compressor.onnx.methods.dynamic.quantizer import dynamic_nodes
 from neural_compressor.onnx.methods.weight_only.job import WeightJob
@@ -26,7 +26,6 @@ from neural_compressor.onnx.quantization.fitting import fit, unfit_weight
 from neural_compressor.onnx.quantization.prepared import Prepared, node_types
 from neural_compressor.onnx.quantization.selection import select
 from neural_compressor.onnx.runtime.providers import CPU
-from neural_compressor.onnx.runtime.saturation import ANY, for_any_cpu
 from neural_compressor.registry import close_matches
 from neural_compressor.schemes import OpKey, OpScheme
 
@@ -112,7 +111,7 @@ def resolve(config: Composition, prepared: Prepared, graph_only: bool = False) -
         in_float = {key: why for key, why in spectra.items() if key in unnamed.values() and approach != "weight_only"}
         left |= in_float
         if approach == "weight_only":
-            little = {unnamed[name]: why for name, why in little_matrices(prepared.model, unnamed).items()}
+            little = {unnamed[name]: why for name, why in small_matrices(prepared.model, unnamed).items()}
         left |= little
         slower = {key: why for key, why in slower.items() if key not in in_float}
         apart = slower.keys() | little.keys() | in_float.keys()

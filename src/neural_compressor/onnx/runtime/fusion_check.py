@@ -10,9 +10,9 @@ import onnx
 import onnx_ir as ir
 
 from neural_compressor.onnx.files.scratch import scratch_folder
-from neural_compressor.onnx.graph.graph import is_float, standard
-from neural_compressor.onnx.graph.integer_params import EIGHT_BITS
-from neural_compressor.onnx.graph.op_table import OP_TYPES, OpType, Output
+from neural_compressor.onnx.graph.integer_tensors import EIGHT_BITS
+from neural_compressor.onnx.graph.ops import OP_TYPES, OpType, Output
+from neural_compressor.onnx.graph.queries import is_float, standard
 from neural_compressor.onnx.runtime.session import make_session
 
 logger = logging.getLogger("neural_compressor")

@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from neural_compressor.errors import CalibrationError
-from neural_compressor.onnx.graph.graph import is_constant
+from neural_compressor.onnx.graph.queries import is_constant
 from neural_compressor.onnx.runtime.session import make_session
 
 

@@ -13,7 +13,7 @@ import onnxruntime as ort
 
 from neural_compressor.kernel_race import Race, Referee, Work
 from neural_compressor.kernel_timings import KernelTimings
-from neural_compressor.onnx.graph.graph import infer_shapes
+from neural_compressor.onnx.graph.normalise import infer_shapes
 from neural_compressor.onnx.runtime.saturation import saturates_here
 
 logger = logging.getLogger("neural_compressor")

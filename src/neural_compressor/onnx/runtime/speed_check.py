@@ -12,11 +12,10 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 
-from neural_compressor.onnx.files.model_forms import stored_bytes
-from neural_compressor.onnx.runtime.feeds import feeds
+from neural_compressor.onnx.files.serialized import stored_bytes
 from neural_compressor.onnx.runtime.op_race import current_race
 from neural_compressor.onnx.runtime.profiling import node_times
-from neural_compressor.onnx.runtime.session import make_session
+from neural_compressor.onnx.runtime.session import feeds, make_session
 
 logger = logging.getLogger("neural_compressor")
 

@@ -9,7 +9,7 @@ import pytest
 
 from neural_compressor.dtypes import dtype
 from neural_compressor.onnx.files.model_file import read_model, weight_bytes
-from neural_compressor.onnx.graph.graph import normalise
+from neural_compressor.onnx.graph.normalise import normalise
 from neural_compressor.onnx.methods.static.options import StaticOptions
 from neural_compressor.onnx.methods.static.quantizer import quantize_static
 from neural_compressor.onnx.runtime.data_reader import Samples

@@ -7,9 +7,8 @@ import onnx_ir as ir
 import pytest
 
 from neural_compressor.dtypes import dtype
-from neural_compressor.onnx.graph.value_bounds import Bounds
-from neural_compressor.onnx.methods.static.calibration import calibrate
-from neural_compressor.onnx.methods.static.float_moments import FloatMoments
+from neural_compressor.onnx.graph.queries import Bounds
+from neural_compressor.onnx.methods.static.calibration import FloatMoments, calibrate
 from neural_compressor.onnx.methods.static.options import StaticOptions
 from neural_compressor.onnx.methods.static.quantizer import quantize_static
 from neural_compressor.onnx.runtime.data_reader import Samples

@@ -7,13 +7,13 @@ import onnx_ir as ir
 import pytest
 
 from neural_compressor.dtypes import dtype
-from neural_compressor.onnx.graph.graph import constant
-from neural_compressor.onnx.graph.integer_params import (
+from neural_compressor.onnx.graph.integer_tensors import (
     activation_params,
     bias_codes,
     least_weight_scale,
     weight_params,
 )
+from neural_compressor.onnx.graph.queries import constant
 from neural_compressor.onnx.methods.static.quantizer import quantize_static
 from neural_compressor.onnx.runtime.data_reader import Samples
 from neural_compressor.schemes import PER_CHANNEL, Plan, TensorScheme

@@ -11,7 +11,7 @@ from onnx import helper
 from neural_compressor.dtypes import dtype
 from neural_compressor.errors import CalibrationError, ConfigError, QuantizationError
 from neural_compressor.onnx.files.model_file import read_model
-from neural_compressor.onnx.graph.graph import normalise
+from neural_compressor.onnx.graph.normalise import normalise
 from neural_compressor.onnx.graph.ops import quantizable_nodes, unquantizable_nodes
 from neural_compressor.onnx.methods.static.quantizer import quantize_static
 from neural_compressor.schemes import PER_CHANNEL, OpScheme, PerGroup, Plan, TensorScheme, float_op

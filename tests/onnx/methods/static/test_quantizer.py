@@ -15,7 +15,7 @@ from onnx import helper
 from neural_compressor.dtypes import dtype
 from neural_compressor.errors import ConfigError
 from neural_compressor.onnx.files.model_file import read_model
-from neural_compressor.onnx.graph.graph import normalise, opset
+from neural_compressor.onnx.graph.normalise import normalise, opset
 from neural_compressor.onnx.graph.ops import quantizable_nodes
 from neural_compressor.onnx.methods.static.options import StaticOptions
 from neural_compressor.onnx.methods.static.quantizer import quantize_static

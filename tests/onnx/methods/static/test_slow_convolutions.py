@@ -10,8 +10,8 @@ from typing import Any
 import onnx_ir as ir
 import pytest
 
+from neural_compressor.onnx.methods.static.layout import is_depthwise, is_slow, is_small
 from neural_compressor.onnx.methods.static.quantizer import quantize_static
-from neural_compressor.onnx.methods.static.slow_convolutions import is_depthwise, is_slow, is_small
 from neural_compressor.onnx.runtime.data_reader import Samples
 from neural_compressor.schemes import OpKey
 

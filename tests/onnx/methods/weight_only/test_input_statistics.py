@@ -16,7 +16,7 @@ from neural_compressor.algorithms import ALGORITHMS, InputStatistics, LayerResul
 from neural_compressor.dtypes import dtype
 from neural_compressor.errors import CalibrationError, ConfigError
 from neural_compressor.onnx.files.model_file import read_model
-from neural_compressor.onnx.graph.graph import normalise
+from neural_compressor.onnx.graph.normalise import normalise
 from neural_compressor.onnx.methods.weight_only import input_statistics as module_under_test
 from neural_compressor.onnx.methods.weight_only.quantizer import WeightJob, WeightOnlyOptions, quantize_weight_only
 from neural_compressor.onnx.runtime.data_reader import CalibrationDataReader, Samples

@@ -14,7 +14,7 @@ from neural_compressor.algorithms import ALGORITHMS
 from neural_compressor.dtypes import dtype
 from neural_compressor.errors import CalibrationError, ConfigError, QuantizationError
 from neural_compressor.onnx.files.model_file import read_model, write_model
-from neural_compressor.onnx.graph.graph import normalise
+from neural_compressor.onnx.graph.normalise import normalise
 from neural_compressor.onnx.methods.weight_only.quantizer import (
     WeightJob,
     WeightOnlyOptions,

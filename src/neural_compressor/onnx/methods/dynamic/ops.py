@@ -11,15 +11,10 @@ import onnx_ir as ir
 
 from neural_compressor.errors import QuantizationError
 from neural_compressor.onnx.graph.editor import MICROSOFT
-from neural_compressor.onnx.graph.gemm_terms import added_terms, upright_input
-from neural_compressor.onnx.graph.matrix_nodes import MatrixNode, examine, take_array
-from neural_compressor.onnx.methods.dynamic.tensors import (
-    Codes,
-    DynamicTensors,
-    QuantizedValue,
-    quantized_codes,
-    right_factor,
-)
+from neural_compressor.onnx.graph.integer_tensors import IntegerArray, IntegerTensor, quantized_array, right_factor
+from neural_compressor.onnx.graph.matrix_nodes import MatrixNode, added_terms, examine, take_array, upright_input
+from neural_compressor.onnx.graph.queries import weight_refusal
+from neural_compressor.onnx.methods.dynamic.tensors import DynamicTensors
 from neural_compressor.schemes import PerChannel, TensorScheme
 
 _ATTENTION_ATTRIBUTES = ("num_heads", "unidirectional", "do_rotary", "mask_filter_value", "scale")
@@ -52,7 +47,7 @@ def _matrix(node: ir.Node) -> MatrixNode:
     return found
 
 
-def _scaled(tensors: DynamicTensors, node: ir.Node, sums: ir.Value, x: QuantizedValue, scale: ir.Value) -> ir.Value:
+def _scaled(tensors: DynamicTensors, node: ir.Node, sums: ir.Value, x: IntegerTensor, scale: ir.Value) -> ir.Value:
     """Integer sums as floats, in the order of nodes that ONNX Runtime fuses."""
     floats = tensors.edit.insert(node, "Cast", [sums], {"to": ir.DataType.FLOAT.value})[0]
     both = tensors.edit.insert(node, "Mul", [x.scale, scale])[0]
@@ -81,7 +76,7 @@ def _rewrite_gather(tensors: DynamicTensors, node: ir.Node, scheme: TensorScheme
     """
     matrix, edit = _matrix(node), tensors.edit
     kind = (scheme, matrix.transposed)
-    w = tensors.weight(matrix.weight, kind, lambda: quantized_codes(matrix.matrix(), scheme, axis=1), needs_zero=False)
+    w = tensors.weight(matrix.weight, kind, lambda: quantized_array(matrix.matrix(), scheme, axis=1), needs_zero=False)
     codes = edit.insert(node, "Gather", [w.codes, matrix.input], {"axis": 0})[0]
     if w.zero is None and isinstance(scheme.granularity, PerChannel):
         floats = edit.insert(node, "Cast", [codes], {"to": ir.DataType.FLOAT.value})[0]
@@ -106,9 +101,9 @@ def _rewrite_conv(tensors: DynamicTensors, node: ir.Node, scheme: TensorScheme) 
     given, weight, bias = _given(node, 0), _given(node, 1), (*node.inputs, None)[2]
     aligned = (-1, *[1] * (len(_shape(weight)) - 2))
 
-    def quantized() -> Codes:
-        found = quantized_codes(take_array(weight), scheme, axis=0, one_zero=True)
-        return found if not found.scale.ndim else Codes(found.codes, found.scale.reshape(aligned), found.zero)
+    def quantized() -> IntegerArray:
+        found = quantized_array(take_array(weight), scheme, axis=0, one_zero=True)
+        return found if not found.scale.ndim else IntegerArray(found.codes, found.scale.reshape(aligned), found.zero)
 
     w = tensors.weight(weight, scheme, quantized)
     x = tensors.activation(node, given)
@@ -146,10 +141,10 @@ def _rewrite_lstm(tensors: DynamicTensors, node: ir.Node, scheme: TensorScheme) 
     tensors.edit.replace(node, new)
 
 
-def _gates(weight: ir.Value, scheme: TensorScheme) -> Codes:
+def _gates(weight: ir.Value, scheme: TensorScheme) -> IntegerArray:
     """(directions, gates, inputs) turned to (directions, inputs, gates), each direction with scales of its own."""
     each = [right_factor(direction.T, scheme) for direction in take_array(weight)]
-    return Codes(*(np.stack([getattr(one, part) for one in each]) for part in ("codes", "scale", "zero")))
+    return IntegerArray(*(np.stack([getattr(one, part) for one in each]) for part in ("codes", "scale", "zero")))
 
 
 # -- attention -------------------------------------------------------------------------------------------------------
@@ -180,15 +175,6 @@ def _rewrite_attention(tensors: DynamicTensors, node: ir.Node, scheme: TensorSch
     count = len(node.outputs)
     operands = operands if past is not None else operands[:-1]
     edit.replace(node, edit.insert(node, "QAttention", operands, attributes, domain=MICROSOFT, outputs=count))
-
-
-def weight_refusal(node: ir.Node, place: int) -> str | None:
-    """Why the input at ``place`` is no weight that can be quantized, or None where it is one."""
-    value = node.inputs[place] if len(node.inputs) > place else None
-    if value is None or value.const_value is None or value.is_graph_input():
-        return "its weight is not a constant"
-    kind = value.const_value.dtype
-    return None if kind == ir.DataType.FLOAT else f"its weight is {kind.name}, and FLOAT is needed"
 
 
 def _given(node: ir.Node, place: int) -> ir.Value:

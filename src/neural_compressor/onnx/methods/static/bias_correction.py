@@ -12,14 +12,12 @@ import onnx_ir as ir
 from neural_compressor.algorithms import mean_error
 from neural_compressor.errors import CalibrationError
 from neural_compressor.onnx.graph.editor import GraphEditor
-from neural_compressor.onnx.graph.graph import constant
-from neural_compressor.onnx.graph.value_bounds import reader_bounds
-from neural_compressor.onnx.methods.static.calibration import calibrate
-from neural_compressor.onnx.methods.static.float_moments import FloatMoments, Watched
+from neural_compressor.onnx.graph.queries import constant, consumer_bounds
+from neural_compressor.onnx.methods.static.calibration import FloatMoments, Watched, calibrate
 from neural_compressor.onnx.methods.static.layout import Home, Layout
 from neural_compressor.onnx.runtime.data_reader import Samples
-from neural_compressor.onnx.runtime.feeds import feeds
 from neural_compressor.onnx.runtime.graph_walk import GraphWalk
+from neural_compressor.onnx.runtime.session import feeds
 
 logger = logging.getLogger("neural_compressor")
 
@@ -94,7 +92,7 @@ def _watched(output: ir.Value, homes: Mapping[ir.Value, Home]) -> Watched:
     if output not in homes:
         return output, (-np.inf, np.inf)
     source = homes[output].source
-    (low, high), (least, most) = reader_bounds(output), reader_bounds(source)
+    (low, high), (least, most) = consumer_bounds(output), consumer_bounds(source)
     return source, (max(low, least), min(high, most))
 
 

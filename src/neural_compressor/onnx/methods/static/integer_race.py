@@ -16,9 +16,8 @@ import onnx_ir as ir
 from onnx import TensorProto, helper, numpy_helper
 
 from neural_compressor.kernel_race import Work
-from neural_compressor.onnx.graph.graph import standard
-from neural_compressor.onnx.graph.op_table import Output
-from neural_compressor.onnx.graph.ops import NodeInfo
+from neural_compressor.onnx.graph.ops import NodeInfo, Output
+from neural_compressor.onnx.graph.queries import standard
 from neural_compressor.onnx.runtime.op_race import MOST_PRODUCTS, OpRace, session_of_one
 
 RACED = ("Conv", "MatMul", "Gemm")

@@ -3,21 +3,58 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from neural_compressor.onnx.graph.clips import folds
-from neural_compressor.onnx.graph.graph import input_of, is_float, standard
-from neural_compressor.onnx.graph.op_table import PASS_ON, Output
-from neural_compressor.onnx.graph.ops import NodeInfo
+from neural_compressor.onnx.graph.ops import PASS_ON, NodeInfo, Output, folds_into_quantizer
+from neural_compressor.onnx.graph.queries import array_of, input_of, is_float, standard
 from neural_compressor.onnx.methods.static.integer_race import IntegerRace, activation_behind
 from neural_compressor.onnx.methods.static.options import StaticOptions
-from neural_compressor.onnx.methods.static.slow_convolutions import is_depthwise, is_slow, is_small
 from neural_compressor.schemes import OpKey, OpScheme, TensorScheme
 
 logger = logging.getLogger("neural_compressor")
+
+_MANY_CHANNELS = 8
+"""In groups of fewer channels an integer convolution takes 3 to 10 times as long as a float one; with 16 it is even."""
+_MUCH_WEIGHT = 1 << 16
+"""At one place of an image a convolution with fewer weights takes less time than its two conversions."""
+
+
+def is_slow(conv: ir.Node) -> bool:
+    """Whether ``conv`` takes longer in integers even where they come and go at no cost: groups of a few channels each.
+
+    Depthwise convolutions have a kernel of their own.
+    """
+    groups, (outputs, inputs, *_) = _groups(conv), _sizes(conv)
+    return groups > 1 and max(inputs, outputs // groups) > 1 and min(inputs, outputs // groups) < _MANY_CHANNELS
+
+
+def is_depthwise(conv: ir.Node) -> bool:
+    """Whether ``conv`` is a depthwise one on images, for which the float kernel is the faster one.
+
+    On signals, and in three dimensions, it is the other way round.
+    """
+    outputs, inputs, *kernel = _sizes(conv)
+    return len(kernel) == 2 and inputs == 1 and _groups(conv) == outputs
+
+
+def is_small(conv: ir.Node) -> bool:
+    """Whether there is so little for ``conv`` to compute, such as on averages over an image, that conversions count."""
+    shape = conv.outputs[0].shape
+    at_one_place = shape is not None and all(size == 1 for size in shape[2:])
+    return at_one_place and math.prod(_sizes(conv)) < _MUCH_WEIGHT
+
+
+def _groups(conv: ir.Node) -> int:
+    return conv.attributes.get_int("group", 1)
+
+
+def _sizes(conv: ir.Node) -> tuple[int, ...]:
+    """Of the weight, which is a constant: the channels it gives, those it reads for each, and the kernel."""
+    return array_of(conv.inputs[1]).shape
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,7 +163,7 @@ def _wanted(graph: ir.Graph, active: _Active, kept: set[ir.Node]) -> set[ir.Valu
             wanted |= {input_of(node, i) for i in active[node][0].activations}
         elif any(value in wanted for value in node.outputs):
             before = node.inputs[0].producer() if node.inputs and node.inputs[0] is not None else None
-            if passes_on(node, kept) or (before in active and folds(node)):
+            if passes_on(node, kept) or (before in active and folds_into_quantizer(node)):
                 wanted.add(input_of(node, 0))
     return wanted
 
@@ -142,7 +179,7 @@ def _homes(
             firm = info.op.output is Output.INTEGER and node.op_type not in options.optypes_to_exclude_output_quant
             if info.op.output is Output.FLOAT or scheme.activation is None or not (firm or output in wanted):
                 continue
-            clip = next((user for user in output.consumers() if folds(user)), None)
+            clip = next((user for user in output.consumers() if folds_into_quantizer(user)), None)
             value = output if clip is None else clip.outputs[0]
             homes[value] = Home(output, scheme.activation, value, firm, clip)
         elif passes_on(node, kept) and any(value in wanted for value in node.outputs):

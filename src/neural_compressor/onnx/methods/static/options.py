@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from neural_compressor.errors import ConfigError
-from neural_compressor.onnx.graph.op_table import OP_TYPES
+from neural_compressor.onnx.graph.ops import OP_TYPES
 from neural_compressor.registry import close_matches
 
 FORMATS = ("QDQ", "QOperator")

@@ -7,12 +7,9 @@ from collections.abc import Iterator, MutableMapping, Sequence
 import onnx_ir as ir
 
 from neural_compressor.errors import CalibrationError
-from neural_compressor.onnx.graph.clips import cuts_off
-from neural_compressor.onnx.graph.graph import standard
-from neural_compressor.onnx.graph.integer_params import IntegerParams, activation_params
-from neural_compressor.onnx.graph.value_bounds import reader_bounds
-from neural_compressor.onnx.methods.static.calibration import Range, calibrate
-from neural_compressor.onnx.methods.static.float_moments import FloatMoments
+from neural_compressor.onnx.graph.integer_tensors import IntegerParams, activation_params, cuts_off
+from neural_compressor.onnx.graph.queries import consumer_bounds, standard
+from neural_compressor.onnx.methods.static.calibration import FloatMoments, Range, calibrate
 from neural_compressor.onnx.methods.static.layout import Layout
 from neural_compressor.onnx.methods.static.options import StaticOptions
 from neural_compressor.onnx.runtime.data_reader import Samples
@@ -50,7 +47,7 @@ def tensor_params(
 
 
 def _of(seen: Range, value: ir.Value, scheme: TensorScheme) -> IntegerParams:
-    least, most = reader_bounds(value)
+    least, most = consumer_bounds(value)
     low, high = (min(max(end, least), most) for end in seen)
     return activation_params(low, high, scheme)
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from neural_compressor.onnx.graph.editor import MICROSOFT, discard
-from neural_compressor.onnx.graph.graph import standard
-from neural_compressor.onnx.graph.op_table import PASS_ON
+from neural_compressor.onnx.graph.ops import PASS_ON
+from neural_compressor.onnx.graph.queries import standard
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,19 +12,18 @@ import onnx_ir as ir
 from neural_compressor.errors import CalibrationError
 from neural_compressor.onnx.graph.editor import GraphEditor
 from neural_compressor.onnx.graph.error_context import at_node
-from neural_compressor.onnx.graph.graph import array_of, normalise, opset
+from neural_compressor.onnx.graph.normalise import normalise, opset
 from neural_compressor.onnx.graph.ops import quantizable_nodes
+from neural_compressor.onnx.graph.queries import array_of
 from neural_compressor.onnx.methods.static.bias_correction import BiasCorrection, watch
 from neural_compressor.onnx.methods.static.integer_race import IntegerRace
 from neural_compressor.onnx.methods.static.layout import Layout, lay_out
 from neural_compressor.onnx.methods.static.options import StaticOptions
 from neural_compressor.onnx.methods.static.params import KnownRanges, tensor_params
-from neural_compressor.onnx.methods.static.plan import checked_schemes, is_wide, kept_in_float
-from neural_compressor.onnx.methods.static.qdq import QDQWriter
-from neural_compressor.onnx.methods.static.qdq_constants import ConstantWriter
+from neural_compressor.onnx.methods.static.plan_check import checked_schemes, is_wide, kept_in_float
+from neural_compressor.onnx.methods.static.qdq import ConstantWriter, QDQWriter
 from neural_compressor.onnx.methods.static.qoperator import to_integer_ops
-from neural_compressor.onnx.methods.static.shielding import shield
-from neural_compressor.onnx.methods.static.summands import settle_summands
+from neural_compressor.onnx.methods.static.runtime_fusions import settle_summands, shield
 from neural_compressor.onnx.passes.hard_swish import OPSET_OF_HARD_SWISH, has_hard_swish, name_hard_swish
 from neural_compressor.onnx.passes.simplify import simplify
 from neural_compressor.onnx.runtime.data_reader import Samples

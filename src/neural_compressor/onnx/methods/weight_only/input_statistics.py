@@ -17,8 +17,7 @@ import onnx_ir as ir
 from neural_compressor.algorithms import InputStatistics
 from neural_compressor.errors import CalibrationError
 from neural_compressor.onnx.runtime.data_reader import Samples
-from neural_compressor.onnx.runtime.feeds import feeds
-from neural_compressor.onnx.runtime.session import make_session
+from neural_compressor.onnx.runtime.session import feeds, make_session
 
 logger = logging.getLogger("neural_compressor")
 

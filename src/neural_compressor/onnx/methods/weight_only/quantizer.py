@@ -13,11 +13,16 @@ from neural_compressor.errors import CalibrationError
 from neural_compressor.onnx.files.scratch import scratch_folder
 from neural_compressor.onnx.graph.editor import GraphEditor
 from neural_compressor.onnx.graph.error_context import at_node
-from neural_compressor.onnx.graph.gemm_terms import added_terms, upright_input
-from neural_compressor.onnx.graph.graph import raise_opset
-from neural_compressor.onnx.graph.matrix_nodes import MatrixNode, left_in_float, weight_only_nodes
-from neural_compressor.onnx.methods.weight_only import blockwise_nodes as nodes
-from neural_compressor.onnx.methods.weight_only.block_codes import block_codes
+from neural_compressor.onnx.graph.matrix_nodes import (
+    MatrixNode,
+    added_terms,
+    left_in_float,
+    upright_input,
+    weight_only_nodes,
+)
+from neural_compressor.onnx.graph.normalise import raise_opset
+from neural_compressor.onnx.methods.weight_only import blockwise as nodes
+from neural_compressor.onnx.methods.weight_only.blockwise import block_codes
 from neural_compressor.onnx.methods.weight_only.groups import WeightGroup, in_blocks, in_portions, weight_groups
 from neural_compressor.onnx.methods.weight_only.input_statistics import CalibrationPasses, Sources
 from neural_compressor.onnx.methods.weight_only.job import WeightJob, WeightOnlyOptions

@@ -7,11 +7,11 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, PlainValidator
 
 from neural_compressor.config.composition import register_config
+from neural_compressor.onnx.graph.sum_order import ANY
 from neural_compressor.onnx.quantization.config.extra_options import DYNAMIC_OPTIONS, options_among
 from neural_compressor.onnx.quantization.config.fields import Flag, Names, OptionalNames, Provider, TargetCpu, Type
 from neural_compressor.onnx.quantization.config.integer import IntegerConfig
 from neural_compressor.onnx.quantization.quant_types import QuantType
-from neural_compressor.onnx.runtime.saturation import ANY
 
 
 @register_config("onnxrt", "dynamic_quant")

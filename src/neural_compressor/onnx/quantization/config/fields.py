@@ -11,9 +11,9 @@ from neural_compressor.config.numbers import group_size, is_whole, number_betwee
 from neural_compressor.config.parameter_space import one_or_more
 from neural_compressor.config.words import at_least, flag, word
 from neural_compressor.errors import ConfigError
+from neural_compressor.onnx.graph.sum_order import TARGET_CPUS
 from neural_compressor.onnx.quantization.quant_types import CalibrationMethod, QuantFormat, QuantType, choice
 from neural_compressor.onnx.runtime.providers import AUTOMATIC, find_provider
-from neural_compressor.onnx.runtime.saturation import TARGET_CPUS
 from neural_compressor.registry import close_matches
 
 FLOAT = "fp32"

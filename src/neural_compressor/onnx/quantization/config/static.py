@@ -9,6 +9,7 @@ from pydantic import Field, PlainValidator
 from neural_compressor.config.composition import register_config
 from neural_compressor.dtypes import dtype
 from neural_compressor.onnx.graph.linear_ops import LINEAR_TYPES
+from neural_compressor.onnx.graph.sum_order import ANY
 from neural_compressor.onnx.quantization.config.extra_options import options_among
 from neural_compressor.onnx.quantization.config.fields import (
     Count,
@@ -25,7 +26,6 @@ from neural_compressor.onnx.quantization.config.fields import (
 from neural_compressor.onnx.quantization.config.integer import IntegerConfig
 from neural_compressor.onnx.quantization.config.smoothing import Smoothing
 from neural_compressor.onnx.quantization.quant_types import CalibrationMethod, QuantFormat, QuantType
-from neural_compressor.onnx.runtime.saturation import ANY
 from neural_compressor.schemes import TensorScheme
 
 

@@ -1,6 +1,7 @@
-"""Constants added to a product, put where the runtime does not turn the two into a Gemm that runs in float.
+"""Edits that keep ONNX Runtime's own graph optimizations from undoing a layout.
 
-It does so with whatever it can, and knows of no integers when it does: a Gemm with a float summand it leaves in float.
+A product and a constant added to it become a Gemm on loading, which runs in float where the summand is one. A float op
+between a dequantizer and a quantizer gets its weight rounded to 8 bits with one scale, whatever the model says.
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ from collections.abc import Collection
 
 import onnx_ir as ir
 
-from neural_compressor.onnx.graph.editor import GraphEditor, discard
-from neural_compressor.onnx.graph.graph import array_of, constant, input_of, standard
-from neural_compressor.onnx.passes.affine_folding import only_reader, take_over
+from neural_compressor.onnx.graph.editor import GraphEditor, discard, take_over
+from neural_compressor.onnx.graph.ops import CLIPS
+from neural_compressor.onnx.graph.queries import array_of, constant, input_of, only_consumer, standard
 
 
 def settle_summands(editor: GraphEditor, names: Collection[str]) -> None:
@@ -19,7 +20,7 @@ def settle_summands(editor: GraphEditor, names: Collection[str]) -> None:
     for node in list(editor.model.graph):
         if not standard(node, "MatMul") or node.name not in names:
             continue
-        add = only_reader(node)
+        add = only_consumer(node)
         if add is None or not standard(add, "Add"):
             continue
         place = 1 if add.inputs[0] is node.outputs[0] else 0
@@ -60,3 +61,36 @@ def _hide(editor: GraphEditor, add: ir.Node, place: int) -> None:
     old = input_of(add, place)
     add.replace_input_with(place, editor.weight(str(old.name), array_of(old)[None], editor.model.graph))
     discard(old)
+
+
+_TAKEN = ("Conv", "ConvTranspose", "Gemm")
+
+
+def shield(editor: GraphEditor) -> None:
+    """Keep the float ops of a quantized graph in float."""
+    for node in list(editor.model.graph):
+        if standard(node, "QuantizeLinear") and _is_taken(_op_before(node)):
+            (same,) = editor.insert(node, "Sum", [node.inputs[0]])
+            node.replace_input_with(0, same)
+
+
+def _op_before(quantizer: ir.Node) -> ir.Node | None:
+    """The op whose result is quantized."""
+    node = _producer(quantizer, 0)
+    while node is not None and standard(node, *CLIPS):
+        node = _producer(node, 0)
+    return node
+
+
+def _is_taken(node: ir.Node | None) -> bool:
+    return node is not None and standard(node, *_TAKEN) and _reads_integers(node, 0) and not _reads_integers(node, 1)
+
+
+def _reads_integers(node: ir.Node, place: int) -> bool:
+    before = _producer(node, place)
+    return before is not None and standard(before, "DequantizeLinear")
+
+
+def _producer(node: ir.Node, place: int) -> ir.Node | None:
+    value = node.inputs[place]
+    return None if value is None else value.producer()

@@ -1,12 +1,13 @@
-"""What tells one model from another: its nodes and the bytes of its weights."""
+"""A model as protobuf bytes: its size on disk, its nodes, and a fingerprint that tells it from others."""
 
 from __future__ import annotations
 
 import hashlib
 
+import onnx
 import onnx_ir as ir
 
-from neural_compressor.onnx.files.model_file import initializers
+from neural_compressor.onnx.files.model_file import ONE_FILE_BYTES, initializers, weight_bytes, without_inferable
 
 
 def fingerprint(model: ir.Model) -> str:
@@ -25,3 +26,17 @@ def fingerprint(model: ir.Model) -> str:
 def node_bytes(node: ir.Node) -> bytes:
     """``node`` as a file stores it, subgraphs included."""
     return bytes(ir.serde.serialize_node(node).SerializeToString(deterministic=True))
+
+
+def as_proto(model: ir.Model) -> onnx.ModelProto:
+    """``model`` with all its weights inside, those from files of their own too."""
+    return ir.to_proto(ir.external_data.load_to_model(model.clone()))
+
+
+def stored_bytes(model: ir.Model) -> int:
+    """Bytes of the file, or files; where there are several, of weights and nodes."""
+    weights = weight_bytes(model)
+    if weights <= ONE_FILE_BYTES:
+        with without_inferable(model):
+            return int(as_proto(model).ByteSize())
+    return weights + sum(len(node_bytes(node)) for node in model.graph)

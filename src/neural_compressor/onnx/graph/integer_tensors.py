@@ -1,16 +1,19 @@
-"""Scales and zero points in the form that Q/DQ nodes and integer ops take them."""
+"""Integer tensors as Q/DQ nodes and integer ops take them: codes with scales and zero points."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
+import onnx_ir as ir
 
 from neural_compressor.dtypes import dtype
+from neural_compressor.errors import QuantizationError
 from neural_compressor.observers import make_observer
-from neural_compressor.onnx.runtime.saturation import SumOrder
+from neural_compressor.onnx.graph.queries import clip_bounds
+from neural_compressor.onnx.graph.sum_order import SumOrder
 from neural_compressor.schemes import (
     PER_TENSOR,
     PerChannel,
@@ -18,6 +21,8 @@ from neural_compressor.schemes import (
     TensorScheme,
     choose_qparams,
     in_pairs,
+    quantize,
+    quantize_pairs,
     quantize_with,
 )
 from neural_compressor.schemes.pair_safe import pair_safe_codes, pair_safe_scales
@@ -151,3 +156,57 @@ def _params(qparams: QParams, scheme: TensorScheme, axis: int | None) -> Integer
     scale = np.asarray(qparams.scale, dtype=np.float32)
     zero_point = np.zeros(scale.shape) if qparams.zero_point is None else np.asarray(qparams.zero_point)
     return IntegerParams(scheme, scale, zero_point.astype(STORED[scheme.dtype.name]), axis)
+
+
+def cuts_off(params: IntegerParams, clip: ir.Node) -> bool:
+    """Whether a quantizer keeps values within the bounds of ``clip`` by itself, to within half a step."""
+    (low, high), (least, most) = params.limits, clip_bounds(clip)
+    slack = float(params.scale) / 2
+    return low >= least - slack and high <= most + slack
+
+
+class IntegerTensor(NamedTuple):
+    """Codes with their scale and zero point, all in the graph; a zero point that is 0 may be left out."""
+
+    codes: ir.Value
+    scale: ir.Value
+    zero: ir.Value | None
+
+
+@dataclass(frozen=True)
+class IntegerArray:
+    """The same as arrays."""
+
+    codes: np.ndarray
+    scale: np.ndarray
+    zero: np.ndarray
+
+
+def right_factor(matrix: np.ndarray, scheme: TensorScheme) -> IntegerArray:
+    """The weight (inputs, outputs) of a product in 8 bits with one scale, or one an output."""
+    if not scheme.pair_safe:
+        return quantized_array(matrix, scheme, axis=1)
+    rows = matrix.T
+    found = quantize_pairs(rows, scheme, in_pairs(rows.shape[1]))
+    codes, scale = np.ascontiguousarray(np.asarray(found.codes).T), np.asarray(found.scale, dtype=np.float32)
+    return IntegerArray(codes, scale, np.zeros(scale.shape, codes.dtype))
+
+
+def quantized_array(array: np.ndarray, scheme: TensorScheme, axis: int, *, one_zero: bool = False) -> IntegerArray:
+    """``array`` in 8 bits with one scale, or one for each place along ``axis``.
+
+    ``one_zero`` is for kernels that take a single zero point.
+    """
+    if isinstance(scheme.granularity, PerChannel):
+        scheme = replace(scheme, granularity=PerChannel(axis % array.ndim))
+    found = quantize(array, scheme)
+    codes, scale = np.asarray(found.codes), np.asarray(found.scale, dtype=np.float32)
+    zero = np.zeros(scale.shape, codes.dtype) if found.zero_point is None else np.asarray(found.zero_point)
+    if one_zero and zero.ndim:
+        if (zero != zero.flat[0]).any():
+            raise QuantizationError(
+                f"the kernel takes one zero point for all channels, and {scheme.dtype.name} has one for each; use int8 "
+                "with the scheme sym, or granularity per_tensor"
+            )
+        zero = zero.flat[0]
+    return IntegerArray(codes, scale, np.asarray(zero, dtype=codes.dtype))

@@ -9,9 +9,8 @@ import onnx_ir as ir
 
 from neural_compressor.errors import ConfigError
 from neural_compressor.onnx.graph.error_context import at_node
-from neural_compressor.onnx.graph.integer_params import ACTIVATIONS, EIGHT_BITS, STORED
-from neural_compressor.onnx.graph.op_table import CLIPS, OP_TYPES, PASS_ON
-from neural_compressor.onnx.graph.ops import NodeInfo, quantizable_nodes, unquantizable_nodes
+from neural_compressor.onnx.graph.integer_tensors import ACTIVATIONS, EIGHT_BITS, STORED
+from neural_compressor.onnx.graph.ops import CLIPS, OP_TYPES, PASS_ON, NodeInfo, quantizable_nodes, unquantizable_nodes
 from neural_compressor.onnx.methods.static.options import StaticOptions
 from neural_compressor.registry import close_matches
 from neural_compressor.schemes import PER_TENSOR, OpKey, OpScheme, PerGroup, Plan, TensorScheme

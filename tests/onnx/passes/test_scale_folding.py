@@ -107,9 +107,9 @@ def test_a_value_with_other_readers_or_that_is_an_output_is_left_alone(build):
     model = make(build, *LAST["MatMul"], ["n", C], readers=2)
     value = value_of(model, "v")
     assert find_folds(value, Channels(C, -1, 2)) is None
-    assert find_folds(value, Channels(C, -1, 2), readers=2) is not None
+    assert find_folds(value, Channels(C, -1, 2), consumers=2) is not None
     model.graph.outputs.append(value)
-    assert find_folds(value, Channels(C, -1, 2), readers=2) is None
+    assert find_folds(value, Channels(C, -1, 2), consumers=2) is None
 
 
 def test_other_readers_of_a_constant_keep_it(build):

@@ -1,4 +1,4 @@
-"""What was done to a model, kept in its own metadata, so that a file tells it too."""
+"""The quantization record of a model, in its metadata: the scheme of each op, and why ops stayed in float."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class GraphEditor:
             discard(value)
 
     def set_constant(self, node: ir.Node, place: int, array: np.ndarray) -> None:
-        """Give ``node`` a float32 constant of its own as an input; other readers of the one it had keep that."""
+        """Give ``node`` a float32 constant of its own as an input; other consumers of the old one keep it."""
         if len(node.inputs) <= place:
             node.resize_inputs(place + 1)
         old, graph = node.inputs[place], node.graph
@@ -87,7 +87,7 @@ class GraphEditor:
 
 
 def discard(value: ir.Value | None) -> None:
-    """Remove a constant nobody reads, and the nodes that were between it and its last reader."""
+    """Remove a constant nobody reads, and the nodes that were between it and its last consumer."""
     if value is None or value.uses() or value.is_graph_output() or value.is_graph_input():
         return
     node, graph = value.producer(), value.graph

@@ -172,10 +172,20 @@ class IntegerTensor(NamedTuple):
     scale: ir.Value
     zero: ir.Value | None
 
+    @property
+    def dtype(self) -> ir.DataType | None:
+        """The type of the codes, as far as the zero point tells it."""
+        return None if self.zero is None else self.zero.dtype
+
+    @property
+    def params(self) -> list[ir.Value | None]:
+        """Scale and zero point."""
+        return [self.scale, self.zero]
+
 
 @dataclass(frozen=True)
 class IntegerArray:
-    """The same as arrays."""
+    """An integer tensor as arrays."""
 
     codes: np.ndarray
     scale: np.ndarray

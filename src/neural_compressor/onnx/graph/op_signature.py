@@ -1,4 +1,4 @@
-"""Which types the inputs and outputs of a node may have, from the definition of its operator."""
+"""Signatures of nodes: the types that inputs and outputs may have, from the definition of the operator."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ _NONE: Bounds = (-math.inf, math.inf)
 
 
 def consumer_bounds(value: ir.Value) -> Bounds:
-    """The bounds beyond which all readers of ``value`` see the bound itself."""
+    """The bounds beyond which all consumers of ``value`` see the bound itself."""
     uses = tuple(value.uses())
     if value.is_graph_output() or not uses:
         return _NONE

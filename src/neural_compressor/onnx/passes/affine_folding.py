@@ -122,11 +122,11 @@ def fold_factors(editor: GraphEditor) -> None:
         add = only_consumer(node)
         place = None if add is None else _summand(add, node.outputs[0])
         result = node.outputs[0] if add is None or place is None else add.outputs[0]
-        readers = result.uses()
-        if not readers or result.is_graph_output() or not all(_is_linear(node, *use) for use in readers):
+        consumers = result.uses()
+        if not consumers or result.is_graph_output() or not all(_is_linear(node, *use) for use in consumers):
             continue
-        for reader in {use.node: None for use in readers}:
-            _scale_input(editor, reader, 1, factor)
+        for consumer in {use.node: None for use in consumers}:
+            _scale_input(editor, consumer, 1, factor)
         if add is not None and place is not None:
             _scale_input(editor, add, place, 1 / factor)
         _replace(editor.model.graph, node, value)

@@ -100,12 +100,12 @@ class _Layer:
             old = constant(node.inputs[2]) if len(node.inputs) > 2 else None
             editor.set_constant(node, 2, by if old is None else old + by)
             return
-        readers = tuple(node.outputs[0].uses())
-        reader = readers[0].node if len(readers) == 1 and not node.outputs[0].is_graph_output() else None
-        if reader is not None and standard(reader, "Add"):
-            place = 1 - readers[0].idx
-            if (summand := constant(reader.inputs[place])) is not None and summand.ndim <= 1:
-                editor.set_constant(reader, place, summand + by)
+        consumers = tuple(node.outputs[0].uses())
+        consumer = consumers[0].node if len(consumers) == 1 and not node.outputs[0].is_graph_output() else None
+        if consumer is not None and standard(consumer, "Add"):
+            place = 1 - consumers[0].idx
+            if (summand := constant(consumer.inputs[place])) is not None and summand.ndim <= 1:
+                editor.set_constant(consumer, place, summand + by)
                 return
         _add_behind(editor, node, by)
 

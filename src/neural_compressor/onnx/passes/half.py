@@ -29,19 +29,22 @@ _PRODUCTS = ("Conv", "ConvTranspose", "MatMul", "Gemm", "Einsum")
 """Ops that are worth computing in half whatever they read."""
 
 
-class FarValues:
-    """Has to be asked about all nodes of a graph, in the order they run."""
+class Fp16Overflow:
+    """Values that may overflow fp16: powers, sums, and what is computed from them.
+
+    It has to be asked about all nodes of a graph, in the order they run.
+    """
 
     def __init__(self) -> None:
-        self._far: set[ir.Value] = set()
+        self._large: set[ir.Value] = set()
         self._base: dict[ir.Value, ir.Value] = {}
 
-    def needed_by(self, node: ir.Node) -> bool:
+    def needs_float32(self, node: ir.Node) -> bool:
         """Whether ``node`` gives such values, or brings them back, and so had better compute in float32."""
-        reads = any(value in self._far for value in node.inputs)
+        reads = any(value in self._large for value in node.inputs)
         grows = standard(node, *_GROW) or self._is_power(node)
         if grows or (reads and standard(node, *_CARRY)):
-            self._far.update(node.outputs)
+            self._large.update(node.outputs)
         return grows or (reads and not standard(node, *_PRODUCTS))
 
     def _is_power(self, node: ir.Node) -> bool:
@@ -107,8 +110,8 @@ def computes_in(model: ir.Model, dtype: str, provider: str) -> bool:
     """Whether ``provider`` has kernels in ``dtype`` for every op of ``model`` that computes with a matrix of it."""
     conversion = _Conversion(model, data_type(dtype).name, frozenset(), provider)
     matrices = [value for value in model.graph.initializers.values() if conversion.is_matrix(value)]
-    readers = {node: None for value in matrices for node in value.consumers() if node.op_type not in _LOOK_UPS}
-    return all(conversion.converts(node) for node in readers)
+    consumers = {node: None for value in matrices for node in value.consumers() if node.op_type not in _LOOK_UPS}
+    return all(conversion.converts(node) for node in consumers)
 
 
 class _Conversion:
@@ -121,14 +124,14 @@ class _Conversion:
 
     def whole(self) -> ir.Model:
         """The model with all that can be converted."""
-        far = FarValues()
+        overflow = Fp16Overflow()
         for node in list(self.model.graph):
             types = signature(node, self.model.opset_imports)
             inner = list(_inner_nodes(node))
-            too_large = far.needed_by(node) and self.limit < _LARGE
+            too_large = overflow.needs_float32(node) and self.limit < _LARGE
             if types is None or inner or too_large or node.name in self.keep or node.op_type in _STAYS_FLOAT:
-                for reader in (node, *inner):
-                    self._read(reader, node, frozenset(), None)
+                for consumer in (node, *inner):
+                    self._read(consumer, node, frozenset(), None)
                 continue
             self._fill_in(node, types)
             variables = self._variables(node, types)
@@ -146,7 +149,7 @@ class _Conversion:
         if first is None:
             return self.model
         for value in list(self.model.graph.initializers.values()):
-            kept = any(reader.name in self.keep for reader in value.consumers())
+            kept = any(consumer.name in self.keep for consumer in value.consumers())
             if kept or not self.is_matrix(value):
                 continue
             stored = self._halved(value)
@@ -178,12 +181,12 @@ class _Conversion:
             return frozenset()
         return found
 
-    def _read(self, reader: ir.Node, at: ir.Node, variables: frozenset[str], types: Signature | None) -> None:
-        """Give ``reader``, which runs at ``at`` in the main graph, its inputs in the types it now takes."""
-        for place, value in enumerate(reader.inputs):
+    def _read(self, consumer: ir.Node, at: ir.Node, variables: frozenset[str], types: Signature | None) -> None:
+        """Give ``consumer``, which runs at ``at`` in the main graph, its inputs in the types it now takes."""
+        for place, value in enumerate(consumer.inputs):
             wants_half = types is not None and types.inputs[place] in variables
             if value is not None and self._was_float(value) and wants_half != (value in self._half):
-                reader.replace_input_with(place, self._as_other(value, at))
+                consumer.replace_input_with(place, self._as_other(value, at))
                 discard(value)
 
     def _was_float(self, value: ir.Value) -> bool:

@@ -1,4 +1,4 @@
-"""Where a factor on the channels of a value can go into the constants of what makes it, leaving no node behind."""
+"""Folding of a factor by channel into the constants of the nodes that produce a value, with no node left behind."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ class Channels:
         return (-1, *[1] * (self.rank - 2)) if self.axis == 1 else (-1,)
 
 
-def find_folds(value: ir.Value, channels: Channels, readers: int = 1) -> Folds | None:
+def find_folds(value: ir.Value, channels: Channels, consumers: int = 1) -> Folds | None:
     """The constants that bring a positive factor onto the channels of ``value``; None where it cannot be done exactly.
 
-    ``readers`` is how many readers want the factor: with more than that the others would see it too.
+    ``consumers`` is how many consumers want the factor: with more than that the others would see it too.
     """
     node = value.producer()
-    if node is None or value.is_graph_output() or len(value.uses()) != readers or not is_float(value):
+    if node is None or value.is_graph_output() or len(value.uses()) != consumers or not is_float(value):
         return None
     if node.outputs[0] is not value:
         return None

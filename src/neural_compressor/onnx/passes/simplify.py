@@ -1,4 +1,4 @@
-"""A model computing the same with fewer steps between the ops that get quantized."""
+"""Simplification ahead of quantization: the same model with fewer steps between the ops that get quantized."""
 
 from __future__ import annotations
 

@@ -206,7 +206,7 @@ def _groups(ops: Iterable[LinearOp], scales_per_op: bool) -> list[list[LinearOp]
 def _apply(editor: GraphEditor, group: Sequence[LinearOp], scale: np.ndarray, folding: bool) -> None:
     first = group[0]
     channels = Channels(first.channels, first.axis, first.rank)
-    folds = find_folds(first.input, channels, readers=len(group)) if folding else None
+    folds = find_folds(first.input, channels, consumers=len(group)) if folding else None
     weights = [op.scaled(scale) for op in group]
     if folds is not None:
         apply_folds(editor, folds, 1 / scale)

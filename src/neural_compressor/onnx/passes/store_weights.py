@@ -65,14 +65,14 @@ def store_weights(model: ir.Model, plan: Plan) -> dict[OpKey, str]:
     if not wanted:
         return left
     nodes = _candidates(model)
-    readers: dict[ir.Value, dict[ir.Node, OpKey]] = {}
+    consumers: dict[ir.Value, dict[ir.Node, OpKey]] = {}
     for key in wanted:
         if reason := _refusal(nodes[key]) if key in nodes else _GONE:
             left[key] = reason
         elif (weight := nodes[key].inputs[1]) is not None:
-            readers.setdefault(weight, {})[nodes[key]] = key
+            consumers.setdefault(weight, {})[nodes[key]] = key
     edit = GraphEditor(model)
-    for weight, keys in readers.items():
+    for weight, keys in consumers.items():
         if weight.is_graph_output() or any(use.node not in keys or use.idx != 1 for use in weight.uses()):
             left |= dict.fromkeys(keys.values(), _SHARED)
             continue
@@ -118,11 +118,11 @@ def _channel_axis(node: ir.Node) -> int:
     return 1 if node.op_type == "ConvTranspose" and node.attributes.get_int("group", 1) == 1 else 0
 
 
-def _store(edit: GraphEditor, weight: ir.Value, reader: ir.Node, scheme: TensorScheme) -> None:
+def _store(edit: GraphEditor, weight: ir.Value, consumer: ir.Node, scheme: TensorScheme) -> None:
     """Put codes, and the nodes that make floats of them, in the place of ``weight``."""
     graph = weight.graph
     assert isinstance(graph, ir.Graph)
-    array, axis = take_array(weight), _channel_axis(reader)
+    array, axis = take_array(weight), _channel_axis(consumer)
     found = quantized_array(array, scheme, axis)
     shape = [-1 if place == axis else 1 for place in range(array.ndim)] if found.scale.ndim else []
     users = set(weight.consumers())

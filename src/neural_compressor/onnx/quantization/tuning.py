@@ -23,7 +23,7 @@ from neural_compressor.onnx.files.scratch import raise_if_full, scratch_folder
 from neural_compressor.onnx.files.serialized import as_proto
 from neural_compressor.onnx.quantization.calibration_store import CalibrationStore
 from neural_compressor.onnx.quantization.config import TuningConfig
-from neural_compressor.onnx.quantization.pipeline import carry_out
+from neural_compressor.onnx.quantization.pipeline import run_pipeline
 from neural_compressor.onnx.quantization.prepared import Prepared, has_static, prepare
 from neural_compressor.onnx.quantization.resolution import NothingToQuantizeError, Resolution, resolve
 from neural_compressor.onnx.quantization.selection import require_onnx
@@ -108,7 +108,7 @@ class ConfigAdaptor(ONNXRTAdaptor):
         self._feed = self._store.example(work.config for work in candidate.resolution.work.values())
         self.example = self._feed
         floats = [key for key, scheme in tune_cfg["op"].items() if OpScheme.from_dict(scheme).is_float]
-        new = carry_out(candidate.prepared.model, candidate.resolution.without(floats), self._store)
+        new = run_pipeline(candidate.prepared.model, candidate.resolution.without(floats), self._store)
         self._warn_if_saturating(new)
         return as_proto(new)
 

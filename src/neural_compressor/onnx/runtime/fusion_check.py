@@ -1,4 +1,4 @@
-"""Whether the runtime computes in integers what was quantized."""
+"""A check of what ONNX Runtime makes of a quantized model: which ops it computes in integers, and which in float."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which types an execution provider has kernels for: as the installed runtime lists them, or found by giving it the op."""
+"""Kernels of an execution provider by type: as the installed runtime lists them, or found by giving it the op."""
 
 from __future__ import annotations
 

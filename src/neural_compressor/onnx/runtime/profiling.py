@@ -1,4 +1,4 @@
-"""Where the time of a run goes, node by node, as ONNX Runtime's profile has it."""
+"""Time of a run by node, from ONNX Runtime's profile."""
 
 from __future__ import annotations
 

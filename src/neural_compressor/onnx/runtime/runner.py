@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import onnx
-import onnx_ir as ir
 
 from neural_compressor.errors import EvaluationError
 from neural_compressor.onnx.files.model_file import read_model
@@ -18,8 +16,6 @@ from neural_compressor.onnx.runtime.session import make_session
 
 _KEPT = 2
 """A candidate and the model it is compared with."""
-
-AnyModel = str | onnx.ModelProto | ir.Model
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""Whether a quantized model is slower on this machine than the float one it was made of."""
+"""A check that a quantized model is not slower on this machine than the float one it was made of."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How each op type computes with activations quantized at run time."""
+"""Rewrites of each op type that dynamic quantization knows, to ops on activations quantized at run time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ops of a quantized graph give too much on average, measured on data and taken out of their biases."""
+"""Bias correction on data: the mean error of each op of the quantized graph, taken out of its bias."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from neural_compressor.errors import CalibrationError
 from neural_compressor.onnx.graph.editor import GraphEditor
 from neural_compressor.onnx.graph.queries import constant, consumer_bounds
 from neural_compressor.onnx.methods.static.calibration import FloatMoments, Watched, calibrate
-from neural_compressor.onnx.methods.static.layout import Home, Layout
+from neural_compressor.onnx.methods.static.layout import Layout, QuantizedTensor
 from neural_compressor.onnx.runtime.data_reader import Samples
 from neural_compressor.onnx.runtime.graph_walk import GraphWalk
 from neural_compressor.onnx.runtime.session import feeds
@@ -83,15 +83,15 @@ def watch(model: ir.Model, layout: Layout) -> FloatMoments:
 
     What none behind an op sees of it does not count: behind a Relu it may be most of a tensor.
     """
-    homes = {home.raw: home for home in layout.homes.values()}
+    tensors = {tensor.raw: tensor for tensor in layout.tensors.values()}
     nodes = [node for node in model.graph if node in layout.ops and node.op_type in _CORRECTED]
-    return FloatMoments(model.graph, {node: _watched(node.outputs[0], homes) for node in nodes}, SAMPLES)
+    return FloatMoments(model.graph, {node: _watched(node.outputs[0], tensors) for node in nodes}, SAMPLES)
 
 
-def _watched(output: ir.Value, homes: Mapping[ir.Value, Home]) -> Watched:
-    if output not in homes:
+def _watched(output: ir.Value, tensors: Mapping[ir.Value, QuantizedTensor]) -> Watched:
+    if output not in tensors:
         return output, (-np.inf, np.inf)
-    source = homes[output].source
+    source = tensors[output].source
     (low, high), (least, most) = consumer_bounds(output), consumer_bounds(source)
     return source, (max(low, least), min(high, most))
 

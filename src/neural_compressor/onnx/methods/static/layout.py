@@ -1,11 +1,11 @@
-"""Which ops of a plan run in integers, and which tensors are handed on as integers."""
+"""The layout of a quantized graph: which ops of a plan run in integers, and which tensors are handed on as integers."""
 
 from __future__ import annotations
 
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
@@ -58,17 +58,18 @@ def _sizes(conv: ir.Node) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, eq=False)
-class Home:
-    """A tensor that comes as integers from where it is computed, so that every reader reads these.
+class QuantizedTensor:
+    """A tensor that comes as integers from where it is computed, so that every consumer reads these.
 
     ``raw`` is what the op gives; behind it there may be a Relu or Clip, which gives the tensor. ``source`` is the tensor
-    whose range sets the scale: another one where values are only passed on. ``firm``: the op gives nothing but integers.
+    whose range sets the scale: another one where values are only passed on. ``integer_only``: the op gives nothing but
+    integers.
     """
 
     raw: ir.Value
     scheme: TensorScheme
     source: ir.Value
-    firm: bool
+    integer_only: bool
     clip: ir.Node | None = None
 
 
@@ -89,24 +90,24 @@ class QuantizedOp:
 
 @dataclass(frozen=True)
 class Layout:
-    """``homes`` in the order they are computed; ``left``: ops of the plan that stay in float, with the reason.
+    """``tensors`` in the order they are computed; ``left``: ops of the plan that stay in float, with the reason.
 
     ``candidates`` are the tensors that ops of the plan read, each with its scheme: what other layouts of a plan that has
     more ops in float may need the range of.
     """
 
     ops: Mapping[ir.Node, QuantizedOp]
-    homes: Mapping[ir.Value, Home]
+    tensors: Mapping[ir.Value, QuantizedTensor]
     left: Mapping[OpKey, str]
     candidates: Sequence[tuple[ir.Value, TensorScheme]]
 
-    def is_home(self, value: ir.Value, scheme: TensorScheme) -> bool:
+    def is_quantized(self, value: ir.Value, scheme: TensorScheme) -> bool:
         """Whether ``value`` comes as integers of ``scheme`` from where it is computed."""
-        return value in self.homes and self.homes[value].scheme == scheme
+        return value in self.tensors and self.tensors[value].scheme == scheme
 
     def source(self, value: ir.Value, scheme: TensorScheme) -> ir.Value:
         """The tensor whose range sets the scale with which ``value`` is quantized."""
-        return self.homes[value].source if self.is_home(value, scheme) else value
+        return self.tensors[value].source if self.is_quantized(value, scheme) else value
 
 
 def lay_out(
@@ -128,8 +129,8 @@ def lay_out(
         active = dict(sorted(planned.items(), key=lambda item: -race.products(item[1][0])))
     while True:
         wanted = _wanted(model.graph, active, kept)
-        homes = _homes(model.graph, active, kept, wanted, options)
-        dropped = {} if options.everywhere else _unpaid(active, homes, wanted, options, race)
+        tensors = _quantized_tensors(model.graph, active, kept, wanted, options)
+        dropped = {} if options.everywhere else _unpaid(active, tensors, wanted, options, race)
         if not dropped:
             break
         left |= {active.pop(node)[0].key: reason for node, reason in dropped.items()}
@@ -149,7 +150,7 @@ def lay_out(
         for i in info.activations
         if scheme.activation is not None
     ]
-    return Layout(ops, homes, left, candidates)
+    return Layout(ops, tensors, left, candidates)
 
 
 _Active = Mapping[ir.Node, tuple[NodeInfo, OpScheme]]
@@ -168,25 +169,27 @@ def _wanted(graph: ir.Graph, active: _Active, kept: set[ir.Node]) -> set[ir.Valu
     return wanted
 
 
-def _homes(
+def _quantized_tensors(
     graph: ir.Graph, active: _Active, kept: set[ir.Node], wanted: set[ir.Value], options: StaticOptions
-) -> dict[ir.Value, Home]:
-    homes: dict[ir.Value, Home] = {}
+) -> dict[ir.Value, QuantizedTensor]:
+    tensors: dict[ir.Value, QuantizedTensor] = {}
     for node in graph:
         output = node.outputs[0] if node.outputs else None
         if node in active and output is not None:
             info, scheme = active[node]
-            firm = info.op.output is Output.INTEGER and node.op_type not in options.optypes_to_exclude_output_quant
-            if info.op.output is Output.FLOAT or scheme.activation is None or not (firm or output in wanted):
+            integer_only = (
+                info.op.output is Output.INTEGER and node.op_type not in options.optypes_to_exclude_output_quant
+            )
+            if info.op.output is Output.FLOAT or scheme.activation is None or not (integer_only or output in wanted):
                 continue
             clip = next((user for user in output.consumers() if folds_into_quantizer(user)), None)
             value = output if clip is None else clip.outputs[0]
-            homes[value] = Home(output, scheme.activation, value, firm, clip)
+            tensors[value] = QuantizedTensor(output, scheme.activation, value, integer_only, clip)
         elif passes_on(node, kept) and any(value in wanted for value in node.outputs):
-            home = homes.get(input_of(node, 0))
-            if home is not None:
-                homes |= {value: Home(value, home.scheme, home.source, home.firm) for value in node.outputs}
-    return homes
+            tensor = tensors.get(input_of(node, 0))
+            if tensor is not None:
+                tensors |= {value: replace(tensor, raw=value, clip=None) for value in node.outputs}
+    return tensors
 
 
 _UNFED = "no op before it gives integers, so it would need them made for it"
@@ -194,7 +197,7 @@ _UNFED = "no op before it gives integers, so it would need them made for it"
 
 def _unpaid(
     active: _Active,
-    homes: Mapping[ir.Value, Home],
+    tensors: Mapping[ir.Value, QuantizedTensor],
     wanted: set[ir.Value],
     options: StaticOptions,
     race: IntegerRace | None,
@@ -204,7 +207,8 @@ def _unpaid(
     for node, (info, scheme) in active.items():
         if node.name in options.named:
             continue
-        fed = any(home is not None and home.firm for home in (homes.get(input_of(node, i)) for i in info.activations))
+        read = (tensors.get(input_of(node, i)) for i in info.activations)
+        fed = any(tensor is not None and tensor.integer_only for tensor in read)
         conv = node.op_type == "Conv" and options.on_cpu
         emits = node.outputs[0] in wanted
         told = None if race is None else _raced(race, info, scheme, fed, emits)

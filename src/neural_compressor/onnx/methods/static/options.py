@@ -1,4 +1,4 @@
-"""How statically quantized ONNX models are laid out."""
+"""Options of static quantization: format, target and what is quantized beside weights and activations."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class StaticOptions:
     the integer ops of ONNX Runtime.
     ``target``: the execution provider the model is laid out for; ``providers``: those that calibration runs on.
     ``add_qdq_pair_to_weight``: weights stay in float behind a quantizer of their own, as TensorRT wants them.
-    ``dedicated_qdq_pair``: a quantizer for each reader of a tensor in place of one for all.
-    ``optypes_to_exclude_output_quant``: op types whose output is quantized only for readers that are quantized.
+    ``dedicated_qdq_pair``: a quantizer for each consumer of a tensor in place of one for all.
+    ``optypes_to_exclude_output_quant``: op types whose output is quantized only for consumers that are quantized.
     ``quant_last_matmul``: False leaves the last MatMul or Gemm in float.
     ``quantize_bias``: False leaves biases in float, as TensorRT wants them.
     ``bias_correction``: what convolutions give too much on average, on some of the data, is taken out of their biases;

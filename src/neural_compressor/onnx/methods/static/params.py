@@ -39,9 +39,9 @@ def tensor_params(
         candidates = () if known is None else layout.candidates
         _collect(model, [*wanted, *candidates], samples, options, collected, moments)
     params = {(value, scheme): _of(collected[_key(value, scheme)], value, scheme) for value, scheme in wanted}
-    for value, home in layout.homes.items():
+    for value, tensor in layout.tensors.items():
         if _is_softmax(value):
-            params[value, home.scheme] = activation_params(0.0, 1.0, home.scheme)
+            params[value, tensor.scheme] = activation_params(0.0, 1.0, tensor.scheme)
     _share(layout, params)
     return params
 
@@ -53,8 +53,8 @@ def _of(seen: Range, value: ir.Value, scheme: TensorScheme) -> IntegerParams:
 
 
 def _wanted(layout: Layout) -> Iterator[tuple[ir.Value, TensorScheme]]:
-    for home in layout.homes.values():
-        yield home.source, home.scheme
+    for tensor in layout.tensors.values():
+        yield tensor.source, tensor.scheme
     for op in layout.ops.values():
         for value in op.reads.values():
             yield layout.source(value, op.activation), op.activation
@@ -90,11 +90,11 @@ def _collect(
 def _share(layout: Layout, params: dict[tuple[ir.Value, TensorScheme], IntegerParams]) -> None:
     """Give what only a Concat reads the scale of its result, so that it need not convert."""
     for node, op in reversed(list(layout.ops.items())):
-        if node.op_type != "Concat" or (home := layout.homes.get(_behind(layout, node))) is None:
+        if node.op_type != "Concat" or (tensor := layout.tensors.get(_behind(layout, node))) is None:
             continue
-        shared = params[home.source, home.scheme]
+        shared = params[tensor.source, tensor.scheme]
         for value in op.reads.values():
-            own = layout.homes.get(value)
+            own = layout.tensors.get(value)
             alone = len(value.uses()) == 1 and not value.is_graph_output()
             if (
                 not alone
@@ -116,4 +116,4 @@ def _is_softmax(value: ir.Value) -> bool:
 def _behind(layout: Layout, node: ir.Node) -> ir.Value:
     """The tensor that ``node`` gives, behind the Relu or Clip that goes with it."""
     output = node.outputs[0]
-    return next((value for value, home in layout.homes.items() if home.raw is output), output)
+    return next((value for value, tensor in layout.tensors.items() if tensor.raw is output), output)

@@ -20,7 +20,7 @@ from neural_compressor.onnx.graph.integer_tensors import (
 from neural_compressor.onnx.graph.ops import Output
 from neural_compressor.onnx.graph.queries import array_of, constant, input_of
 from neural_compressor.onnx.graph.sum_order import sum_order
-from neural_compressor.onnx.methods.static.layout import Home, Layout, QuantizedOp
+from neural_compressor.onnx.methods.static.layout import Layout, QuantizedOp, QuantizedTensor
 from neural_compressor.onnx.methods.static.options import StaticOptions
 from neural_compressor.schemes import PER_TENSOR, TensorScheme
 
@@ -39,12 +39,12 @@ class QDQWriter:
 
     def activations(self, layout: Layout, params_of: ParamsOf) -> None:
         """Quantize the tensors that ``layout`` says are handed on as integers, and those its ops read."""
-        for value, home in layout.homes.items():
-            self._home(value, home, params_of[home.source, home.scheme])
+        for value, tensor in layout.tensors.items():
+            self._quantize_tensor(value, tensor, params_of[tensor.source, tensor.scheme])
         pairs: dict[tuple[ir.Value, TensorScheme], ir.Value] = {}
         for node, op in layout.ops.items():
             for place, value in op.reads.items():
-                if layout.is_home(value, op.activation):
+                if layout.is_quantized(value, op.activation):
                     continue
                 source = input_of(node, place)
                 key = source, op.activation
@@ -82,16 +82,16 @@ class QDQWriter:
                 if output is value:
                     self.graph.outputs[place] = new
 
-    def _home(self, value: ir.Value, home: Home, params: IntegerParams) -> None:
-        if home.clip is None:
-            self._quantize(home.raw, params)
-        elif cuts_off(params, home.clip):
-            take_over(home.raw, home.clip)
-            self._quantize(home.raw, params)
+    def _quantize_tensor(self, value: ir.Value, tensor: QuantizedTensor, params: IntegerParams) -> None:
+        if tensor.clip is None:
+            self._quantize(tensor.raw, params)
+        elif cuts_off(params, tensor.clip):
+            take_over(tensor.raw, tensor.clip)
+            self._quantize(tensor.raw, params)
         else:
             # On the CPU only an op directly before a quantizer becomes an integer op; elsewhere the Relu goes with it.
             if self.options.on_cpu:
-                self._quantize(home.raw, params)
+                self._quantize(tensor.raw, params)
             self._quantize(value, params)
 
     def _quantize(self, value: ir.Value, params: IntegerParams) -> None:

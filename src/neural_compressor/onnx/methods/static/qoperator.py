@@ -8,32 +8,9 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from neural_compressor.onnx.graph.editor import MICROSOFT, discard
+from neural_compressor.onnx.graph.integer_tensors import IntegerTensor
 from neural_compressor.onnx.graph.ops import PASS_ON
-from neural_compressor.onnx.graph.queries import standard
-
-
-@dataclass(frozen=True, eq=False)
-class Codes:
-    """Integers with their scale and zero point, as a Q or DQ node has them."""
-
-    values: ir.Value | None
-    scale: ir.Value | None
-    zero_point: ir.Value | None
-
-    @property
-    def all(self) -> list[ir.Value | None]:
-        """In the order in which most ops take them."""
-        return [self.values, self.scale, self.zero_point]
-
-    @property
-    def dtype(self) -> ir.DataType | None:
-        """The type of the integers."""
-        return None if self.zero_point is None else self.zero_point.dtype
-
-    @property
-    def params(self) -> list[ir.Value | None]:
-        """Scale and zero point."""
-        return [self.scale, self.zero_point]
+from neural_compressor.onnx.graph.queries import input_of, standard
 
 
 @dataclass(frozen=True)
@@ -41,32 +18,32 @@ class IntegerOp:
     """An integer op, and its inputs from what the float op reads and what it gives (None: floats)."""
 
     op_type: str
-    inputs: Callable[[Sequence[Codes], Codes | None], list[ir.Value | None]]
+    inputs: Callable[[Sequence[IntegerTensor], IntegerTensor | None], list[ir.Value | None]]
     domain: str = MICROSOFT
     attributes: Mapping[str, int] = field(default_factory=dict)
     gives_floats: bool = False
 
 
-def _pairwise(read: Sequence[Codes], given: Codes | None) -> list[ir.Value | None]:
+def _pairwise(read: Sequence[IntegerTensor], given: IntegerTensor | None) -> list[ir.Value | None]:
     """Each input with scale and zero point, then those of the result."""
-    return [value for codes in read for value in codes.all] + ([] if given is None else given.params)
+    return [value for codes in read for value in codes] + ([] if given is None else given.params)
 
 
-def _convolution(read: Sequence[Codes], given: Codes | None) -> list[ir.Value | None]:
-    return _pairwise(read[:2], given) + [codes.values for codes in read[2:]]
+def _convolution(read: Sequence[IntegerTensor], given: IntegerTensor | None) -> list[ir.Value | None]:
+    return _pairwise(read[:2], given) + [codes.codes for codes in read[2:]]
 
 
-def _gemm(read: Sequence[Codes], given: Codes | None) -> list[ir.Value | None]:
-    bias = read[2].values if len(read) > 2 else None
+def _gemm(read: Sequence[IntegerTensor], given: IntegerTensor | None) -> list[ir.Value | None]:
+    bias = read[2].codes if len(read) > 2 else None
     return [*_pairwise(read[:2], None), bias, *([] if given is None else given.params)]
 
 
-def _to_float(read: Sequence[Codes], given: Codes | None) -> list[ir.Value | None]:
+def _to_float(read: Sequence[IntegerTensor], given: IntegerTensor | None) -> list[ir.Value | None]:
     left, right = read
-    return [left.values, right.values, left.scale, right.scale, left.zero_point, right.zero_point]
+    return [left.codes, right.codes, left.scale, right.scale, left.zero, right.zero]
 
 
-def _concat(read: Sequence[Codes], given: Codes | None) -> list[ir.Value | None]:
+def _concat(read: Sequence[IntegerTensor], given: IntegerTensor | None) -> list[ir.Value | None]:
     return [*([] if given is None else given.params), *_pairwise(read, None)]
 
 
@@ -100,7 +77,7 @@ def to_integer_ops(model: ir.Model) -> None:
 def _replace(model: ir.Model, node: ir.Node) -> None:
     read = [_dequantized(value) for value in node.inputs if value is not None]
     quantizer = _only_quantizer(node.outputs[0])
-    given = None if quantizer is None else Codes(quantizer.outputs[0], *quantizer.inputs[1:3])
+    given = None if quantizer is None else IntegerTensor(quantizer.outputs[0], *_params(quantizer))
     form = _TO_FLOAT if node.op_type == "MatMul" and given is None else _INTEGER_OPS[node.op_type]
     codes = [c for c in read if c is not None]
     if len(codes) < len(read) or (given is None and not form.gives_floats) or _has_unknown_attribute(node):
@@ -122,12 +99,12 @@ def _pass_on(model: ir.Model, node: ir.Node) -> None:
     """Let a node that moves values about move integers."""
     codes = _dequantized(node.inputs[0])
     quantizers = [_only_quantizer(value) for value in node.outputs]
-    if codes is None or codes.values is None:
+    if codes is None:
         return
     if any(q is None or [*q.inputs[1:3]] != codes.params for q in quantizers):
         return
     floats = node.inputs[0]
-    node.replace_input_with(0, codes.values)
+    node.replace_input_with(0, codes.codes)
     for value, quantizer in zip(node.outputs, quantizers, strict=True):
         assert quantizer is not None
         _stand_for(value, quantizer.outputs[0])
@@ -141,9 +118,16 @@ def _stand_for(new: ir.Value, old: ir.Value) -> None:
     old.replace_all_uses_with(new, replace_graph_outputs=True)
 
 
-def _dequantized(value: ir.Value | None) -> Codes | None:
+def _dequantized(value: ir.Value | None) -> IntegerTensor | None:
     node = None if value is None else value.producer()
-    return Codes(*node.inputs[:3]) if node is not None and standard(node, "DequantizeLinear") else None
+    if node is None or not standard(node, "DequantizeLinear"):
+        return None
+    return IntegerTensor(input_of(node, 0), *_params(node))
+
+
+def _params(node: ir.Node) -> tuple[ir.Value, ir.Value | None]:
+    """Scale and zero point of a Q or DQ node."""
+    return input_of(node, 1), node.inputs[2] if len(node.inputs) > 2 else None
 
 
 def _only_quantizer(value: ir.Value) -> ir.Node | None:
@@ -152,7 +136,7 @@ def _only_quantizer(value: ir.Value) -> ir.Node | None:
     return uses[0].node if alone and standard(uses[0].node, "QuantizeLinear") else None
 
 
-def _same_types(node: ir.Node, read: Sequence[Codes], given: Codes) -> bool:
+def _same_types(node: ir.Node, read: Sequence[IntegerTensor], given: IntegerTensor) -> bool:
     """Whether an op gives the type of integers it reads; one that was left in float may stand between two of them."""
     activations = read[:1] if node.op_type in ("Conv", "MatMul", "Gemm") else read
     return all(codes.dtype == given.dtype for codes in activations)

@@ -1,4 +1,4 @@
-"""Which weights are quantized together, and in which order."""
+"""Groups of weights that are quantized together, and their order."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class WeightGroup:
     @property
     def nodes(self) -> list[MatrixNode]:
         """All nodes of the group."""
-        return [node for readers in self.weights for node in readers]
+        return [node for consumers in self.weights for node in consumers]
 
     @property
     def hessian_bytes(self) -> int:

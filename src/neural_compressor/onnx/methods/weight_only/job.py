@@ -1,4 +1,4 @@
-"""What is to be done to the weight of one node, and how the whole model is to store it."""
+"""Weight-only quantization as data: algorithm and scheme of a node's weight, and how the whole model stores weights."""
 
 from __future__ import annotations
 

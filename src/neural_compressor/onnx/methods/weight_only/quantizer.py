@@ -127,7 +127,7 @@ class _Quantization:
         return self.passes.statistics(seen_by, wanted, compared, done)
 
     def _quantize(self, group: WeightGroup, statistics: InputStatistics | None) -> None:
-        matrices = [readers[0].matrix() for readers in group.weights]
+        matrices = [consumers[0].matrix() for consumers in group.weights]
         rows = [len(matrix) for matrix in matrices]
         stacked = matrices[0] if len(matrices) == 1 else np.concatenate(matrices)
         del matrices
@@ -135,10 +135,10 @@ class _Quantization:
         del stacked
         self._waiting -= {node.node for node in group.nodes}
         inputs = self._changed_inputs(group, result)
-        for readers, part in zip(group.weights, result.split(rows), strict=True):
-            self._install(readers, part, inputs)
+        for consumers, part in zip(group.weights, result.split(rows), strict=True):
+            self._install(consumers, part, inputs)
         if len(group.sources) > 1:
-            # An input may have been scaled just before one of its readers, and another reader run before that.
+            # An input may have been scaled just before one of its consumers, and another consumer run before that.
             self.model.graph.sort()
 
     def _changed_inputs(self, group: WeightGroup, result: LayerResult) -> dict[ir.Node, ir.Value]:
@@ -160,21 +160,23 @@ class _Quantization:
         """Whether what makes the node's input now gives it divided by ``scale``."""
         if node.input_transposed:
             return False
-        readers = sum(other.input is node.input for other in group.nodes)
-        folds = find_folds(node.input, Channels(node.shape[1], axis=-1, rank=2), readers)
+        consumers = sum(other.input is node.input for other in group.nodes)
+        folds = find_folds(node.input, Channels(node.shape[1], axis=-1, rank=2), consumers)
         settled = frozenset[str]() if self.passes is None else self.passes.settled
         if folds is None or any(fold.node in self._waiting or fold.node.name in settled for fold in folds):
             return False
         apply_folds(self.edit, folds, 1 / scale)
         return True
 
-    def _install(self, readers: Sequence[MatrixNode], result: LayerResult, inputs: Mapping[ir.Node, ir.Value]) -> None:
-        edit, first = self.edit, readers[0]
+    def _install(
+        self, consumers: Sequence[MatrixNode], result: LayerResult, inputs: Mapping[ir.Node, ir.Value]
+    ) -> None:
+        edit, first = self.edit, consumers[0]
         is_table = first.node.op_type == "Gather"
         as_operator = is_table or self.options.quant_format == "QOperator"
         blocks = block_codes(result.array, nodes.widths(first, self.options.quant_format))
         stored = (nodes.store_for_operator if as_operator else nodes.store_for_dequantize)(edit, first, blocks)
-        for node in readers:
+        for node in consumers:
             # Asked for now, because a node that shares the weight may have made it, and been replaced.
             x = inputs.get(node.node, node.input)
             if is_table:

@@ -1,4 +1,4 @@
-"""What a model is quantized for: an execution provider, the form of model it gets, and what it can run in that form."""
+"""The execution provider a model is quantized for, the format of model it gets, and what it can run in that format."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ logger = logging.getLogger("neural_compressor")
 
 
 @dataclass(frozen=True)
-class Aim:
+class ProviderCapability:
     """A provider, and what it can run."""
 
     target: Target
@@ -46,13 +46,13 @@ class Aim:
         """What a node of ``op_type`` can run with in ``mode``."""
         return self.query.node_configs(op_type, (mode,), has_weight=has_weight, per_channel=per_channel)
 
-    def reluctance(self, op_type: str, mode: str) -> str:
+    def reason_for_float(self, op_type: str, mode: str) -> str:
         """Why a node of ``op_type`` is better left in float, unless it is meant; empty where it is not."""
         why = self.query.in_float_unless_named.get(mode, {}).get(op_type)
         return why or ""
 
 
-def find_aim(configs: Sequence[Any], approach: str, graph_only: bool) -> Aim:
+def find_capability(configs: Sequence[Any], approach: str, graph_only: bool) -> ProviderCapability:
     """What the configurations of one approach are for.
 
     The default form of model gives way to the provider's own where it runs nothing in that form.
@@ -62,12 +62,12 @@ def find_aim(configs: Sequence[Any], approach: str, graph_only: bool) -> Aim:
     target = choose_target(name, graph_only=graph_only)
     own = OnnxQuery(target.provider.name)
     if approach == "dynamic":
-        return Aim(target, own)
+        return ProviderCapability(target, own)
     wanted: QuantFormat = setting(configs, "quant_format")
     if wanted is QuantFormat.QOperator and not _runs(target.provider.name, wanted, approach):
         logger.warning("%s takes no %s models: the model is %s", target.provider.name, wanted, own.quant_format)
-        return Aim(target, own)
-    return Aim(target, OnnxQuery(target.provider.name, wanted.name))
+        return ProviderCapability(target, own)
+    return ProviderCapability(target, OnnxQuery(target.provider.name, wanted.name))
 
 
 def _runs(provider: str, form: QuantFormat, approach: str) -> bool:

@@ -103,7 +103,7 @@ def test_weights_alone_are_four_bits_in_groups_of_32_by_default():
     assert query.weight_only_format == "QOperator"
     configs = query.node_configs("MatMul", ALL, has_weight=True, per_channel=True)
     best = admitted_options(("op", "MatMul"), configs, approach="weight_only").quantized[0]
-    assert (best.weight.dtype.name, best.weight.granularity.size, best.weight.algorithm) == ("int4", 32, "rtn")
+    assert (best.weight.dtype.name, best.weight.granularity.size, best.method.name) == ("int4", 32, "rtn")
 
 
 def test_node_configs_leave_out_what_a_node_does_not_admit():

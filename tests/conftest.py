@@ -14,7 +14,7 @@ settings.load_profile("untimed")  # how long an example takes depends on what el
 
 _RACES = {
     "torch": "neural_compressor.torch.modules.kernels.race",
-    "onnxruntime": "neural_compressor.onnx.op_race",
+    "onnxruntime": "neural_compressor.onnx.runtime.op_race",
 }
 
 

@@ -41,8 +41,8 @@ def changes(old: Plan, new: Plan) -> list[str]:
     told = [f"{_names(names)}: {change}" for change, names in alike.items()]
     if old.calib_sampling_size != new.calib_sampling_size:
         told.append(f"calibration samples: {old.calib_sampling_size} → {new.calib_sampling_size}")
-    passes = [{each.name: each.options for each in plan.passes} for plan in (old, new)]
-    return told + _value_changes(old.recipes, new.recipes) + _value_changes(*passes)
+    before, after = ({each.name: each.options for each in plan.passes} for plan in (old, new))
+    return told + _value_changes(old.recipes, new.recipes) + _value_changes(before, after)
 
 
 def _scheme_change(old: OpScheme, new: OpScheme) -> str:

@@ -8,10 +8,10 @@ from neural_compressor.config.resolver import Request, op_space
 from neural_compressor.errors import ConfigError
 from neural_compressor.onnx.adaptor.capability import IN_FLOAT_UNLESS_NAMED, YAML, OnnxQuery
 from neural_compressor.onnx.adaptor.recipes import APPLIED
-from neural_compressor.onnx.dynamic.ops import DYNAMIC_OPS
-from neural_compressor.onnx.op_table import OP_TYPES
-from neural_compressor.onnx.providers import PROVIDERS
-from neural_compressor.onnx.stored_weights import STORED_TYPES, is_stored
+from neural_compressor.onnx.graph.ops import OP_TYPES
+from neural_compressor.onnx.methods.dynamic.ops import DYNAMIC_OPS
+from neural_compressor.onnx.passes.store_weights import STORED_TYPES, is_stored
+from neural_compressor.onnx.runtime.providers import PROVIDERS
 
 ALL = ("static", "dynamic", "weight_only")
 

@@ -15,11 +15,11 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper  # noqa: E402
 
 from neural_compressor.algorithms import ALGORITHMS  # noqa: E402
 from neural_compressor.onnx import quantization as in_onnx  # noqa: E402
-from neural_compressor.onnx.data_reader import CalibrationDataReader  # noqa: E402
-from neural_compressor.onnx.model_file import read_model  # noqa: E402
-from neural_compressor.onnx.session import make_session  # noqa: E402
+from neural_compressor.onnx.files.model_file import read_model  # noqa: E402
+from neural_compressor.onnx.runtime.data_reader import CalibrationDataReader  # noqa: E402
+from neural_compressor.onnx.runtime.session import make_session  # noqa: E402
 from neural_compressor.torch import quantization as in_torch  # noqa: E402
-from neural_compressor.torch.nn import WeightOnlyLinear  # noqa: E402
+from neural_compressor.torch.modules import WeightOnlyLinear  # noqa: E402
 from neural_compressor.torch.quantization.layer_jobs import layer_job  # noqa: E402
 
 WIDTH, INNER = 64, 96

@@ -102,7 +102,7 @@ def fit(
     adaptor.check_settings(conf)
     model = adaptor.ready(model)
     capability = adaptor.query_fw_capability(model)
-    space = build_space(capability, conf)
+    space = build_space(capability, conf, calib_dataloader is not None or calib_func is not None)
     if unapplied := unapplied_recipes(capability, conf):
         raise ConfigError(
             f"{type(adaptor).__name__} does not apply the recipes {', '.join(unapplied)} with the approach "

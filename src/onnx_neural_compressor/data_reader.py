@@ -1,5 +1,5 @@
 """Calibration data."""
 
-from neural_compressor.onnx.data_reader import CalibrationDataReader
+from neural_compressor.onnx.runtime.data_reader import CalibrationDataReader
 
 __all__ = ["CalibrationDataReader"]

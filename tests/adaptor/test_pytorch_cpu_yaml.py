@@ -9,6 +9,7 @@ import yaml
 import neural_compressor.adaptor
 from neural_compressor.adaptor import QueryBackendCapability, op_configs
 from neural_compressor.adaptor.capability import is_float_config
+from neural_compressor.config.op_options import op_options
 from neural_compressor.schemes import OpScheme, quantize, sqnr_db
 from neural_compressor.testing.options import choices
 
@@ -87,10 +88,8 @@ def test_old_releases_have_no_fp16():
 def test_every_choice_is_a_scheme_and_every_weight_scheme_quantizes(query):
     weights = {}
     for op_type in query.get_op_types_by_precision("int8"):
-        for config in op_configs(query, op_type):
-            for choice in choices(config):
-                scheme = OpScheme.from_dict(choice)
-                weights[scheme.weight] = op_type
+        for scheme in op_options(op_configs(query, op_type)):
+            weights[scheme.weight] = op_type
     x = np.random.default_rng(0).normal(size=(16, 64)).astype(np.float32)
     for scheme in filter(None, weights):
         error = sqnr_db(x, quantize(x, scheme).dequantize())

@@ -30,7 +30,7 @@ from typing import Any, NoReturn
 
 import yaml
 
-from neural_compressor.adaptor.tensor_options import OpConfig, read_op_config, shown
+from neural_compressor.adaptor.tensor_options import ANY, OpConfig, read_op_config, shown
 from neural_compressor.adaptor.yaml_text import read_yaml
 from neural_compressor.dtypes import DTYPES
 from neural_compressor.errors import ConfigError
@@ -193,8 +193,8 @@ def _names(data: Any, where: str, known_precision: bool = False) -> tuple[str, .
 
 
 def _precision(name: Any, where: str) -> str:
-    if name == _WEIGHT_ONLY_INTEGER:
-        return _WEIGHT_ONLY_INTEGER
+    if name in (_WEIGHT_ONLY_INTEGER, ANY):
+        return str(name)
     if not isinstance(name, str) or name not in DTYPES:
         known = [*DTYPES.names(), _WEIGHT_ONLY_INTEGER, *_SECTIONS]
         _fail(where, f"the key {name!r} is neither a precision nor a section; {close_matches(str(name), known)}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any, NoReturn
 
@@ -23,6 +23,9 @@ SCHEMES = ("sym", "asym")
 GRANULARITIES = ("per_tensor", "per_channel", "per_group")
 _DEFAULTS = {"scheme": ["sym"], "granularity": ["per_tensor"], "algorithm": ["minmax"]}
 _FLAGS = ("reduce_range", "pair_safe")
+ANY = "*"
+"""Admits, besides what is listed, whatever a user names."""
+_OPEN = ("dtype", "group_size", "algorithm")
 _FIELDS = ("dtype", "bits", "scheme", "granularity", "algorithm", "group_size", "axis", *_FLAGS, "quant_mode")
 
 
@@ -56,14 +59,26 @@ def _read_tensor(data: Any, mode: str, where: str) -> dict[str, Any]:
             _fail(f"{where}.{key}", f"is unknown; {close_matches(str(key), _FIELDS)}")
     if data.get("quant_mode", mode) not in (mode, [mode]):
         _fail(f"{where}.quant_mode", f"is {data['quant_mode']!r} inside the mode {mode!r}; leave it out")
-    dtypes = _read_dtypes(data, where)
-    if all(_is_plain_float(name) for name in dtypes):
+    # What is open to any value is put back behind what is listed.
+    is_open = [field for field in _OPEN if ANY in _as_list(data.get(field))]
+    data = {**data, **{field: [v for v in _as_list(data[field]) if v != ANY] for field in is_open}}
+    tensor = _read_listed(data, mode, where, is_open)
+    return {**tensor, **{field: [*tensor.get(field, ()), ANY] for field in is_open}}
+
+
+def _read_listed(data: Mapping[str, Any], mode: str, where: str, is_open: Sequence[str]) -> dict[str, Any]:
+    """The fields of a tensor less those of ``is_open`` that list nothing."""
+    dtypes = [] if "dtype" in is_open and not data["dtype"] else _read_dtypes(data, where)
+    data = {field: value for field, value in data.items() if field not in is_open or value}
+    if dtypes and all(_is_plain_float(name) for name in dtypes):
         return {"dtype": dtypes}
     tensor: dict[str, Any] = {"dtype": dtypes}
     # Weights that are quantized alone may have an algorithm that looks at what they are multiplied with.
     algorithms = (ALGORITHMS, OBSERVERS) if mode == "weight_only" else (OBSERVERS,)
     known = {"scheme": (SCHEMES,), "granularity": (GRANULARITIES,), "algorithm": algorithms}
     for field, names in known.items():
+        if field in is_open and field not in data:
+            continue
         tensor[field] = _options(data.get(field, _DEFAULTS[field]), f"{where}.{field}", str, *names)
     not_affine = [name for name in dtypes if not isinstance(DTYPES[name], IntType) and not _is_plain_float(name)]
     if "asym" in tensor["scheme"] and not_affine:
@@ -75,7 +90,7 @@ def _read_tensor(data: Any, mode: str, where: str) -> dict[str, Any]:
         tensor["group_size"] = _options(data["group_size"], f"{where}.group_size", int)
         if any(size < 1 and size != -1 for size in tensor["group_size"]):
             _fail(f"{where}.group_size", f"is {tensor['group_size']}; sizes are positive, or -1 for a whole channel")
-    if "per_group" in tensor["granularity"] and "group_size" not in tensor:
+    if "per_group" in tensor["granularity"] and "group_size" not in tensor and "group_size" not in is_open:
         _fail(f"{where}.group_size", "is missing; the granularity per_group needs it, such as [32, 128]")
     if "axis" in data:
         tensor["axis"] = _options(data["axis"], f"{where}.axis", int)
@@ -108,7 +123,7 @@ def _is_plain_float(name: str) -> bool:
 
 def _options(data: Any, where: str, kind: type[Any], *known: Iterable[str]) -> list[Any]:
     """One value or a list of them, as a list without repetition; each has to be in one of ``known`` where there are any."""
-    values: list[Any] = data if isinstance(data, list) else [data]
+    values = _as_list(data)
     if not values:
         _fail(where, "is empty; give at least one option")
     for value in values:
@@ -124,6 +139,10 @@ def _options(data: Any, where: str, kind: type[Any], *known: Iterable[str]) -> l
 def shown(value: Any) -> str:
     """``value`` for a message; of a large one the beginning."""
     return _SHORT.repr(value)
+
+
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def _fail(where: str, message: str) -> NoReturn:

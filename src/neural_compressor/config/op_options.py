@@ -2,28 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
 
+from neural_compressor.adaptor.tensor_options import ANY
 from neural_compressor.config.words import as_list
 from neural_compressor.dtypes import IntType
 from neural_compressor.schemes import OpScheme, TensorScheme
 
 TensorFields = dict[str, Any]
+Named = Mapping[tuple[str, str], Collection[Any]]
 
 
-def op_options(configs: Sequence[Mapping[str, Any]]) -> tuple[OpScheme, ...]:
+def op_options(configs: Sequence[Mapping[str, Any]], named: Named | None = None) -> tuple[OpScheme, ...]:
     """Every scheme that ``configs`` admit, quantized and float, first-listed values first and without repetition.
 
-    What is cheap to vary varies first: the algorithm of the activation, its scheme, then the weight's granularity.
+    What is cheap to vary varies first: the algorithm of the activation, its scheme, then the weight's granularity. Where a
+    field admits any value, ``named`` has those to take, by tensor and field, behind the listed ones.
 
     >>> weight = {"dtype": "int8", "granularity": ["per_channel", "per_tensor"]}
     >>> found = op_options([{"weight": weight, "activation": {"dtype": "uint8", "algorithm": ["minmax", "kl"]}}])
     >>> [(o.weight.granularity.name, o.activation.algorithm) for o in found][:3]
     [('per_channel', 'minmax'), ('per_channel', 'kl'), ('per_tensor', 'minmax')]
     """
-    return tuple(dict.fromkeys(option for config in configs for option in _expand(config)))
+    found = (option for config in configs for option in _expand(_filled(config, named or {})))
+    return tuple(dict.fromkeys(found))
+
+
+def _filled(config: Mapping[str, Any], named: Named) -> dict[str, Any]:
+    """``config`` with the values it means where it admits any."""
+    filled = dict(config)
+    for tensor in ("weight", "activation"):
+        for field, values in (config.get(tensor) or {}).items():
+            if ANY in as_list(values):
+                listed = [value for value in as_list(values) if value != ANY]
+                more = sorted((value for value in named.get((tensor, field), ()) if value not in listed), key=str)
+                filled[tensor] = {**filled[tensor], field: [*listed, *more]}
+    return filled
 
 
 def _expand(config: Mapping[str, Any]) -> Iterator[OpScheme]:

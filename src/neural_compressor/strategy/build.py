@@ -13,13 +13,13 @@ from typing import Any
 from neural_compressor.config import PostTrainingQuantConfig, QuantizationAwareTrainingConfig
 from neural_compressor.config.op_rule import OpRule, read_rules
 from neural_compressor.config.recipes import RECIPES
-from neural_compressor.config.rules import MODES_OF, admitted_options, matching_rules
+from neural_compressor.config.resolver import MODES_OF, OpSpace, requested, resolve
 from neural_compressor.config.words import FLOAT_PRECISIONS, as_list, listed
 from neural_compressor.errors import CapabilityError, ConfigError
 from neural_compressor.name_pattern import NamePattern
 from neural_compressor.registry import close_matches
 from neural_compressor.schemes import OpKey
-from neural_compressor.strategy.space import OpSpace, TuningSpace
+from neural_compressor.strategy.space import TuningSpace
 
 _LISTED = 20
 _EDGES = {"first_conv_or_matmul_quantization": 0, "last_conv_or_matmul_quantization": -1}
@@ -29,7 +29,7 @@ logger = logging.getLogger("neural_compressor")
 Conf = PostTrainingQuantConfig | QuantizationAwareTrainingConfig
 
 
-def build_space(capability: Mapping[str, Any], conf: Conf) -> TuningSpace:
+def build_space(capability: Mapping[str, Any], conf: Conf, has_data: bool = True) -> TuningSpace:
     """The schemes each op of a model may run with, as the capability and ``conf`` admit.
 
     A rule that matches no op, a value the capability does not admit, and a model with nothing to quantize are errors.
@@ -44,31 +44,24 @@ def build_space(capability: Mapping[str, Any], conf: Conf) -> TuningSpace:
     name_rules = read_rules("op_name_dict", conf.op_name_dict)
     _check_every_rule_matches(capability, type_rules, name_rules)
 
-    reluctant: Mapping[str, Mapping[Any, str]] = capability.get("in_float_unless_named", {})
-    shared: dict[tuple[str, str, tuple[OpRule, ...]], OpSpace] = {}
-    ops: dict[OpKey, OpSpace] = {}
-    for key, configs in opwise.items():
-        # ops of a type mostly have equal configs: one space object for all of them
-        rules = matching_rules(key, type_rules, name_rules)
-        against = {} if rules else _reasons_against(key, reluctant)
-        alike = (repr(configs), repr(against), rules)
-        if alike not in shared:
-            admitted = admitted_options(
-                key,
-                configs,
-                type_rules,
-                name_rules,
-                approach=_approach(conf),
-                excluded_precisions=conf.excluded_precisions,
-                reduce_range=conf.reduce_range,
-            )
-            shared[alike] = _computing_in_float(OpSpace(admitted.quantized, admitted.floats, admitted.reason), against)
-        ops[key] = shared[alike]
+    matching = {key: _matching(key, type_rules, name_rules) for key in opwise}
+    requests = {
+        key: requested(
+            rules,
+            _approach(conf),
+            has_weight=any(config.get("weight") for config in opwise[key]),
+            excluded_precisions=conf.excluded_precisions,
+            reduce_range=conf.reduce_range,
+            has_data=has_data,
+        )
+        for key, rules in matching.items()
+    }
+    ops = resolve(capability, requests, named={key for key, rules in matching.items() if rules})
     if isinstance(conf, PostTrainingQuantConfig):
         ops |= _kept_by_recipe(ops, conf.recipes)
     if not any(op.default.precision != "fp32" for op in ops.values()):
         raise _nothing_to_quantize(capability, ops, _approach(conf))
-    _tell_stored(ops, reluctant)
+    _tell_stored(ops, capability.get("in_float_unless_named", {}))
     blocks = (tuple(tuple(key) for key in block if tuple(key) in ops) for block in capability.get("blocks", ()))
     space = TuningSpace(ops=ops, blocks=tuple(block for block in blocks if block))
     if isinstance(conf, QuantizationAwareTrainingConfig):
@@ -78,20 +71,10 @@ def build_space(capability: Mapping[str, Any], conf: Conf) -> TuningSpace:
     return replace(space, calibration_sizes=tuple(conf.calibration_sampling_size), recipes=recipes)
 
 
-def _reasons_against(key: OpKey, reluctant: Mapping[str, Mapping[Any, str]]) -> dict[str, str]:
-    """By mode why an op computes in float, said of it or of its type."""
-    found = {mode: told.get(key, told.get(key[1], "")) for mode, told in reluctant.items()}
-    return {mode: why for mode, why in found.items() if why}
-
-
-def _computing_in_float(op: OpSpace, against: Mapping[str, str]) -> OpSpace:
-    """``op`` less its schemes of integer arithmetic in the modes that there is a reason ``against``."""
-    dropped = [scheme for scheme in op.quantized if scheme.mode in against and scheme.activation is not None]
-    kept = tuple(scheme for scheme in op.quantized if scheme not in dropped)
-    if not dropped:
-        return op
-    why = "" if kept else f"{against[dropped[0].mode]}; a rule that speaks of it has it quantized"
-    return replace(op, quantized=kept, reason=why)
+def _matching(key: OpKey, type_rules: Sequence[OpRule], name_rules: Sequence[OpRule]) -> tuple[OpRule, ...]:
+    """The rules that speak of an op, the ones that win last."""
+    name, kind = key
+    return (*(r for r in type_rules if r.matches(kind)), *(r for r in name_rules if r.matches(name)))
 
 
 def _tell_stored(ops: Mapping[OpKey, OpSpace], reluctant: Mapping[str, Mapping[Any, str]]) -> None:

@@ -4,39 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
+from neural_compressor.config.resolver import OpSpace
 from neural_compressor.schemes import OpKey, OpScheme, Pass, Plan
 
 CALIBRATED_MODES = ("static", "weight_only")
 """Modes in which calibration data matter: ranges in static, the algorithms of weight-only quantization."""
 
-
-@dataclass(frozen=True)
-class OpSpace:
-    """The admitted schemes of one op: ``quantized`` ones best first, then ``floats`` (bf16, fp16, fp32 as admitted).
-
-    An op that a rule keeps in float has no ``quantized`` option, and ``reason`` says why.
-    """
-
-    quantized: tuple[OpScheme, ...]
-    floats: tuple[OpScheme, ...]
-    reason: str = ""
-
-    @property
-    def default(self) -> OpScheme:
-        """The best quantized scheme, or the float one where there is none."""
-        return self.quantized[0] if self.quantized else self.floats[-1]
-
-    @cached_property
-    def options(self) -> tuple[OpScheme, ...]:
-        """Everything the op may run with."""
-        return self.quantized + self.floats
-
-    def in_precision(self, name: str) -> OpScheme | None:
-        """The float option of that precision, if admitted."""
-        return next((s for s in self.floats if s.precision == name), None)
+__all__ = ["OpSpace", "TuningSpace"]
 
 
 @dataclass(frozen=True)

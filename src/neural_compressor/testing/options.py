@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import product
 from typing import Any
 
 from neural_compressor.adaptor.capability import is_float_config
+from neural_compressor.config.op_options import op_options
 from neural_compressor.schemes import OpKey, OpScheme
 
 
@@ -16,13 +16,7 @@ def choices(config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     >>> [c["activation"]["scheme"] for c in choices({"activation": {"dtype": "int8", "scheme": ["sym", "asym"]}})]
     ['sym', 'asym']
     """
-    fields = [(t, f) for t in ("weight", "activation") if t in config for f in config[t]]
-    values = [config[t][f] for t, f in fields]
-    for combination in product(*(v if isinstance(v, list) else [v] for v in values)):
-        chosen: dict[str, Any] = {}
-        for (tensor, field), value in zip(fields, combination, strict=True):
-            chosen.setdefault(tensor, {})[field] = value
-        yield chosen
+    return (option.to_dict() for option in op_options([config]))
 
 
 def default_tune_cfg(capability: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from torch import nn
 
 from neural_compressor.schemes import OpKey
 from neural_compressor.torch.batches import feed, run_batches, tensors_in
-from neural_compressor.torch.nn import QuantModule
+from neural_compressor.torch.modules import QuantModule
 
 
 def op_errors(

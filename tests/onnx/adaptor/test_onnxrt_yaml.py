@@ -4,14 +4,14 @@ import pytest
 
 from neural_compressor.adaptor.framework_yaml import read_entries
 from neural_compressor.config.op_options import op_options
-from neural_compressor.config.rules import admitted_options
+from neural_compressor.config.resolver import Request, op_space
 from neural_compressor.errors import ConfigError
 from neural_compressor.onnx.adaptor.capability import IN_FLOAT_UNLESS_NAMED, YAML, OnnxQuery
 from neural_compressor.onnx.adaptor.recipes import APPLIED
-from neural_compressor.onnx.dynamic.ops import DYNAMIC_OPS
-from neural_compressor.onnx.op_table import OP_TYPES
-from neural_compressor.onnx.providers import PROVIDERS
-from neural_compressor.onnx.stored_weights import STORED_TYPES, is_stored
+from neural_compressor.onnx.graph.ops import OP_TYPES
+from neural_compressor.onnx.methods.dynamic.ops import DYNAMIC_OPS
+from neural_compressor.onnx.passes.store_weights import STORED_TYPES, is_stored
+from neural_compressor.onnx.runtime.providers import PROVIDERS
 
 ALL = ("static", "dynamic", "weight_only")
 
@@ -57,7 +57,7 @@ def test_what_computes_in_float_unless_named_has_its_weight_stored_and_can_be_ha
 @pytest.mark.parametrize("op_type", ["Conv", "MatMul", "Gemm"])
 def test_unsigned_activations_with_signed_weights_are_the_default_on_the_cpu(form, op_type):
     configs = OnnxQuery("CPUExecutionProvider", form).node_configs(op_type, ALL, has_weight=True, per_channel=True)
-    best = admitted_options(("op", op_type), configs).quantized[0]
+    best = op_space(("op", op_type), configs, Request()).default
     assert (best.weight.dtype.name, best.weight.symmetric, best.weight.granularity.name) == (
         "int8",
         True,
@@ -102,8 +102,8 @@ def test_weights_alone_are_four_bits_in_groups_of_32_by_default():
     query = OnnxQuery("CPUExecutionProvider")
     assert query.weight_only_format == "QOperator"
     configs = query.node_configs("MatMul", ALL, has_weight=True, per_channel=True)
-    best = admitted_options(("op", "MatMul"), configs, approach="weight_only").quantized[0]
-    assert (best.weight.dtype.name, best.weight.granularity.size, best.weight.algorithm) == ("int4", 32, "rtn")
+    best = op_space(("op", "MatMul"), configs, Request(("weight_only",))).default
+    assert (best.weight.dtype.name, best.weight.granularity.size, best.method.name) == ("int4", 32, "rtn")
 
 
 def test_node_configs_leave_out_what_a_node_does_not_admit():

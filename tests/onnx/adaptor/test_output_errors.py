@@ -7,7 +7,7 @@ from onnx import helper
 
 from neural_compressor.onnx.adaptor import output_errors as module
 from neural_compressor.onnx.adaptor.output_errors import output_errors
-from neural_compressor.onnx.graph import normalise
+from neural_compressor.onnx.graph.normalise import normalise
 
 CPU = ("CPUExecutionProvider",)
 

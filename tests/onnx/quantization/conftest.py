@@ -9,7 +9,7 @@ from sklearn.datasets import load_digits
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.neural_network import MLPClassifier
 
-from neural_compressor.onnx.data_reader import CalibrationDataReader
+from neural_compressor.onnx.runtime.data_reader import CalibrationDataReader
 
 FC_IN, FC_OUT = "/h.4/mlp/fc_in/MatMul", "/h.4/mlp/fc_out/MatMul"
 

@@ -8,7 +8,6 @@ import pytest
 from neural_compressor.config.composition import Composition
 from neural_compressor.dtypes import dtype
 from neural_compressor.errors import ConfigError
-from neural_compressor.onnx.data_reader import CalibrationDataReader
 from neural_compressor.onnx.quantization import config as configs
 from neural_compressor.onnx.quantization.config import (
     AWQConfig,
@@ -20,6 +19,7 @@ from neural_compressor.onnx.quantization.config import (
     StaticQuantConfig,
 )
 from neural_compressor.onnx.quantization.quant_types import CalibrationMethod, QuantFormat, QuantType
+from neural_compressor.onnx.runtime.data_reader import CalibrationDataReader
 from neural_compressor.schemes import PER_CHANNEL, PER_TENSOR, PerGroup
 
 ALL = [StaticQuantConfig, DynamicQuantConfig, SmoothQuantConfig, RTNConfig, GPTQConfig, AWQConfig, HQQConfig]

@@ -11,6 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 from neural_compressor import quantization
 from neural_compressor.config import PostTrainingQuantConfig
 from neural_compressor.errors import ConfigError
+from neural_compressor.onnx.files.quantization_record import read_record
 from neural_compressor.onnx.quantization import (
     DynamicQuantConfig,
     RTNConfig,
@@ -19,7 +20,6 @@ from neural_compressor.onnx.quantization import (
     autotune,
     quantize,
 )
-from neural_compressor.onnx.quantization_record import read_record
 
 FORMS = [
     DynamicQuantConfig(op_types_to_quantize=["Conv"]),

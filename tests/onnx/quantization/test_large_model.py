@@ -12,8 +12,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from neural_compressor.onnx.model_file import read_model
-from neural_compressor.onnx.op_parts import constants_of
+from neural_compressor.onnx.adaptor.inspection import constants_of
+from neural_compressor.onnx.files.model_file import read_model
 from neural_compressor.schemes import sqnr_db
 
 pytestmark = [

@@ -10,6 +10,9 @@ import pytest
 from onnx import helper
 
 from neural_compressor.errors import CapabilityError, ConfigError, MissingDependencyError
+from neural_compressor.onnx.files.quantization_record import read_record
+from neural_compressor.onnx.methods.static import params
+from neural_compressor.onnx.methods.static.calibration import calibrate
 from neural_compressor.onnx.quantization import (
     AWQConfig,
     DynamicQuantConfig,
@@ -20,9 +23,6 @@ from neural_compressor.onnx.quantization import (
     StaticQuantConfig,
     quantize,
 )
-from neural_compressor.onnx.quantization_record import read_record
-from neural_compressor.onnx.static import params
-from neural_compressor.onnx.static.calibration import calibrate
 
 FC_IN, FC_OUT = "/h.4/mlp/fc_in/MatMul", "/h.4/mlp/fc_out/MatMul"
 

@@ -7,8 +7,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from neural_compressor import quantization
 from neural_compressor.config import PostTrainingQuantConfig
+from neural_compressor.onnx.files.quantization_record import read_record
 from neural_compressor.onnx.quantization import StaticQuantConfig, quantize
-from neural_compressor.onnx.quantization_record import read_record
 from neural_compressor.schemes import PER_CHANNEL
 
 

@@ -6,8 +6,8 @@ import pytest
 from onnx import numpy_helper
 
 from neural_compressor.errors import CapabilityError
+from neural_compressor.onnx.files.quantization_record import read_record
 from neural_compressor.onnx.quantization import StaticQuantConfig, quantize
-from neural_compressor.onnx.quantization_record import read_record
 
 
 def test_unsigned_weights_of_a_convolution_have_one_zero_point(convnet, images, reader, run, types):

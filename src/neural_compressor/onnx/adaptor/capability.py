@@ -1,4 +1,4 @@
-"""What an execution provider can run, read from the framework YAML, and what of it each node of a model admits."""
+"""The capability of an execution provider: what the framework YAML lists, and what of it each node of a model admits."""
 
 from __future__ import annotations
 

@@ -12,30 +12,31 @@ import onnx_ir as ir
 
 from neural_compressor.errors import CalibrationError, ConfigError, QuantizationError
 from neural_compressor.onnx.adaptor.capability import OnnxQuery
-from neural_compressor.onnx.adaptor.corrections import corrected
 from neural_compressor.onnx.adaptor.recipes import Recipes
-from neural_compressor.onnx.blocks import repeated_blocks
-from neural_compressor.onnx.data_reader import Samples
-from neural_compressor.onnx.dynamic.quantizer import dynamic_nodes, quantize_dynamic
-from neural_compressor.onnx.graph import constant, normalise
-from neural_compressor.onnx.half import to_half
-from neural_compressor.onnx.log_spectra import before_logarithm
-from neural_compressor.onnx.ops import quantizable_nodes, unquantizable_nodes
-from neural_compressor.onnx.optimization import optimise
-from neural_compressor.onnx.overridable_inputs import restore_overridable
-from neural_compressor.onnx.providers import CPU, DML, Target
-from neural_compressor.onnx.quantization_record import QuantizationRecord, write_record
-from neural_compressor.onnx.saturation import ANY, for_any_cpu, target_cpu
-from neural_compressor.onnx.simplify import simplify
-from neural_compressor.onnx.smoothing.smooth_quant import prevailing_weights, smooth
-from neural_compressor.onnx.static.options import StaticOptions
-from neural_compressor.onnx.static.params import KnownRanges
-from neural_compressor.onnx.static.quantizer import quantize_static
-from neural_compressor.onnx.stored_weights import storable_nodes, store_weights, stored_instead, without_stored
-from neural_compressor.onnx.weight_only.job import WeightJob, WeightOnlyOptions
-from neural_compressor.onnx.weight_only.matrix_nodes import left_in_float as without_matrix
-from neural_compressor.onnx.weight_only.matrix_nodes import weight_only_nodes
-from neural_compressor.onnx.weight_only.quantizer import quantize_weight_only
+from neural_compressor.onnx.files.quantization_record import QuantizationRecord, write_record
+from neural_compressor.onnx.graph.blocks import repeated_blocks
+from neural_compressor.onnx.graph.log_spectra import before_logarithm
+from neural_compressor.onnx.graph.matrix_nodes import left_in_float as without_matrix
+from neural_compressor.onnx.graph.matrix_nodes import weight_only_nodes
+from neural_compressor.onnx.graph.normalise import normalise
+from neural_compressor.onnx.graph.ops import quantizable_nodes, unquantizable_nodes
+from neural_compressor.onnx.graph.overridable_inputs import restore_overridable
+from neural_compressor.onnx.graph.queries import constant
+from neural_compressor.onnx.graph.sum_order import ANY, for_any_cpu, target_cpu
+from neural_compressor.onnx.methods.dynamic.quantizer import dynamic_nodes, quantize_dynamic
+from neural_compressor.onnx.methods.static.options import StaticOptions
+from neural_compressor.onnx.methods.static.params import KnownRanges
+from neural_compressor.onnx.methods.static.quantizer import quantize_static
+from neural_compressor.onnx.methods.weight_only.job import WeightJob, WeightOnlyOptions
+from neural_compressor.onnx.methods.weight_only.quantizer import quantize_weight_only
+from neural_compressor.onnx.passes.corrections import corrected
+from neural_compressor.onnx.passes.half import to_half
+from neural_compressor.onnx.passes.optimize import optimise
+from neural_compressor.onnx.passes.simplify import simplify
+from neural_compressor.onnx.passes.smooth_quant import prevailing_weights, smooth
+from neural_compressor.onnx.passes.store_weights import storable_nodes, store_weights, stored_instead, without_stored
+from neural_compressor.onnx.runtime.data_reader import Samples
+from neural_compressor.onnx.runtime.providers import CPU, DML, Target
 from neural_compressor.registry import close_matches
 from neural_compressor.schemes import OpKey, OpScheme, Plan, TensorScheme, float_op
 

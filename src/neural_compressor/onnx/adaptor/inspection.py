@@ -1,19 +1,146 @@
-"""Look inside a model: constants and outputs of ops as arrays, and constants written into it."""
+"""Look inside a model: the nodes an op became, its constants and outputs as arrays, and constants written into it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
+from neural_compressor.dtypes import IntType, dtype
 from neural_compressor.errors import ConfigError
-from neural_compressor.onnx.adaptor.batches import ModelInputs
-from neural_compressor.onnx.graph import constant
-from neural_compressor.onnx.op_parts import ROLES, constants_of
-from neural_compressor.onnx.session import make_session
+from neural_compressor.onnx.graph.queries import constant, is_constant, standard
+from neural_compressor.onnx.passes.store_weights import stored_floats
+from neural_compressor.onnx.runtime.batches import ModelInputs
+from neural_compressor.onnx.runtime.session import make_session
 from neural_compressor.registry import close_matches
+from neural_compressor.schemes import unpack_bits
+
+ROLES = {1: "weight", 2: "bias"}
+_INTEGER_PLACES = {
+    "QLinearConv": {"weight": (3, 4, 5)},
+    "QLinearMatMul": {"weight": (3, 4, 5)},
+    "QGemm": {"weight": (3, 4, 5)},
+    "DynamicQuantizeMatMul": {"weight": (1, 2, 3)},
+    "MatMulIntegerToFloat": {"weight": (1, 3, 5)},
+}
+"""Where integer ops have codes, scale and zero point."""
+
+
+def nodes_of(node: ir.Node, others: Collection[str]) -> Iterator[ir.Node]:
+    """``node`` and what was put before it: ancestors up to those that are called as one of ``others``."""
+    seen, waiting = {node}, [node]
+    while waiting:
+        current = waiting.pop(0)
+        yield current
+        for value in current.inputs:
+            before = None if value is None else value.producer()
+            if before is not None and before not in seen and before.name not in others:
+                seen.add(before)
+                waiting.append(before)
+
+
+def constants_of(node: ir.Node) -> dict[str, np.ndarray]:
+    """The constant floats a node computes with, by their role, also where they are stored as integers."""
+    if node.op_type == "MatMulNBits":
+        return {"weight": _unpacked(node)}
+    places = _INTEGER_PLACES.get(node.op_type)
+    if places is not None:
+        found = {role: _floats(node, *where) for role, where in places.items()}
+        return {role: array for role, array in found.items() if array is not None}
+    arrays = {place: dequantized(value) for place, value in enumerate(node.inputs)}
+    return {
+        ROLES.get(place, f"input{place}"): a for place, a in arrays.items() if a is not None and a.dtype.kind == "f"
+    }
+
+
+def weights_of(parts: Sequence[ir.Node]) -> Iterator[np.ndarray]:
+    """The constant floats of the nodes that stand for an op."""
+    for part in parts:
+        yield from constants_of(part).values()
+        if part.op_type in ("MatMulInteger", "ConvInteger"):
+            # Its scale is multiplied with that of the activation, by a node behind it.
+            scales = (constant(value) for node in parts if node.op_type == "Mul" for value in node.inputs)
+            codes, zero = (constant(value) for value in (*part.inputs, None)[1:4:2])
+            scale = next((array for array in scales if array is not None), None)
+            if codes is not None and scale is not None:
+                by_output = (-1, *[1] * (codes.ndim - 1)) if part.op_type == "ConvInteger" else (-1,)
+                yield (codes.astype(np.float32) - (0 if zero is None else zero)) * scale.reshape(by_output)
+
+
+def dequantized(value: ir.Value | None) -> np.ndarray | None:
+    """A constant, or what it becomes where it is stored in integers, or quantized and dequantized."""
+    array = constant(value) if is_constant(value) else stored_floats(value)
+    if array is not None:
+        return array
+    node = None if value is None else value.producer()
+    if node is None or not standard(node, "DequantizeLinear"):
+        return None
+    before = node.inputs[0].producer() if node.inputs[0] is not None else None
+    if before is not None and standard(before, "QuantizeLinear"):
+        return _rounded(before)
+    return _floats(node, 0, 1, 2)
+
+
+def _rounded(node: ir.Node) -> np.ndarray | None:
+    """What a QuantizeLinear, and a DequantizeLinear behind it, make of a constant."""
+    array, step, shift = (constant(value) for value in (*node.inputs, None)[:3])
+    if array is None or step is None or shift is None:
+        return None
+    axis = node.attributes.get_int("axis", 1) % array.ndim if array.ndim else 0
+    shape = [-1 if i == axis else 1 for i in range(array.ndim)] if step.size > 1 else []
+    step, zero = step.reshape(shape), shift.astype(np.float32).reshape(shape if shift.size > 1 else [])
+    low, high = _limits(shift.dtype)
+    codes = np.clip(np.round(array / step) + zero, low, high)
+    return np.asarray((codes - zero) * step, dtype=np.float32)
+
+
+def _limits(kind: np.dtype[Any]) -> tuple[int, int]:
+    found = dtype(kind.name)
+    assert isinstance(found, IntType)
+    return found.min, found.max
+
+
+def _floats(node: ir.Node, codes: int, scale: int, zero: int) -> np.ndarray | None:
+    array, step = constant(node.inputs[codes]), constant(node.inputs[scale])
+    shift = constant(node.inputs[zero]) if len(node.inputs) > zero else None
+    if array is None or step is None:
+        return None
+    axis, block = node.attributes.get_int("axis", 1), node.attributes.get_int("block_size", 0)
+    if node.op_type == "QLinearConv" or node.attributes.get_int("transB", 0) == 1:
+        axis = 0
+
+    def aligned(parameter: np.ndarray) -> np.ndarray:
+        parameter = parameter.astype(np.float32)
+        if block:
+            return np.repeat(parameter, block, axis=axis)[tuple(slice(0, size) for size in array.shape)]
+        if parameter.size == 1:
+            return parameter.reshape(())
+        return parameter.reshape([-1 if i == axis % array.ndim else 1 for i in range(array.ndim)])
+
+    centred = array.astype(np.float32) - (0 if shift is None else aligned(shift))
+    return np.asarray(centred * aligned(step))
+
+
+def _unpacked(node: ir.Node) -> np.ndarray:
+    """The matrix (inputs, outputs) of a MatMulNBits."""
+    bits, block, inputs = (node.attributes.get_int(name, 0) for name in ("bits", "block_size", "K"))
+    codes, scales = constant(node.inputs[1]), constant(node.inputs[2])
+    assert codes is not None
+    assert scales is not None
+    rows, blocks = codes.shape[:2]
+    values = np.asarray(unpack_bits(codes, bits, block)).astype(np.float32)
+    packed = constant(node.inputs[3]) if len(node.inputs) > 3 else None
+    if packed is None:
+        zeros = np.full((rows, blocks), 1 << (bits - 1), np.float32)
+    elif packed.dtype == np.uint8:
+        zeros = np.asarray(unpack_bits(packed.reshape(rows, -1), bits, blocks)).astype(np.float32)
+    else:
+        zeros = packed.reshape(rows, blocks)
+    matrix = (values - zeros[..., None]) * scales.reshape(rows, blocks, 1)
+    return np.ascontiguousarray(matrix.reshape(rows, -1)[:, :inputs].T)
+
 
 INSPECT_TYPES = ("activation", "weight", "all")
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
     from neural_compressor.onnx.adaptor.float_model import CalibrationData, FloatModel
-    from neural_compressor.onnx.runner import Runner
+    from neural_compressor.onnx.runtime.runner import Runner
 
 logger = logging.getLogger("neural_compressor")
 
@@ -47,8 +47,8 @@ class ONNXRTAdaptor(Adaptor):
         super().__init__(framework_specific_info)
         try:
             from neural_compressor.onnx.adaptor.capability import OnnxQuery
-            from neural_compressor.onnx.providers import choose_target
-            from neural_compressor.onnx.runner import Runner
+            from neural_compressor.onnx.runtime.providers import choose_target
+            from neural_compressor.onnx.runtime.runner import Runner
         except ImportError as error:
             raise MissingDependencyError(
                 f"{error}; install what ONNX models need with: pip install 'open-neural-compressor[onnx]'"
@@ -75,8 +75,8 @@ class ONNXRTAdaptor(Adaptor):
         """``model`` as an ``onnx.ModelProto`` with its weights in memory."""
         import onnx
 
-        from neural_compressor.onnx.model_file import read_model
-        from neural_compressor.onnx.model_forms import as_proto
+        from neural_compressor.onnx.files.model_file import read_model
+        from neural_compressor.onnx.files.serialized import as_proto
 
         return model if isinstance(model, onnx.ModelProto) else as_proto(read_model(model))
 
@@ -104,7 +104,7 @@ class ONNXRTAdaptor(Adaptor):
         dataloader: Iterable[Any] | None = None,
         q_func: Callable[[Any], Any] | None = None,
     ) -> onnx.ModelProto:
-        from neural_compressor.onnx.model_forms import as_proto
+        from neural_compressor.onnx.files.serialized import as_proto
 
         prepared, plan = self._prepare(model), Plan.from_tune_cfg(tune_cfg)
         self.tuning_cfg_to_fw(tune_cfg)
@@ -115,14 +115,14 @@ class ONNXRTAdaptor(Adaptor):
         return as_proto(new)
 
     def predict(self, model: Any, inputs: Any) -> Any:
-        from neural_compressor.onnx.adaptor.recorder import Recorder
+        from neural_compressor.onnx.runtime.batches import Recorder
 
         return model(inputs) if isinstance(model, Recorder) else self._runner.predict(model, inputs)
 
     @contextmanager
     def on_one_thread(self, models: Sequence[Any]) -> Iterator[bool]:
         """In sessions of their own, which are given up at the end; not on another provider than the CPU."""
-        from neural_compressor.onnx.runner import Runner
+        from neural_compressor.onnx.runtime.runner import Runner
 
         usual = self._runner
         if usual.providers != ("CPUExecutionProvider",):
@@ -137,7 +137,7 @@ class ONNXRTAdaptor(Adaptor):
     def output_sqnr(self, model: Any) -> float | None:
         """On the first batch of the calibration data; not for models whose weights take over a gibibyte."""
         from neural_compressor.onnx.adaptor.output_errors import exactness
-        from neural_compressor.onnx.model_file import ONE_FILE_BYTES
+        from neural_compressor.onnx.files.model_file import ONE_FILE_BYTES
 
         if self._feed is None or self._source is None or model is self._source or not self.target.runs_here:
             return None
@@ -148,8 +148,8 @@ class ONNXRTAdaptor(Adaptor):
     def op_errors(self, plan: Plan, model: Any, dataloader: Iterable[Any] | None = None) -> dict[OpKey, float]:
         """With what came in from quantized ops before: the runtime computes whole graphs."""
         from neural_compressor.onnx.adaptor.output_errors import output_errors
-        from neural_compressor.onnx.model_file import read_model
-        from neural_compressor.onnx.quantization_record import read_record
+        from neural_compressor.onnx.files.model_file import read_model
+        from neural_compressor.onnx.files.quantization_record import read_record
 
         quantized = read_model(self.quantize(plan.to_tune_cfg(), model, dataloader))
         prepared, record = self._prepare(model), read_record(quantized)
@@ -175,7 +175,7 @@ class ONNXRTAdaptor(Adaptor):
 
     def save(self, model: Any, path: str | Path) -> None:
         """Write the model as ``model.onnx`` into the folder ``path``, or as that file where it ends in ``.onnx``."""
-        from neural_compressor.onnx.model_file import read_model, write_model
+        from neural_compressor.onnx.files.model_file import read_model, write_model
 
         path = Path(path)
         if path.suffix.lower() == ".onnx":
@@ -186,7 +186,7 @@ class ONNXRTAdaptor(Adaptor):
         write_model(read_model(model), path / FILE)
 
     def load(self, path: str | Path, model: Any) -> onnx.ModelProto:
-        from neural_compressor.onnx.model_file import read_model
+        from neural_compressor.onnx.files.model_file import read_model
 
         path = Path(path)
         found = read_model(path if path.suffix.lower() == ".onnx" else path / FILE)
@@ -194,15 +194,15 @@ class ONNXRTAdaptor(Adaptor):
         return self.ready(found)
 
     def model_size(self, model: Any) -> int:
-        from neural_compressor.onnx.model_file import read_model
-        from neural_compressor.onnx.model_forms import stored_bytes
+        from neural_compressor.onnx.files.model_file import read_model
+        from neural_compressor.onnx.files.serialized import stored_bytes
 
         return stored_bytes(read_model(model))
 
     def summary(self, model: Any) -> list[OpRecord]:
         from neural_compressor.onnx.adaptor.op_records import op_records
-        from neural_compressor.onnx.model_file import read_model
-        from neural_compressor.onnx.quantization_record import read_record
+        from neural_compressor.onnx.files.model_file import read_model
+        from neural_compressor.onnx.files.quantization_record import read_record
 
         quantized = read_model(model)
         record = read_record(quantized)
@@ -215,9 +215,9 @@ class ONNXRTAdaptor(Adaptor):
 
     def _time_shares(self, model: Any) -> dict[str, float]:
         """On the first batch of the calibration data; not for models whose weights take over 256 MiB."""
-        from neural_compressor.onnx.adaptor.batches import ModelInputs
-        from neural_compressor.onnx.profiling import MOST_BYTES, time_shares
-        from neural_compressor.onnx.quantization_record import read_record
+        from neural_compressor.onnx.files.quantization_record import read_record
+        from neural_compressor.onnx.runtime.batches import ModelInputs
+        from neural_compressor.onnx.runtime.profiling import MOST_BYTES, time_shares
 
         if self._feed is None or not self.target.runs_here or self.model_size(model) > MOST_BYTES:
             return {}
@@ -243,8 +243,8 @@ class ONNXRTAdaptor(Adaptor):
         return new
 
     def fingerprint(self, model: Any) -> str:
-        from neural_compressor.onnx.identity import fingerprint
-        from neural_compressor.onnx.model_file import read_model
+        from neural_compressor.onnx.files.model_file import read_model
+        from neural_compressor.onnx.files.serialized import fingerprint
 
         return fingerprint(read_model(model))
 
@@ -268,20 +268,20 @@ class ONNXRTAdaptor(Adaptor):
 
     def set_tensor(self, model: Any, tensor_dict: Mapping[str, Any]) -> onnx.ModelProto:
         from neural_compressor.onnx.adaptor.inspection import set_tensors
-        from neural_compressor.onnx.model_forms import as_proto
+        from neural_compressor.onnx.files.serialized import as_proto
 
         return as_proto(set_tensors(self._named(model), tensor_dict))
 
     def convert_bf16(self, model: Any) -> onnx.ModelProto:
         from neural_compressor.onnx.adaptor.float_model import half_precision
-        from neural_compressor.onnx.model_forms import as_proto
+        from neural_compressor.onnx.files.serialized import as_proto
 
         names = {name for name, _ in self.bf16_ops}
         return as_proto(half_precision(self._named(model), "bf16", names, self.target.provider.name))
 
     def _warn_if_saturating(self, quantized: ir.Model) -> None:
-        from neural_compressor.onnx.providers import CPU
-        from neural_compressor.onnx.saturation import warn_if_saturating
+        from neural_compressor.onnx.runtime.providers import CPU
+        from neural_compressor.onnx.runtime.saturation import warn_if_saturating
 
         if self.target.provider is CPU:
             warn_if_saturating(quantized)
@@ -292,7 +292,7 @@ class ONNXRTAdaptor(Adaptor):
         """The float model made ready; once, as long as it is the same."""
         if self._float is None or self._source is not model:
             from neural_compressor.onnx.adaptor.float_model import FloatModel
-            from neural_compressor.onnx.model_file import read_model
+            from neural_compressor.onnx.files.model_file import read_model
 
             level = (self.info.get("recipes") or {}).get("graph_optimization_level")
             self._float = FloatModel(read_model(model), self.query_handler, self.target, level)
@@ -301,15 +301,15 @@ class ONNXRTAdaptor(Adaptor):
 
     def _named(self, model: Any) -> ir.Model:
         """``model`` with the names that its ops have here."""
-        from neural_compressor.onnx.graph import normalise
-        from neural_compressor.onnx.model_file import read_model
-        from neural_compressor.onnx.quantization_record import read_record
+        from neural_compressor.onnx.files.model_file import read_model
+        from neural_compressor.onnx.files.quantization_record import read_record
+        from neural_compressor.onnx.graph.normalise import normalise
 
         found = read_model(model)
         return found if read_record(found) is not None else normalise(found.clone())
 
     def _first_feed(self, model: ir.Model) -> Mapping[str, Any] | None:
-        from neural_compressor.onnx.adaptor.batches import LoaderReader, ModelInputs, batch_size
+        from neural_compressor.onnx.runtime.batches import LoaderReader, ModelInputs, batch_size
 
         inputs = ModelInputs.of(model)
         if self.info.get("example_inputs") is not None:
@@ -324,10 +324,9 @@ class ONNXRTAdaptor(Adaptor):
     def _calibration_data(
         self, model: ir.Model, size: int, dataloader: Iterable[Any] | None, q_func: Callable[[Any], Any] | None
     ) -> CalibrationData:
-        from neural_compressor.onnx.adaptor.batches import LoaderReader, ModelInputs
         from neural_compressor.onnx.adaptor.float_model import CalibrationData
-        from neural_compressor.onnx.adaptor.recorder import RecordedReader
-        from neural_compressor.onnx.data_reader import Samples
+        from neural_compressor.onnx.runtime.batches import LoaderReader, ModelInputs, RecordedReader
+        from neural_compressor.onnx.runtime.data_reader import Samples
 
         inputs = ModelInputs.of(model)
         if q_func is not None:

@@ -8,13 +8,13 @@ from typing import Any
 import onnx_ir as ir
 
 from neural_compressor.adaptor.records import OpRecord
+from neural_compressor.onnx.adaptor.inspection import constants_of, nodes_of, weights_of
 from neural_compressor.onnx.adaptor.output_errors import decibels, output_errors
-from neural_compressor.onnx.model_file import ONE_FILE_BYTES, weight_bytes
-from neural_compressor.onnx.op_parts import constants_of, nodes_of, weights_of
-from neural_compressor.onnx.providers import Target
-from neural_compressor.onnx.quantization_record import QuantizationRecord, read_record
-from neural_compressor.onnx.static.fusion_check import INTEGER_OPS, as_run, check_fusion
-from neural_compressor.onnx.stored_weights import stored_floats
+from neural_compressor.onnx.files.model_file import ONE_FILE_BYTES, weight_bytes
+from neural_compressor.onnx.files.quantization_record import QuantizationRecord, read_record
+from neural_compressor.onnx.passes.store_weights import stored_floats
+from neural_compressor.onnx.runtime.fusion_check import INTEGER_OPS, as_run, check_fusion
+from neural_compressor.onnx.runtime.providers import Target
 from neural_compressor.schemes import OpKey, OpScheme, sqnr_db
 
 _STORED = "float: the runtime turns the weight into floats when it loads the model"

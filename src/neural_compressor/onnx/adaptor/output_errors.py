@@ -1,4 +1,4 @@
-"""How far the outputs of ops in a quantized model are from those in the float model."""
+"""Output errors of the ops of a quantized model against the float model."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from neural_compressor.onnx.graph import is_float, standard
-from neural_compressor.onnx.op_table import CLIPS
-from neural_compressor.onnx.session import make_session
+from neural_compressor.onnx.graph.ops import CLIPS
+from neural_compressor.onnx.graph.queries import is_float, standard
+from neural_compressor.onnx.runtime.session import make_session
 from neural_compressor.schemes import sqnr_db
 
 _AT_A_TIME = 1 << 28
@@ -72,11 +72,11 @@ def exactness(expected: Any, actual: Any) -> float | None:
 
 
 def _as_read(value: ir.Value) -> str:
-    """The name of ``value`` behind its quantizer, where every reader reads it so."""
-    readers = [use.node for use in value.uses()]
-    if value.is_graph_output() or len(readers) != 1 or not standard(readers[0], "QuantizeLinear"):
+    """The name of ``value`` behind its quantizer, where every consumer reads it so."""
+    consumers = [use.node for use in value.uses()]
+    if value.is_graph_output() or len(consumers) != 1 or not standard(consumers[0], "QuantizeLinear"):
         return str(value.name)
-    dequantizers = [node for node in readers[0].outputs[0].consumers() if standard(node, "DequantizeLinear")]
+    dequantizers = [node for node in consumers[0].outputs[0].consumers() if standard(node, "DequantizeLinear")]
     return str(dequantizers[0].outputs[0].name) if dequantizers else str(value.name)
 
 

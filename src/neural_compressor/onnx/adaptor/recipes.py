@@ -9,8 +9,8 @@ from typing import Any
 
 from neural_compressor.config.words import as_list, word
 from neural_compressor.errors import ConfigError
-from neural_compressor.onnx.adaptor.corrections import Corrections
-from neural_compressor.onnx.saturation import ANY, TARGET_CPUS
+from neural_compressor.onnx.graph.sum_order import ANY, TARGET_CPUS
+from neural_compressor.onnx.passes.corrections import Corrections
 from neural_compressor.registry import close_matches
 
 _SMOOTHING = ("alpha", "folding", "op_types", "calib_iter", "scales_per_op")

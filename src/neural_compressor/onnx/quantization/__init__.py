@@ -1,7 +1,7 @@
 """Quantize ONNX models: static, dynamic and weight-only, under a configuration or tuned to keep a promise."""
 
 from neural_compressor.errors import MissingDependencyError
-from neural_compressor.onnx.deferred_import import deferred
+from neural_compressor.onnx.quantization.deferred_import import deferred
 
 try:
     import onnx  # noqa: F401
@@ -15,7 +15,6 @@ except ImportError as error:
         f"{error}; install what ONNX models need with: pip install 'open-neural-compressor[onnx]'"
     ) from error
 
-from neural_compressor.onnx.data_reader import CalibrationDataReader
 from neural_compressor.onnx.quantization.config import (
     AWQConfig,
     ComposedConfig,
@@ -32,6 +31,7 @@ from neural_compressor.onnx.quantization.precision import convert_precision
 from neural_compressor.onnx.quantization.quant_types import CalibrationMethod, QuantFormat, QuantType
 from neural_compressor.onnx.quantization.quantize import quantize
 from neural_compressor.onnx.quantization.tuning import autotune
+from neural_compressor.onnx.runtime.data_reader import CalibrationDataReader
 
 __all__ = [
     "AWQConfig",

@@ -9,9 +9,9 @@ from typing import Any
 import onnx_ir as ir
 
 from neural_compressor.errors import CalibrationError
-from neural_compressor.onnx.data_reader import Samples, example_of, rewound
+from neural_compressor.onnx.methods.static.params import KnownRanges
 from neural_compressor.onnx.quantization.whole_model import reader_of
-from neural_compressor.onnx.static.params import KnownRanges
+from neural_compressor.onnx.runtime.data_reader import Samples, example_of, rewound
 
 _KEPT = 4
 """How many smoothed models, or the same on other data, are kept."""

@@ -1,4 +1,4 @@
-"""What a configuration asks of a node, brought into what the execution provider can run."""
+"""Fitting of what a configuration asks of a node to what the execution provider can run."""
 
 from __future__ import annotations
 

@@ -11,8 +11,8 @@ import onnx
 import onnx_ir as ir
 
 from neural_compressor.errors import ConfigError
-from neural_compressor.onnx.model_file import read_model, write_model
-from neural_compressor.onnx.model_forms import as_proto
+from neural_compressor.onnx.files.model_file import read_model, write_model
+from neural_compressor.onnx.files.serialized import as_proto
 from neural_compressor.onnx.quantization.config import (
     AWQConfig,
     GPTQConfig,

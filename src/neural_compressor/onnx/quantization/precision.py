@@ -12,13 +12,13 @@ import onnx_ir as ir
 from neural_compressor.config.op_selector import OpSelector
 from neural_compressor.config.words import as_list
 from neural_compressor.errors import ConfigError
-from neural_compressor.onnx.half import check_half, computes_in, to_half
-from neural_compressor.onnx.model_file import write_model
-from neural_compressor.onnx.model_forms import as_proto
-from neural_compressor.onnx.overridable_inputs import restore_overridable
-from neural_compressor.onnx.providers import choose_target
+from neural_compressor.onnx.files.model_file import write_model
+from neural_compressor.onnx.files.serialized import as_proto
+from neural_compressor.onnx.graph.overridable_inputs import restore_overridable
+from neural_compressor.onnx.passes.half import check_half, computes_in, to_half
 from neural_compressor.onnx.quantization.prepared import node_types, read_float_model
 from neural_compressor.onnx.quantization.quantize import check_writable
+from neural_compressor.onnx.runtime.providers import choose_target
 
 logger = logging.getLogger("neural_compressor")
 

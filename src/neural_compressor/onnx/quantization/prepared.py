@@ -12,12 +12,11 @@ import onnx_ir as ir
 
 from neural_compressor.config.composition import Composition
 from neural_compressor.errors import ConfigError
-from neural_compressor.onnx.early_passes import EarlyPasses
-from neural_compressor.onnx.graph import normalise
-from neural_compressor.onnx.model_file import read_model
-from neural_compressor.onnx.optimization import optimise
-from neural_compressor.onnx.quantization_record import read_record
-from neural_compressor.onnx.simplify import simplify, tidy
+from neural_compressor.onnx.files.model_file import read_model
+from neural_compressor.onnx.files.quantization_record import read_record
+from neural_compressor.onnx.graph.normalise import EarlyPasses, normalise
+from neural_compressor.onnx.passes.optimize import optimise
+from neural_compressor.onnx.passes.simplify import simplify, tidy
 
 QUANTIZED_TYPES = frozenset(
     {

@@ -11,17 +11,17 @@ import onnx_ir as ir
 
 from neural_compressor.config.composition import Composition
 from neural_compressor.onnx.adaptor.op_records import brief_records
-from neural_compressor.onnx.model_file import read_model, write_model
-from neural_compressor.onnx.model_forms import as_proto
-from neural_compressor.onnx.providers import CPU
+from neural_compressor.onnx.files.model_file import read_model, write_model
+from neural_compressor.onnx.files.serialized import as_proto
 from neural_compressor.onnx.quantization.calibration_store import CalibrationStore
-from neural_compressor.onnx.quantization.carrying_out import carry_out
+from neural_compressor.onnx.quantization.pipeline import run_pipeline
 from neural_compressor.onnx.quantization.prepared import prepare
 from neural_compressor.onnx.quantization.resolution import resolve
 from neural_compressor.onnx.quantization.selection import require_onnx
-from neural_compressor.onnx.saturation import warn_if_saturating
-from neural_compressor.onnx.speed_check import warn_if_slower
-from neural_compressor.onnx.static.fusion_check import check_fusion
+from neural_compressor.onnx.runtime.fusion_check import check_fusion
+from neural_compressor.onnx.runtime.providers import CPU
+from neural_compressor.onnx.runtime.saturation import warn_if_saturating
+from neural_compressor.onnx.runtime.speed_check import warn_if_slower
 from neural_compressor.paths import output_file, write_errors
 from neural_compressor.report.terminal import print_ops
 
@@ -74,15 +74,15 @@ def quantized(
     prepared = prepare(source, config, level)
     resolution = resolve(config, prepared, graph_only)
     store = CalibrationStore(reader, one_plan=True)
-    new = carry_out(prepared.model, resolution, store)
-    static, in_float = resolution.aims.get("static"), dict[str, str]()
+    new = run_pipeline(prepared.model, resolution, store)
+    static, in_float = resolution.capabilities.get("static"), dict[str, str]()
     if static is not None and static.target.runs_here:
         in_float = {each.name: each.reason for each in check_fusion(new, static.sessions).float_running}
-    if any(aim.target.provider is CPU for aim in resolution.aims.values()):
+    if any(capability.target.provider is CPU for capability in resolution.capabilities.values()):
         warn_if_saturating(new)
     if (
-        all(aim.target.provider is CPU for mode, aim in resolution.aims.items())
-        and "weight_only" not in resolution.aims
+        all(capability.target.provider is CPU for mode, capability in resolution.capabilities.items())
+        and "weight_only" not in resolution.capabilities
     ):
         original = prepared.model if isinstance(source, onnx.ModelProto | ir.Model) else read_model(source)
         warn_if_slower(original, new, lambda: store.example(work.config for work in resolution.work.values()))

@@ -1,4 +1,4 @@
-"""From a configuration to what is done to each node of a model."""
+"""Resolution of a configuration: what is done to each node of a model."""
 
 from __future__ import annotations
 
@@ -12,21 +12,20 @@ import onnx_ir as ir
 
 from neural_compressor.config.composition import Composition
 from neural_compressor.errors import ConfigError
-from neural_compressor.onnx.dynamic.dynamic_race import dynamic_race
-from neural_compressor.onnx.dynamic.quantizer import dynamic_nodes
-from neural_compressor.onnx.log_spectra import before_logarithm
-from neural_compressor.onnx.ops import quantizable_nodes, unquantizable_nodes
-from neural_compressor.onnx.providers import CPU
-from neural_compressor.onnx.quantization.aim import Aim, find_aim
+from neural_compressor.onnx.graph.log_spectra import before_logarithm
+from neural_compressor.onnx.graph.matrix_nodes import MatrixNode, left_in_float, small_matrices, weight_only_nodes
+from neural_compressor.onnx.graph.ops import quantizable_nodes, unquantizable_nodes
+from neural_compressor.onnx.graph.sum_order import ANY, for_any_cpu
+from neural_compressor.onnx.methods.dynamic.dynamic_race import dynamic_race
+from neural_compressor.onnx.methods.dynamic.quantizer import dynamic_nodes
+from neural_compressor.onnx.methods.weight_only.job import WeightJob
+from neural_compressor.onnx.passes.store_weights import STORED, STORED_TYPES, is_stored, storable_nodes
 from neural_compressor.onnx.quantization.config import RTNConfig
 from neural_compressor.onnx.quantization.fitting import fit, unfit_weight
 from neural_compressor.onnx.quantization.prepared import Prepared, node_types
+from neural_compressor.onnx.quantization.provider_capability import ProviderCapability, find_capability
 from neural_compressor.onnx.quantization.selection import select
-from neural_compressor.onnx.saturation import ANY, for_any_cpu
-from neural_compressor.onnx.stored_weights import STORED, STORED_TYPES, is_stored, storable_nodes
-from neural_compressor.onnx.weight_only.job import WeightJob
-from neural_compressor.onnx.weight_only.little_matrices import little_matrices
-from neural_compressor.onnx.weight_only.matrix_nodes import MatrixNode, left_in_float, weight_only_nodes
+from neural_compressor.onnx.runtime.providers import CPU
 from neural_compressor.registry import close_matches
 from neural_compressor.schemes import OpKey, OpScheme
 
@@ -57,7 +56,7 @@ class Resolution:
 
     work: Mapping[OpKey, NodeWork]
     left: Mapping[OpKey, str]
-    aims: Mapping[str, Aim]
+    capabilities: Mapping[str, ProviderCapability]
     kept: frozenset[OpKey] = frozenset()
     named: frozenset[str] = frozenset()
     slower: Mapping[OpKey, str] = field(default_factory=dict)
@@ -72,7 +71,7 @@ class Resolution:
         """The nodes that have their weights stored in integers, and why they compute in float."""
         schemes = {key: work.scheme for key, work in self.work.items() if is_stored(key, work.scheme)}
         return {
-            key: self.slower.get(key) or self.aims[scheme.mode].reluctance(key[1], scheme.mode)
+            key: self.slower.get(key) or self.capabilities[scheme.mode].reason_for_float(key[1], scheme.mode)
             for key, scheme in schemes.items()
         }
 
@@ -98,7 +97,7 @@ def resolve(config: Composition, prepared: Prepared, graph_only: bool = False) -
     now = node_types(prepared.model)
     left: dict[OpKey, str] = {(name, now[name]): why for name, why in selection.left.items() if name in now}
     work: dict[OpKey, NodeWork] = {}
-    aims: dict[str, Aim] = {}
+    capabilities: dict[str, ProviderCapability] = {}
     little: dict[OpKey, str] = {}
     all_slower: dict[OpKey, str] = {}
     spectra = before_logarithm(prepared.model)
@@ -106,18 +105,18 @@ def resolve(config: Composition, prepared: Prepared, graph_only: bool = False) -
         chosen = {(name, now[name]): each for name, each in selection.of(approach).items() if name in now}
         if not chosen:
             continue
-        aim = aims[approach] = find_aim(_distinct(chosen.values()), approach, graph_only)
+        capability = capabilities[approach] = find_capability(_distinct(chosen.values()), approach, graph_only)
         unnamed = {name: (name, kind) for name, kind in chosen if name not in selection.meant}
-        slower = _slower(prepared.model, {key: chosen[key] for key in unnamed.values()}, aim, approach)
+        slower = _slower(prepared.model, {key: chosen[key] for key in unnamed.values()}, capability, approach)
         in_float = {key: why for key, why in spectra.items() if key in unnamed.values() and approach != "weight_only"}
         left |= in_float
         if approach == "weight_only":
-            little = {unnamed[name]: why for name, why in little_matrices(prepared.model, unnamed).items()}
+            little = {unnamed[name]: why for name, why in small_matrices(prepared.model, unnamed).items()}
         left |= little
         slower = {key: why for key, why in slower.items() if key not in in_float}
         apart = slower.keys() | little.keys() | in_float.keys()
         examined = {key: each for key, each in chosen.items() if key not in apart}
-        found = examine(prepared.model, examined, aim)
+        found = examine(prepared.model, examined, capability)
         found |= _stored(prepared.model, {key: chosen[key] for key in slower}, slower)
         all_slower |= slower
         for key, outcome in found.items():
@@ -130,12 +129,12 @@ def resolve(config: Composition, prepared: Prepared, graph_only: bool = False) -
     if little:
         quantized = f"{len(work)} nodes are quantized" if work else "nothing is quantized"
         logger.warning("%s, in float stay %s", quantized, _counted(little))
-    able = {kind for approach, aim in aims.items() for kind in aim.op_types(approach)}
+    able = {kind for approach, capability in capabilities.items() for kind in capability.op_types(approach)}
     told = {key: why for key, why in left.items() if key[1] in able or key[0] in selection.named}
     order = {name: place for place, name in enumerate(now)}
     in_order = dict(sorted(work.items(), key=lambda item: order[item[0][0]]))
     kept = frozenset((name, now[name]) for name in selection.kept if name in now)
-    resolution = Resolution(in_order, told, aims, kept, selection.named, all_slower)
+    resolution = Resolution(in_order, told, capabilities, kept, selection.named, all_slower)
     _report(selection.named, resolution)
     return resolution
 
@@ -148,7 +147,7 @@ Outcome = NodeWork | str
 Chosen = Mapping[OpKey, Any]
 
 
-def _static(model: ir.Model, chosen: Chosen, aim: Aim) -> dict[OpKey, Outcome]:
+def _static(model: ir.Model, chosen: Chosen, capability: ProviderCapability) -> dict[OpKey, Outcome]:
     able, reasons = quantizable_nodes(model), unquantizable_nodes(model)
     found: dict[OpKey, Outcome] = {}
     alike: dict[tuple[object, ...], Outcome] = {}
@@ -159,13 +158,13 @@ def _static(model: ir.Model, chosen: Chosen, aim: Aim) -> dict[OpKey, Outcome]:
         has_weight, per_channel = able[key].weight is not None, able[key].axis is not None
         like = id(config), key[1], has_weight, per_channel
         if like not in alike:
-            options = aim.options(key[1], "static", has_weight=has_weight, per_channel=per_channel)
-            alike[like] = _fitted(config, options, key, aim.provider)
-        found[key] = _for_target(alike[like], able[key].node, aim)
+            options = capability.options(key[1], "static", has_weight=has_weight, per_channel=per_channel)
+            alike[like] = _fitted(config, options, key, capability.provider)
+        found[key] = _for_target(alike[like], able[key].node, capability)
     return found
 
 
-def _dynamic(model: ir.Model, chosen: Chosen, aim: Aim) -> dict[OpKey, Outcome]:
+def _dynamic(model: ir.Model, chosen: Chosen, capability: ProviderCapability) -> dict[OpKey, Outcome]:
     able = dynamic_nodes(model)
     nodes = {(str(node.name), node.op_type): node for node in model.graph.all_nodes()}
     found: dict[OpKey, Outcome] = {}
@@ -173,26 +172,26 @@ def _dynamic(model: ir.Model, chosen: Chosen, aim: Aim) -> dict[OpKey, Outcome]:
         if (why := able.get(key, f"{key[1]} is not quantized dynamically")) is not None:
             found[key] = why
             continue
-        outcome = _fitted(config, aim.options(key[1], "dynamic"), key, aim.provider)
-        found[key] = _for_target(outcome, nodes[key], aim)
+        outcome = _fitted(config, capability.options(key[1], "dynamic"), key, capability.provider)
+        found[key] = _for_target(outcome, nodes[key], capability)
     return found
 
 
-def _for_target(outcome: Outcome, node: ir.Node, aim: Aim) -> Outcome:
+def _for_target(outcome: Outcome, node: ir.Node, capability: ProviderCapability) -> Outcome:
     """The same work with a weight that gives the same on all the CPUs it is for."""
-    if isinstance(outcome, str) or aim.target.provider is not CPU or outcome.config.target_cpu != ANY:
+    if isinstance(outcome, str) or capability.target.provider is not CPU or outcome.config.target_cpu != ANY:
         return outcome
     return replace(outcome, scheme=for_any_cpu(node, outcome.scheme))
 
 
-def _slower(model: ir.Model, unnamed: Chosen, aim: Aim, approach: str) -> dict[OpKey, str]:
+def _slower(model: ir.Model, unnamed: Chosen, capability: ProviderCapability, approach: str) -> dict[OpKey, str]:
     """The nodes that are faster in float, and why: by a race on this machine, or else as the capability has it."""
-    found = {key: why for key in unnamed if (why := aim.reluctance(key[1], approach))}
-    race = dynamic_race(model) if approach == "dynamic" and aim.target.provider is CPU else None
+    found = {key: why for key in unnamed if (why := capability.reason_for_float(key[1], approach))}
+    race = dynamic_race(model) if approach == "dynamic" and capability.target.provider is CPU else None
     if race is None:
         return found
     nodes = {(str(node.name), node.op_type): node for node in model.graph.all_nodes()}
-    able = {key: work for key, work in _dynamic(model, unnamed, aim).items() if not isinstance(work, str)}
+    able = {key: work for key, work in _dynamic(model, unnamed, capability).items() if not isinstance(work, str)}
     raced = {key: race.reason_for_float(nodes[key], work.scheme) for key, work in able.items()}
     fast = {key for key, told in raced.items() if told == ""}
     found = {key: why for key, why in found.items() if key not in fast}
@@ -217,7 +216,7 @@ def _fitted(config: Any, options: Any, key: OpKey, provider: str) -> Outcome:
     return f"{provider} has no {config.approach} {key[1]}" if scheme is None else NodeWork(scheme, config)
 
 
-def _weight_only(model: ir.Model, chosen: Chosen, aim: Aim) -> dict[OpKey, Outcome]:
+def _weight_only(model: ir.Model, chosen: Chosen, capability: ProviderCapability) -> dict[OpKey, Outcome]:
     able, reasons = weight_only_nodes(model), left_in_float(model)
     found: dict[OpKey, Outcome] = {}
     for key, config in chosen.items():
@@ -228,7 +227,7 @@ def _weight_only(model: ir.Model, chosen: Chosen, aim: Aim) -> dict[OpKey, Outco
         job = WeightJob(config.name, config.weight_scheme(), _options(config, able[name]))
         if able[name].node.graph is not model.graph and job.needs_data:
             found[key] = f"it is in the body of an If, Loop or Scan, where {config.name} cannot see its inputs"
-        elif why := unfit_weight(job.scheme, aim.options(kind, "weight_only"), kind, aim.provider):
+        elif why := unfit_weight(job.scheme, capability.options(kind, "weight_only"), kind, capability.provider):
             found[key] = why
         else:
             found[key] = NodeWork(OpScheme(weight=job.scheme, mode="weight_only"), config, job)
@@ -249,7 +248,7 @@ def _check_ratios(configs: Collection[RTNConfig], able: Mapping[str, MatrixNode]
         raise ConfigError(f"RTNConfig.ratios: no weight or node is called {name!r}; {close_matches(name, known)}")
 
 
-_APPROACHES: Mapping[str, Callable[[ir.Model, Chosen, Aim], dict[OpKey, Outcome]]] = {
+_APPROACHES: Mapping[str, Callable[[ir.Model, Chosen, ProviderCapability], dict[OpKey, Outcome]]] = {
     "weight_only": _weight_only,
     "static": _static,
     "dynamic": _dynamic,

@@ -1,4 +1,4 @@
-"""Which configuration each node of a model gets, and why others stay in float."""
+"""Selection of nodes: the configuration each node of a model gets, and why others stay in float."""
 
 from __future__ import annotations
 

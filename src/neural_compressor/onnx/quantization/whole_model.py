@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from neural_compressor.errors import ConfigError
+from neural_compressor.onnx.quantization.config.fields import Smoothing
+from neural_compressor.onnx.quantization.config.integer import StaticQuantConfig
 from neural_compressor.onnx.quantization.config.onnx_config import OnnxConfig
-from neural_compressor.onnx.quantization.config.smoothing import Smoothing
-from neural_compressor.onnx.quantization.config.static import StaticQuantConfig
 
 
 def setting(configs: Iterable[OnnxConfig], name: str, get: Callable[[Any], Any] | None = None) -> Any:

@@ -1,8 +1,7 @@
-"""What a user asks of ONNX quantization: a configuration for each algorithm, and what to tune over."""
+"""Configurations of ONNX quantization, one for each algorithm, and sets to tune over."""
 
 from neural_compressor.config.composed import ComposedConfig
 from neural_compressor.config.tuning_config import TuningConfig
-from neural_compressor.onnx.quantization.config.awq import AWQConfig
 from neural_compressor.onnx.quantization.config.defaults import (
     get_default_awq_config,
     get_default_dynamic_config,
@@ -14,15 +13,20 @@ from neural_compressor.onnx.quantization.config.defaults import (
     get_integer_tuning_config,
     get_woq_tuning_config,
 )
-from neural_compressor.onnx.quantization.config.dynamic import DynamicQuantConfig
-from neural_compressor.onnx.quantization.config.gptq import GPTQConfig
-from neural_compressor.onnx.quantization.config.hqq import HQQConfig
-from neural_compressor.onnx.quantization.config.integer import IntegerConfig
+from neural_compressor.onnx.quantization.config.integer import (
+    DynamicQuantConfig,
+    IntegerConfig,
+    SmoothQuantConfig,
+    StaticQuantConfig,
+)
 from neural_compressor.onnx.quantization.config.onnx_config import OnnxConfig
-from neural_compressor.onnx.quantization.config.rtn import RTNConfig
-from neural_compressor.onnx.quantization.config.smooth import SmoothQuantConfig
-from neural_compressor.onnx.quantization.config.static import StaticQuantConfig
-from neural_compressor.onnx.quantization.config.weight_only import WeightOnlyConfig
+from neural_compressor.onnx.quantization.config.weight_only import (
+    AWQConfig,
+    GPTQConfig,
+    HQQConfig,
+    RTNConfig,
+    WeightOnlyConfig,
+)
 
 __all__ = [
     "AWQConfig",

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from neural_compressor.onnx.quantization.config.awq import AWQConfig
-from neural_compressor.onnx.quantization.config.dynamic import DynamicQuantConfig
-from neural_compressor.onnx.quantization.config.gptq import GPTQConfig
-from neural_compressor.onnx.quantization.config.hqq import HQQConfig
+from neural_compressor.onnx.graph.sum_order import ANY
+from neural_compressor.onnx.quantization.config.integer import DynamicQuantConfig, SmoothQuantConfig, StaticQuantConfig
 from neural_compressor.onnx.quantization.config.onnx_config import OnnxConfig
-from neural_compressor.onnx.quantization.config.rtn import RTNConfig
-from neural_compressor.onnx.quantization.config.smooth import SmoothQuantConfig
-from neural_compressor.onnx.quantization.config.static import StaticQuantConfig
+from neural_compressor.onnx.quantization.config.weight_only import AWQConfig, GPTQConfig, HQQConfig, RTNConfig
 from neural_compressor.onnx.quantization.quant_types import CalibrationMethod
-from neural_compressor.onnx.saturation import ANY
 
 
 def get_default_static_config() -> StaticQuantConfig:

@@ -1,20 +1,108 @@
-"""Field types that several configurations share. Where it says so a list of values spans a space."""
+"""Field types and extra options that several configurations share. Where it says so a list of values spans a space."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import PlainValidator
 
 from neural_compressor.config.numbers import group_size, is_whole, number_between
 from neural_compressor.config.parameter_space import one_or_more
-from neural_compressor.config.words import at_least, flag, word
+from neural_compressor.config.words import as_list, at_least, flag, word
 from neural_compressor.errors import ConfigError
-from neural_compressor.onnx.providers import AUTOMATIC, find_provider
+from neural_compressor.onnx.graph.linear_ops import LINEAR_TYPES
+from neural_compressor.onnx.graph.sum_order import TARGET_CPUS
 from neural_compressor.onnx.quantization.quant_types import CalibrationMethod, QuantFormat, QuantType, choice
-from neural_compressor.onnx.saturation import TARGET_CPUS
+from neural_compressor.onnx.runtime.providers import AUTOMATIC, find_provider
 from neural_compressor.registry import close_matches
+
+
+@dataclass(frozen=True)
+class Smoothing:
+    """What smoothing is to do. Of several ``alpha`` the one with the least loss is taken for each group of nodes."""
+
+    alpha: float | str | tuple[float | str, ...] = 0.5
+    folding: bool = True
+    op_types: tuple[str, ...] = LINEAR_TYPES
+    calib_iter: int = 100
+    scales_per_op: bool = True
+
+
+def smoothing_alpha(value: Any) -> float | str:
+    """Validate how far outliers move: from 0 to 1, or ``"auto"``."""
+    return "auto" if isinstance(value, str) and value == "auto" else number_between(0, 1)(value)
+
+
+def smoothed_types(value: Any) -> tuple[str, ...]:
+    """Validate the types of node to smooth."""
+    found = tuple(as_list(value))
+    for kind in found:
+        if kind not in LINEAR_TYPES:
+            raise ConfigError(f"got {kind!r}; {close_matches(str(kind), LINEAR_TYPES)}")
+    if not found:
+        raise ConfigError(f"got an empty list, expected some of {', '.join(LINEAR_TYPES)}")
+    return found
+
+
+def _types(value: Any) -> list[str]:
+    return [str(item) for item in as_list(value)]
+
+
+def _alphas(value: Any) -> Any:
+    return [smoothing_alpha(item) for item in value] if isinstance(value, list | tuple) else smoothing_alpha(value)
+
+
+EXTRA_OPTIONS: Mapping[str, tuple[Any, Callable[[Any], Any]]] = {
+    "ActivationSymmetric": (False, flag),
+    "WeightSymmetric": (None, flag),
+    "AddQDQPairToWeight": (False, flag),
+    "DedicatedQDQPair": (False, flag),
+    "OpTypesToExcludeOutputQuantization": ([], _types),
+    "BiasCorrection": (None, flag),
+    "CalibPercentile": (99.999, number_between(50, 100)),
+    "SmoothQuant": (False, flag),
+    "SmoothQuantAlpha": (0.5, _alphas),
+    "SmoothQuantFolding": (True, flag),
+    "SmoothQuantOpTypes": (None, smoothed_types),
+    "SmoothQuantCalibIter": (100, at_least(1)),
+    "SmoothQuantScalesPerOp": (True, flag),
+}
+"""Each option with its default and what admits a value."""
+DYNAMIC_OPTIONS = ("WeightSymmetric",)
+"""Those that mean something where ranges of activations are taken from each batch."""
+
+
+def options_among(known: tuple[str, ...] = tuple(EXTRA_OPTIONS)) -> Callable[[Any], dict[str, Any]]:
+    """A validator of a dict of the ``known`` options.
+
+    >>> options_among()({"ActivationSymmetric": True})
+    {'ActivationSymmetric': True}
+    """
+
+    def check(value: Any) -> dict[str, Any]:
+        if value is None:
+            return {}
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"got {value!r}, expected a dict of options; known: {', '.join(known)}")
+        found = {}
+        for name, given in value.items():
+            if name not in known:
+                raise ConfigError(f"has no option {name!r}; {close_matches(str(name), known)}")
+            try:
+                found[name] = EXTRA_OPTIONS[name][1](given)
+            except ConfigError as error:
+                raise ConfigError(f"option {name}: {error}") from None
+        return found
+
+    return check
+
+
+def extra_option(options: Mapping[str, Any], name: str) -> Any:
+    """What ``options`` say of ``name``, or its default."""
+    return options.get(name, EXTRA_OPTIONS[name][0])
+
 
 FLOAT = "fp32"
 """The data type that leaves a node as it is."""

@@ -1,13 +1,36 @@
-"""Integer weights and activations: what static and dynamic quantization share."""
+"""Configurations of quantized weights and activations: static, SmoothQuant and dynamic."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
+from pydantic import Field, PlainValidator
+
+from neural_compressor.config.composition import register_config
+from neural_compressor.config.parameter_space import one_or_more
 from neural_compressor.dtypes import dtype
-from neural_compressor.onnx.quantization.config.extra_options import extra_option
+from neural_compressor.onnx.graph.linear_ops import LINEAR_TYPES
+from neural_compressor.onnx.graph.sum_order import ANY
+from neural_compressor.onnx.quantization.config.fields import (
+    DYNAMIC_OPTIONS,
+    Count,
+    Flag,
+    Format,
+    Method,
+    Names,
+    OptionalNames,
+    Provider,
+    Reader,
+    Smoothing,
+    TargetCpu,
+    Type,
+    extra_option,
+    options_among,
+    smoothed_types,
+    smoothing_alpha,
+)
 from neural_compressor.onnx.quantization.config.onnx_config import OnnxConfig
-from neural_compressor.onnx.quantization.quant_types import QuantType
+from neural_compressor.onnx.quantization.quant_types import CalibrationMethod, QuantFormat, QuantType
 from neural_compressor.schemes import PER_CHANNEL, PER_TENSOR, OpScheme, TensorScheme
 
 
@@ -42,3 +65,117 @@ class IntegerConfig(OnnxConfig):
 
     def _activation_scheme(self) -> TensorScheme:
         return TensorScheme(dtype(self._activation.dtype), symmetric=False)
+
+
+@register_config("onnxrt", "static_quant")
+class StaticQuantConfig(IntegerConfig):
+    """Weights and activations quantized with ranges from calibration data.
+
+    The default pair, unsigned activations with signed weights, is what x86 machines are fast at. ``target_cpu`` "any" gives
+    the same on each of them, "vnni" uses all of int8 for CPUs that have VNNI. Weights of over a gibibyte go to a file beside
+    the model, whatever ``use_external_data_format`` says.
+
+    >>> StaticQuantConfig(calibrate_method="kl", per_channel=True).op_scheme().activation.algorithm
+    'kl'
+    """
+
+    approach: ClassVar[str] = "static"
+
+    calibration_data_reader: Reader = None
+    calibrate_method: Method = CalibrationMethod.MinMax
+    quant_format: Format = QuantFormat.QOperator
+    activation_type: Type = QuantType.QUInt8
+    weight_type: Type = QuantType.QInt8
+    op_types_to_quantize: OptionalNames = None
+    nodes_to_quantize: Names = ()
+    nodes_to_exclude: Names = ()
+    per_channel: Flag = False
+    reduce_range: Flag = False
+    use_external_data_format: Flag = False
+    extra_options: Annotated[dict[str, Any], PlainValidator(options_among())] = Field(default_factory=dict)
+    calibration_sampling_size: Count = 100
+    quant_last_matmul: Flag = True
+    execution_provider: Provider = None
+    target_cpu: TargetCpu = ANY
+
+    @property
+    def needs_calibration(self) -> bool:
+        """Always."""
+        return True
+
+    @property
+    def smoothing(self) -> Smoothing | None:
+        """What is done to outliers first, if anything."""
+        if not self.option("SmoothQuant"):
+            return None
+        alpha = self.option("SmoothQuantAlpha")
+        return Smoothing(
+            alpha=tuple(alpha) if isinstance(alpha, list) else alpha,
+            folding=self.option("SmoothQuantFolding"),
+            op_types=tuple(self.option("SmoothQuantOpTypes") or LINEAR_TYPES),
+            calib_iter=self.option("SmoothQuantCalibIter"),
+            scales_per_op=self.option("SmoothQuantScalesPerOp"),
+        )
+
+    def _activation_scheme(self) -> TensorScheme:
+        symmetric = self.option("ActivationSymmetric")
+        return TensorScheme(dtype(self.activation_type.dtype), symmetric, algorithm=self.calibrate_method.observer)
+
+
+class SmoothParameters(OnnxConfig):
+    """The parameters SmoothQuant has beside those of static quantization; they come first."""
+
+    alpha: Annotated[float | str, one_or_more(smoothing_alpha)] = 0.5
+    folding: Flag = True
+    op_types: Annotated[tuple[str, ...], PlainValidator(smoothed_types)] = LINEAR_TYPES
+    calib_iter: Count = 100
+    scales_per_op: Flag = True
+
+
+@register_config("onnxrt", "smooth_quant")
+class SmoothQuantConfig(StaticQuantConfig, SmoothParameters):
+    """Static quantization after moving the outliers of activations into the weights.
+
+    ``alpha`` says how far they move: from 0 to 1, or ``"auto"`` to choose for each node. A list of them is
+    tried by autotune one after the other; where a model is quantized once, nodes get the one with the least loss.
+    ``folding`` lets the node before take up the scales, ``scales_per_op`` gives nodes that share an input scales of their
+    own, ``calib_iter`` is how many samples are looked at.
+    """
+
+    @property
+    def smoothing(self) -> Smoothing:
+        """What is done to outliers."""
+        alphas = tuple(self.alpha) if isinstance(self.alpha, list) else self.alpha
+        return Smoothing(alphas, self.folding, self.op_types, self.calib_iter, self.scales_per_op)
+
+    def require_single(self) -> None:
+        """A list of ``alpha`` is no space where one model is made: the best is found without an evaluation."""
+        if set(self.spans) - {"alpha"}:
+            super().require_single()
+
+
+@register_config("onnxrt", "dynamic_quant")
+class DynamicQuantConfig(IntegerConfig):
+    """Weights quantized beforehand, the range of activations taken from each batch. Needs no data.
+
+    ``target_cpu`` "any" gives the same on every x86 CPU, "vnni" uses all of int8 for those that have VNNI.
+
+    >>> DynamicQuantConfig().op_scheme().mode
+    'dynamic'
+    """
+
+    approach: ClassVar[str] = "dynamic"
+
+    weight_type: Type = QuantType.QInt8
+    op_types_to_quantize: OptionalNames = None
+    nodes_to_quantize: Names = ()
+    nodes_to_exclude: Names = ()
+    per_channel: Flag = False
+    reduce_range: Flag = False
+    use_external_data_format: Flag = False
+    extra_options: Annotated[dict[str, Any], PlainValidator(options_among(DYNAMIC_OPTIONS))] = Field(
+        default_factory=dict
+    )
+    quant_last_matmul: Flag = True
+    execution_provider: Provider = None
+    target_cpu: TargetCpu = ANY

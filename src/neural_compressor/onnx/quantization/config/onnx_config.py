@@ -1,4 +1,4 @@
-"""What the configurations for ONNX models share: which nodes they speak of, and calibration data of their own."""
+"""The base of the configurations for ONNX models: the nodes they are about, and calibration data of their own."""
 
 from __future__ import annotations
 

@@ -1,21 +1,32 @@
-"""What the configurations of weight-only algorithms share."""
+"""Configurations of weight-only quantization: RTN, GPTQ, AWQ and HQQ."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
 
+from pydantic import Field, PlainValidator
+
+from neural_compressor.config.composition import register_config
+from neural_compressor.config.numbers import positive
+from neural_compressor.config.parameter_space import one_or_more
+from neural_compressor.config.words import flag
 from neural_compressor.dtypes import dtype
+from neural_compressor.errors import ConfigError
 from neural_compressor.onnx.quantization.config.fields import (
     FLOAT,
     AccuracyLevel,
     ActDtype,
     Bits,
+    Count,
     Flag,
     Format,
+    Fraction,
     GroupSize,
     Names,
     OptionalNames,
     Providers,
+    Reader,
     WeightDtype,
 )
 from neural_compressor.onnx.quantization.config.onnx_config import OnnxConfig
@@ -82,3 +93,110 @@ class WeightOnlyConfig(OnnxConfig):
         if not self.quantizes:
             return {"weight_dtype": FLOAT}
         return {**values, "weight_dtype": f"int{self.weight_bits}"}
+
+
+def _ratios(value: Any) -> dict[str, float]:
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+        raise ConfigError(f"got {value!r}, expected a dict of ratios by the name of a weight or a node")
+    return {name: positive(ratio) for name, ratio in value.items()}
+
+
+@register_config("onnxrt", "rtn")
+class RTNConfig(WeightOnlyConfig):
+    """Round to nearest: each weight goes to the closest value of its grid. Needs no data.
+
+    ``ratios`` shrinks the range of some weights: ``{"name of a weight or node": 0.9}``. ``mse`` searches the range with
+    the least error for each group instead.
+
+    >>> config = RTNConfig(weight_bits=[4, 8]).set_local("head", RTNConfig(weight_dtype="fp32"))
+    >>> [each.weight_scheme().dtype.name for each in config.expand()]
+    ['int4', 'int8']
+    """
+
+    ratios: Annotated[dict[str, float], PlainValidator(_ratios)] = Field(default_factory=dict)
+    mse: Flag = False
+
+    def algorithm_options(self) -> dict[str, Any]:
+        return {"search": "mse"} if self.mse else {}
+
+    @classmethod
+    def _settled(cls, values: dict[str, Any], given: frozenset[str]) -> dict[str, Any]:
+        if values["mse"] and values["ratios"]:
+            raise ConfigError(f"{cls.__name__}: ratios and mse both choose the range of a weight; leave one out")
+        return super()._settled(values, given)
+
+
+def _perchannel(value: Any) -> bool:
+    if flag(value):
+        return True
+    raise ConfigError("got False, expected True: the kernels keep scales for each channel and group")
+
+
+@register_config("onnxrt", "gptq")
+class GPTQConfig(WeightOnlyConfig):
+    """GPTQ: weights not yet rounded make up for the error of those that are. Needs data.
+
+    ``actorder`` takes the inputs with the largest activations first. ``mse`` looks for the ranges with the least loss,
+    without which a language model may gain nothing over rounding to nearest. ``correct_upstream`` makes a layer aim at the
+    outputs of the float model, not at its own on inputs that already carry an error. ``percdamp`` steadies the
+    statistics, ``block_size`` changes the speed only.
+    """
+
+    percdamp: Fraction = 0.01
+    block_size: Count = 128
+    actorder: Flag = False
+    mse: Flag = True
+    perchannel: Annotated[bool, one_or_more(_perchannel)] = True
+    correct_upstream: Flag = True
+    calibration_data_reader: Reader = None
+
+    @property
+    def needs_calibration(self) -> bool:
+        """Where it quantizes anything."""
+        return self.quantizes
+
+    def algorithm_options(self) -> dict[str, Any]:
+        return {
+            "percdamp": self.percdamp,
+            "block_size": self.block_size,
+            "act_order": self.actorder,
+            "search": "mse" if self.mse else None,
+            "upstream": self.correct_upstream,
+        }
+
+
+@register_config("onnxrt", "awq")
+class AWQConfig(WeightOnlyConfig):
+    """AWQ: inputs that carry large activations are scaled up before rounding, and scaled down before they come in. Needs
+    data.
+
+    ``enable_auto_scale`` searches the scales, ``enable_mse_search`` then the ranges.
+    """
+
+    enable_auto_scale: Flag = True
+    enable_mse_search: Flag = True
+    calibration_data_reader: Reader = None
+
+    @property
+    def needs_calibration(self) -> bool:
+        """Where it quantizes anything."""
+        return self.quantizes
+
+    def algorithm_options(self) -> dict[str, Any]:
+        return {"auto_scale": self.enable_auto_scale, "auto_clip": self.enable_mse_search}
+
+
+def _asymmetric(value: Any) -> bool:
+    if flag(value):
+        raise ConfigError("got True, expected False: HQQ fits zero points")
+    return False
+
+
+@register_config("onnxrt", "hqq")
+class HQQConfig(WeightOnlyConfig):
+    """HQQ: zero points are fitted so that a few weights far off cost little. Needs no data; always asymmetric."""
+
+    weight_group_size: GroupSize = 64
+    weight_sym: Annotated[bool, one_or_more(_asymmetric)] = False

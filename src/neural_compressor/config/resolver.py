@@ -1,0 +1,384 @@
+"""The resolver: what a front asks of an op, against what the framework can run, gives the schemes the op may take.
+
+Every front says the same thing in its own words, a :class:`Request` for each op: rule dicts of the 2.x API demand values of
+fields, configuration classes of the 3.x APIs want a whole scheme, of which only what the user set himself is demanded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from neural_compressor.algorithms import ALGORITHMS
+from neural_compressor.config.op_options import op_options
+from neural_compressor.config.op_rule import DTYPE_FIELDS, OpRule, Values
+from neural_compressor.config.words import FLOAT_PRECISIONS, listed
+from neural_compressor.dtypes import IntType, dtype
+from neural_compressor.errors import CapabilityError
+from neural_compressor.schemes import OpKey, OpScheme, PerChannel, PerGroup, TensorScheme, float_op, reduced
+
+MODES_OF = {
+    "static": ("static",),
+    "dynamic": ("dynamic",),
+    "auto": ("static", "dynamic"),
+    "weight_only": ("weight_only",),
+}
+FIELDS = ("dtype", "scheme", "granularity", "group_size", "algorithm")
+"""The fields of a tensor in which schemes are compared."""
+
+
+@dataclass(frozen=True)
+class Demand:
+    """A field of a tensor of an op and the values it may have; ``source`` is who says so, as a message names it."""
+
+    tensor: str
+    field: str
+    values: Values
+    source: object
+
+    @property
+    def names_float(self) -> bool:
+        """Whether a floating-point precision is among what is asked for."""
+        return self.field == "dtype" and any(value in FLOAT_PRECISIONS for value in self.values)
+
+    def values_in(self, option: OpScheme) -> tuple[Any, ...]:
+        """The values of the field that ``option`` stands for."""
+        if self.field == "dtype" and getattr(option, self.tensor) is None:
+            return FLOAT_PRECISIONS  # a tensor that is not quantized has the precision of the model
+        value = field_value(option, self.tensor, self.field)
+        # Rounding to nearest is what the range alone decides.
+        return (value, "minmax") if self.field == "algorithm" and value == "rtn" else (value,)
+
+    def admits(self, option: OpScheme) -> bool:
+        """Whether ``option`` has one of the values."""
+        return any(value in self.values for value in self.values_in(option))
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked of one op: ``demands`` hold, and as far as they leave a choice the op comes close to ``wanted``.
+
+    Where neither says which data type a weight has, quantized means int8. ``reduce_range`` takes a bit off 8-bit weights.
+    Without data, methods that have to see some are out unless they are asked for.
+    """
+
+    modes: tuple[str, ...] = ("static",)
+    demands: tuple[Demand, ...] = ()
+    wanted: OpScheme | None = None
+    excluded_precisions: tuple[str, ...] = ()
+    reduce_range: bool = False
+    has_data: bool = True
+
+    @property
+    def named(self) -> dict[tuple[str, str], set[Any]]:
+        """The values of fields that it speaks of, by tensor and field: where a capability admits any, it means these."""
+        found: dict[tuple[str, str], set[Any]] = {}
+        for demand in self.demands:
+            found.setdefault((demand.tensor, demand.field), set()).update(demand.values)
+        if self.wanted is not None:
+            for tensor in ("weight", "activation"):
+                for name in FIELDS if getattr(self.wanted, tensor) is not None else ():
+                    found.setdefault((tensor, name), set()).add(field_value(self.wanted, tensor, name))
+        return {place: values - {None} for place, values in found.items()}
+
+
+@dataclass(frozen=True)
+class OpSpace:
+    """The schemes one op may take: ``quantized`` ones best first, then ``floats`` (bf16, fp16, fp32 as admitted).
+
+    ``reason`` says why there is no quantized one.
+    """
+
+    quantized: tuple[OpScheme, ...]
+    floats: tuple[OpScheme, ...]
+    reason: str = ""
+
+    @property
+    def default(self) -> OpScheme:
+        """The best quantized scheme, or the float one where there is none."""
+        return self.quantized[0] if self.quantized else self.floats[-1]
+
+    @cached_property
+    def options(self) -> tuple[OpScheme, ...]:
+        """Everything the op may run with."""
+        return self.quantized + self.floats
+
+    def in_precision(self, name: str) -> OpScheme | None:
+        """The float option of that precision, if admitted."""
+        return next((s for s in self.floats if s.precision == name), None)
+
+
+def resolve(
+    capability: Mapping[str, Any], requests: Mapping[OpKey, Request | str], named: Collection[OpKey] = ()
+) -> dict[OpKey, OpSpace]:
+    """The schemes of each op of ``capability['opwise']``, as its request admits them; one without a request is left out.
+
+    A request that is a string is the reason why the op stays in float. ``capability['in_float_unless_named']`` has by mode
+    the op types, or single ops, that compute in float unless they are among ``named``, with the reason: what they may have
+    is a quantized weight.
+    """
+    reluctant: Mapping[str, Mapping[Any, str]] = capability.get("in_float_unless_named", {})
+    # Ops of a type mostly have equal configs: one space object for all of them.
+    shared: dict[Any, OpSpace] = {}
+    spaces: dict[OpKey, OpSpace] = {}
+    for key, request in requests.items():
+        configs = capability["opwise"][key]
+        if isinstance(request, str):
+            spaces[key] = replace(op_space(key, configs, Request()), quantized=(), reason=request)
+            continue
+        against = {} if key in named else _reasons_against(key, reluctant)
+        alike = repr(configs), repr(against), request
+        if alike not in shared:
+            shared[alike] = _computing_in_float(op_space(key, configs, request), against)
+        spaces[key] = shared[alike]
+    return spaces
+
+
+def op_space(key: OpKey, configs: Sequence[Mapping[str, Any]], request: Request) -> OpSpace:
+    """The schemes of the op ``key``: what its capability ``configs`` and the ``request`` have in common.
+
+    Rules that name only quantized types leave float as what tuning may fall back to.
+
+    >>> int8 = {"weight": {"dtype": "int8"}, "activation": {"dtype": "uint8", "quant_mode": "static"}}
+    >>> op_space(("fc", "Linear"), [int8], Request()).default.precision
+    'int8'
+    """
+    excluded = request.excluded_precisions
+    options = [option for option in op_options(configs, request.named) if not _excluded(option, excluded)]
+    known = {s.precision: s for s in options if s.is_float and s.activation and s.activation.dtype.name == s.precision}
+    has_weight = any(option.weight is not None for option in options)
+    known.setdefault("fp32", float_op("fp32", has_weight))
+    floats = tuple(known[name] for name in FLOAT_PRECISIONS if name in known)
+    offered = _offered(options, request.modes)
+    if not request.has_data and ("weight", "algorithm") not in request.named:
+        offered = tuple(option for option in offered if not _needs_data(option))
+
+    where = f"op {key[0]!r} of type {key[1]!r} (approach {'/'.join(request.modes)!r})"
+    quantized, floats, reason = _narrow(offered, floats, request, where)
+    if not quantized and not reason:
+        reason = _why_float(offered, options, request)
+    if request.wanted is not None:
+        quantized = _nearest_first(quantized, request.wanted)
+    if request.reduce_range:
+        quantized = tuple(_reduce(option) for option in quantized)
+    return OpSpace(quantized, floats, reason)
+
+
+def requested(
+    rules: Sequence[OpRule],
+    approach: str,
+    *,
+    has_weight: bool = True,
+    excluded_precisions: Sequence[str] = (),
+    reduce_range: bool = False,
+    has_data: bool = True,
+) -> Request:
+    """What the ``rules`` that speak of an op ask of it, later ones over earlier ones.
+
+    The data types of weight and activation are one decision: a rule that names either starts it afresh. An op without a
+    weight has nothing a weight rule could apply to, except that a weight asked for in float keeps the op in float.
+    """
+    merged: dict[tuple[str, str], Demand] = {}
+    for rule in rules:
+        if rule.names_dtype:
+            merged = {place: demand for place, demand in merged.items() if demand.field not in DTYPE_FIELDS}
+        for tensor, name, values in rule.demands:
+            merged[tensor, name] = Demand(tensor, name, values, rule)
+    demands = list(merged.values())
+    if not has_weight:
+        demands = [demand for d in demands for demand in _without_weight(d, merged)]
+    return Request(MODES_OF[approach], tuple(demands), None, tuple(excluded_precisions), reduce_range, has_data)
+
+
+def wanting(
+    wanted: OpScheme, said: Mapping[tuple[str, str], Any], source: object, modes: tuple[str, ...] | None = None
+) -> Request:
+    """A whole scheme as a configuration class wants it; ``said`` is what of it the user set himself, by tensor and field.
+
+    What is at its default gives way to what the framework has; what the user said and the framework has not is an error.
+    """
+    demands = tuple(Demand(*place, (value,), source) for place, value in said.items())
+    kept = tuple(demand for demand in demands if getattr(wanted, demand.tensor) is not None)
+    return Request(modes or (wanted.mode,), kept, wanted)
+
+
+def field_value(option: OpScheme, tensor: str, name: str) -> Any:
+    """The value that a field of a rule has in ``option``."""
+    if name == "quant_mode":
+        return option.mode
+    scheme = option.weight if tensor == "weight" else option.activation
+    if scheme is None:
+        return "fp32" if name == "dtype" else None
+    if name == "algorithm" and tensor == "weight" and option.method is not None:
+        return option.method.name
+    if name == "group_size":
+        group = scheme.granularity
+        return group.size if isinstance(group, PerGroup) else -1 if isinstance(group, PerChannel) else None
+    return {
+        "dtype": scheme.dtype.name,
+        "bits": scheme.dtype.bits,
+        "scheme": "sym" if scheme.symmetric else "asym",
+        "granularity": scheme.granularity.name,
+        "algorithm": scheme.algorithm,
+    }[name]
+
+
+def _without_weight(demand: Demand, merged: dict[tuple[str, str], Demand]) -> list[Demand]:
+    if demand.tensor == "activation":
+        return [demand]
+    floats = tuple(value for value in demand.values if value in FLOAT_PRECISIONS)
+    if demand.field == "dtype" and floats == demand.values and ("activation", "dtype") not in merged:
+        return [Demand("activation", "dtype", floats, demand.source)]
+    return []
+
+
+def _reasons_against(key: OpKey, reluctant: Mapping[str, Mapping[Any, str]]) -> dict[str, str]:
+    """By mode why an op computes in float, said of it or of its type."""
+    found = {mode: told.get(key, told.get(key[1], "")) for mode, told in reluctant.items()}
+    return {mode: why for mode, why in found.items() if why}
+
+
+def _computing_in_float(op: OpSpace, against: Mapping[str, str]) -> OpSpace:
+    """``op`` less its schemes of integer arithmetic in the modes that there is a reason ``against``."""
+    dropped = [scheme for scheme in op.quantized if scheme.mode in against and scheme.activation is not None]
+    kept = tuple(scheme for scheme in op.quantized if scheme not in dropped)
+    if not dropped:
+        return op
+    why = "" if kept else f"{against[dropped[0].mode]}; a rule that speaks of it has it quantized"
+    return replace(op, quantized=kept, reason=why)
+
+
+def _nearest_first(options: Sequence[OpScheme], wanted: OpScheme) -> tuple[OpScheme, ...]:
+    """The options in the order of how close they come to what is ``wanted``, each with what only that can say.
+
+    One scale a channel is not given up for a data type nobody asked for; then an option that has all the data types and
+    signs wanted goes before others, and these keep their order but for the fields in which they can come closer.
+    """
+
+    def differs(option: OpScheme, *names: str) -> int:
+        tensors = [t for t in ("weight", "activation") if getattr(wanted, t) is not None]
+        places = ((tensor, name) for tensor in tensors for name in names)
+        return sum(field_value(option, *place) != field_value(wanted, *place) for place in places)
+
+    def distance(option: OpScheme) -> tuple[int, ...]:
+        grain = wanted.weight is not None and option.weight is not None
+        coarse = grain and field_value(option, "weight", "granularity") != field_value(wanted, "weight", "granularity")
+        return int(coarse), int(differs(option, "dtype", "scheme") > 0), differs(option, *FIELDS)
+
+    return tuple(_completed(option, wanted) for option in sorted(options, key=distance))
+
+
+def _completed(option: OpScheme, wanted: OpScheme) -> OpScheme:
+    """``option`` with what no capability lists: options of the method, how scales are stored, a bit less."""
+    weight, method = option.weight, option.method
+    if weight is not None and wanted.weight is not None:
+        own = wanted.weight
+        weight = replace(weight, scales=own.scales, zeros=own.zeros)
+        weight = reduced(weight) if own.reduce_range else weight
+    if method is not None and wanted.method is not None and method.name == wanted.method.name:
+        method = wanted.method
+    return replace(option, weight=weight, method=method)
+
+
+def _needs_data(option: OpScheme) -> bool:
+    return option.method is not None and ALGORITHMS[option.method.name].needs_statistics
+
+
+def _offered(options: Sequence[OpScheme], modes: Sequence[str]) -> tuple[OpScheme, ...]:
+    """The quantized options of ``modes``, in that order; with the input in float the mode makes no difference."""
+    found: dict[OpScheme, OpScheme] = {}
+    for option in (o for mode in modes for o in options if o.mode == mode):
+        found.setdefault(option if option.activation else replace(option, mode=modes[0]), option)
+    return tuple(found.values())
+
+
+def _narrow(
+    offered: tuple[OpScheme, ...], floats: tuple[OpScheme, ...], request: Request, where: str
+) -> tuple[tuple[OpScheme, ...], tuple[OpScheme, ...], str]:
+    demands = request.demands
+    about_dtype = [d for d in demands if d.field in DTYPE_FIELDS]
+    others = [d for d in demands if d.field not in DTYPE_FIELDS]
+    for demand in about_dtype:
+        _check(demand, offered + floats, where)
+    quantized = tuple(o for o in offered if all(d.admits(o) for d in about_dtype))
+    if request.wanted is None and not any(d.tensor == "weight" for d in about_dtype):
+        # a rule about the activation alone does not change the precision of the weight, where that can be had
+        quantized = _default_precision(quantized, request.modes) or (quantized if about_dtype else ())
+    asked_floats = tuple(f for f in floats if all(d.admits(f) for d in about_dtype))
+    if about_dtype and not quantized:
+        if not asked_floats:
+            raise _impossible(about_dtype, offered, where)
+        return (), asked_floats, str(about_dtype[-1].source)
+    if any(d.names_float for d in about_dtype):
+        floats = asked_floats or floats
+    for demand in others:
+        if quantized:
+            _check(demand, quantized, where)
+    narrowed = tuple(o for o in quantized if all(d.admits(o) for d in others))
+    if quantized and not narrowed:
+        raise _impossible(demands, quantized, where)
+    return narrowed, floats, ""
+
+
+def _check(demand: Demand, options: Sequence[OpScheme], where: str) -> None:
+    """Each value a rule asks for must be one that some option has."""
+    admitted = list(dict.fromkeys(v for o in options for v in demand.values_in(o) if v is not None))
+    strange = [value for value in demand.values if value not in admitted]
+    if strange:
+        raise CapabilityError(
+            f"{demand.source} asks {where} for {demand.tensor} {demand.field} {listed(strange)}, "
+            f"which the framework YAML does not admit there; it admits: {listed(admitted) or 'nothing'}"
+        )
+
+
+def _impossible(demands: Sequence[Demand], options: Sequence[OpScheme], where: str) -> CapabilityError:
+    asked = "; ".join(f"{d.tensor} {d.field} {listed(d.values)} ({d.source})" for d in demands)
+    fields = list(dict.fromkeys((d.tensor, d.field) for d in demands))
+    combinations = dict.fromkeys(
+        ", ".join(f"{tensor} {field} {field_value(o, tensor, field)!r}" for tensor, field in fields) for o in options
+    )
+    return CapabilityError(
+        f"{where} cannot have this combination: {asked}. "
+        f"The framework YAML admits: {' | '.join(combinations) or 'nothing'}"
+    )
+
+
+def _default_precision(options: tuple[OpScheme, ...], modes: Sequence[str]) -> tuple[OpScheme, ...]:
+    """The options used without a rule: 8-bit integers; weight-only, the weight type that is listed first."""
+    if modes == ("weight_only",):
+        return tuple(o for o in options if o.weight and options[0].weight and o.weight.dtype == options[0].weight.dtype)
+    eight = tuple(o for o in options if _is_8bit(o.weight) and _is_8bit(o.activation))
+    signed = tuple(o for o in eight if o.weight is None or o.weight.dtype == dtype("int8"))
+    return signed or eight
+
+
+def _is_8bit(tensor: TensorScheme | None) -> bool:
+    return tensor is None or (isinstance(tensor.dtype, IntType) and tensor.dtype.bits == 8)
+
+
+def _excluded(option: OpScheme, names: Sequence[str]) -> bool:
+    """An op without a weight computes in the precision of its input, for which uint8 is a spelling of int8."""
+    precision = option.precision
+    return precision in names or (option.weight is None and precision.removeprefix("u") in names)
+
+
+def _reduce(option: OpScheme) -> OpScheme:
+    """One bit less on 8-bit weights; on activations too it would cost far more, and the kernels need it on one side only."""
+    return replace(option, weight=reduced(option.weight)) if option.weight and _is_8bit(option.weight) else option
+
+
+def _why_float(offered: Sequence[OpScheme], options: Sequence[OpScheme], request: Request) -> str:
+    excluded = request.excluded_precisions
+    if offered:
+        names = listed(dict.fromkeys(o.precision for o in offered))
+        return f"no int8 capability; name another data type in a rule to use it: {names}"
+    modes = list(dict.fromkeys(o.mode for o in options if not o.is_float))
+    if modes:
+        return f"no capability for approach {'/'.join(request.modes)!r}, only for {listed(modes)}"
+    return (
+        f"no quantized precision left by excluded_precisions {listed(excluded)}"
+        if excluded
+        else "no quantized capability"
+    )

@@ -1,0 +1,1 @@
+"""ONNX model files: read, written and checked."""

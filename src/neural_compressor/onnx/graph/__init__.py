@@ -1,0 +1,1 @@
+"""ONNX graphs: what is asked of them, found in them and changed in them."""

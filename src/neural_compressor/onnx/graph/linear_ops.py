@@ -1,0 +1,102 @@
+"""Products of an activation with a constant weight, seen from the channels of the activation."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from neural_compressor.errors import ConfigError
+from neural_compressor.onnx.graph.queries import constant, is_float
+from neural_compressor.registry import close_matches
+
+LINEAR_TYPES = ("Gemm", "Conv", "MatMul", "FusedConv")
+_DOMAINS = ("", "ai.onnx", "com.microsoft")
+
+
+@dataclass(frozen=True)
+class LinearOp:
+    """A node that multiplies channels of its first input with the constant of its second.
+
+    ``axis`` is where the activation has its channels, ``outputs`` where the weight has its output channels.
+    """
+
+    node: ir.Node
+    axis: int
+    outputs: int
+
+    @property
+    def input(self) -> ir.Value:
+        """The activation."""
+        value = self.node.inputs[0]
+        assert value is not None
+        return value
+
+    @property
+    def weight(self) -> np.ndarray:
+        """The weight as the node has it."""
+        array = constant(self.node.inputs[1])
+        assert array is not None
+        return array
+
+    @property
+    def rank(self) -> int:
+        """Dimensions of the activation, where they matter: behind axis 1."""
+        return self.weight.ndim
+
+    @property
+    def channels(self) -> int:
+        """How many channels the activation has."""
+        return int(self.rows(self.weight).shape[0])
+
+    def rows(self, array: np.ndarray) -> np.ndarray:
+        """An array shaped as the weight with what each input channel meets as a row."""
+        if self.axis == 1:  # a convolution: (outputs, channels of a group, ...), the groups one after another
+            groups = _groups(self.node)
+            split = array.reshape(groups, array.shape[0] // groups, array.shape[1], -1)
+            return np.moveaxis(split, 2, 1).reshape(groups * array.shape[1], -1)
+        return array if self.outputs == 1 else array.T
+
+    def scaled(self, scale: np.ndarray) -> np.ndarray:
+        """The weight with what each input channel meets multiplied by its scale."""
+        weight = self.weight
+        if self.axis == 1:
+            groups = _groups(self.node)
+            split = weight.reshape(groups, -1, *weight.shape[1:])
+            shape = (groups, 1, weight.shape[1], *[1] * (weight.ndim - 2))
+            return np.asarray(split * scale.reshape(shape)).reshape(weight.shape)
+        return np.asarray(weight * (scale[:, None] if self.outputs == 1 else scale))
+
+
+def linear_ops(model: ir.Model, op_types: Collection[str] = LINEAR_TYPES) -> Iterator[LinearOp]:
+    """The linear nodes of the main graph among ``op_types``, in the order they run."""
+    for name in op_types:
+        if name not in LINEAR_TYPES:
+            raise ConfigError(f"op type {name!r} cannot be smoothed; {close_matches(str(name), LINEAR_TYPES)}")
+    for node in model.graph:
+        if node.op_type in op_types and node.domain in _DOMAINS and (op := as_linear(node)) is not None:
+            yield op
+
+
+def as_linear(node: ir.Node) -> LinearOp | None:
+    """``node`` as a linear op, where it is one with a float32 weight that never changes."""
+    if node.op_type not in LINEAR_TYPES or len(node.inputs) < 2 or not is_float(node.inputs[1]):
+        return None
+    weight = node.inputs[1]
+    if weight is None or weight.const_value is None or weight.is_graph_input() or constant(node.inputs[0]) is not None:
+        return None
+    if node.op_type in ("Conv", "FusedConv"):
+        return LinearOp(node, axis=1, outputs=0)
+    if len(weight.const_value.shape) != 2 or _flag(node, "transA"):
+        return None
+    return LinearOp(node, axis=-1, outputs=0 if _flag(node, "transB") else 1)
+
+
+def _groups(node: ir.Node) -> int:
+    return node.attributes.get_int("group", 1)
+
+
+def _flag(node: ir.Node, name: str) -> bool:
+    return node.op_type == "Gemm" and bool(node.attributes.get_int(name, 0))

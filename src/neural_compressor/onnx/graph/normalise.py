@@ -1,0 +1,178 @@
+"""Models brought into the form that the rest works on: opset, shapes, names, constants as initializers.
+
+:class:`EarlyPasses` does what it can on the protobuf message, before onnx_ir objects exist, in a fraction of the time.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import onnx
+import onnx_ir as ir
+from onnx_ir.passes import common
+
+from neural_compressor.errors import FormatError
+from neural_compressor.onnx.files.model_file import initializers
+from neural_compressor.onnx.graph.overridable_inputs import hide_overridable
+
+logger = logging.getLogger("neural_compressor")
+
+LEAST_OPSET = 13
+"""The oldest that is worked on: from here on scales may differ along an axis."""
+RAISED_OPSET = 14
+"""What older models are raised to: from here on hard swish is an op, and conversion takes its time only once."""
+_EXTERNAL = onnx.TensorProto.EXTERNAL
+
+
+class EarlyPasses:
+    """Lifts the constants of a graph, raises its opset and infers shapes; those written in the file are not trusted.
+
+    ``inferred`` says afterwards that this went well. What did not is left as it was, for whoever can say why.
+    """
+
+    def __init__(self) -> None:
+        self.inferred = False
+
+    def __call__(self, model: onnx.ModelProto) -> onnx.ModelProto:
+        """``model``, which is used up, or a new one; initializers may come without data."""
+        if model.functions:  # which are inlined first
+            return model
+        _lift_constants(model.graph)
+        try:
+            raised = _raised(model)
+            _forget_shapes(raised.graph)
+            inferred = onnx.shape_inference.infer_shapes(raised, data_prop=True)
+        except (RuntimeError, ValueError):
+            return model
+        self.inferred = True
+        return inferred
+
+
+def _raised(model: onnx.ModelProto) -> onnx.ModelProto:
+    version = next((each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), 1)
+    if version >= LEAST_OPSET:
+        return model
+    if any(tensor.data_location == _EXTERNAL for tensor in model.graph.initializer):
+        raise ValueError("conversion does not carry external data")
+    return onnx.version_converter.convert_version(model, RAISED_OPSET)
+
+
+def _lift_constants(graph: onnx.GraphProto) -> None:
+    """Make initializers of the Constant nodes that hold a tensor; an output of the graph keeps its node."""
+    kept, outputs = [], {output.name for output in graph.output}
+    for node in graph.node:
+        is_tensor = node.op_type == "Constant" and len(node.attribute) == 1 and node.attribute[0].name == "value"
+        if not is_tensor or node.domain not in ("", "ai.onnx") or node.output[0] in outputs:
+            kept.append(node)
+            continue
+        tensor = graph.initializer.add()
+        tensor.CopyFrom(node.attribute[0].t)
+        tensor.name = node.output[0]
+    if len(kept) < len(graph.node):
+        others = onnx.GraphProto(node=kept)
+        graph.ClearField("node")
+        graph.node.MergeFrom(others.node)
+
+
+def _forget_shapes(graph: onnx.GraphProto) -> None:
+    graph.ClearField("value_info")
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                _forget_shapes(attribute.g)
+
+
+_KEPT_BYTES = 1024
+"""Weights up to this size are shown to the converter of opsets and to shape inference: shapes and axes are among them."""
+
+
+def normalise(model: ir.Model, least_opset: int = LEAST_OPSET, inferred: bool = False) -> ir.Model:
+    """``model`` changed in place, computing the same: functions inlined, constants as initializers, all nodes named.
+
+    Shapes written in the file are not trusted, since exporters leave wrong ones: they are inferred anew, unless they were
+    ``inferred`` already. Initializers that are graph inputs become constants, until they are restored.
+    """
+    if model.functions:
+        common.InlinePass()(model)
+    hide_overridable(model)
+    model = raise_opset(model, least_opset)
+    common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    _name_all(model)
+    if not inferred:
+        infer_shapes(model)
+    return model
+
+
+def opset(model: ir.Model) -> int:
+    """The version of the standard operators that the model uses."""
+    return int(model.opset_imports.get("", model.opset_imports.get("ai.onnx", 1)))
+
+
+def raise_opset(model: ir.Model, least: int) -> ir.Model:
+    """``model``, or the same at opset ``least`` or a later one where it is older."""
+    if opset(model) >= least:
+        return model
+    least = max(least, RAISED_OPSET)
+    held = {v.name: t for v, t in initializers(model) if v.graph is model.graph and t.nbytes > _KEPT_BYTES}
+    proto = _without(model, set(held))
+    try:
+        converted = onnx.version_converter.convert_version(proto, least)
+    except (RuntimeError, ValueError) as error:
+        raise FormatError(
+            f"the model is of opset {opset(model)} and cannot be raised to {least}, which its quantization needs: {error}"
+        ) from error
+    new = ir.from_proto(converted)
+    for value in [v for v in new.graph.inputs if v.name in held]:
+        new.graph.inputs.remove(value)
+        value.const_value = held[value.name]
+        new.graph.register_initializer(value)
+    return new
+
+
+def infer_shapes(model: ir.Model) -> None:
+    """Types and shapes of all values, from the inputs on; those that cannot be known stay unknown."""
+    for node in model.graph.all_nodes():
+        for value in node.outputs:
+            if not value.is_graph_output():
+                value.shape, value.type = None, None
+    held = {v.name for v, t in initializers(model) if v.graph is model.graph and t.nbytes > _KEPT_BYTES}
+    try:
+        inferred = onnx.shape_inference.infer_shapes(_without(model, held), data_prop=True)
+    except (RuntimeError, ValueError) as error:
+        logger.warning("the shapes of the model cannot be inferred, and stay unknown: %s", error)
+        return
+    _take_shapes(model.graph, inferred.graph)
+
+
+def _take_shapes(graph: ir.Graph, inferred: onnx.GraphProto) -> None:
+    """Take over what ``inferred``, the same graph in protobuf, knows of its values."""
+    known = {info.name: info for info in (*inferred.value_info, *inferred.output)}
+    for node, same in zip(graph, inferred.node, strict=True):
+        for value in node.outputs:
+            if value.name in known:
+                ir.serde.deserialize_value_info_proto(known[value.name], value)
+        for attribute in same.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                _take_shapes(node.attributes[attribute.name].as_graph(), attribute.g)
+
+
+def _name_all(model: ir.Model) -> None:
+    """Unique names for all nodes and values; those that are unique stay."""
+    common.NameFixPass()(model)
+
+
+def _without(model: ir.Model, names: set[str | None]) -> onnx.ModelProto:
+    """The model's proto with the weights of ``names`` as inputs."""
+    left = {value: value.const_value for value, _ in initializers(model) if value.name in names}
+    for value in left:
+        value.const_value = None
+        assert value.name is not None
+        model.graph.initializers.pop(value.name)
+        model.graph.inputs.append(value)
+    try:
+        return ir.to_proto(model)
+    finally:
+        for value, tensor in left.items():
+            model.graph.inputs.remove(value)
+            value.const_value = tensor
+            model.graph.register_initializer(value)

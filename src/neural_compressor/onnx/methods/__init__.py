@@ -1,0 +1,1 @@
+"""Methods that quantize ops: static, dynamic and weight-only."""

@@ -1,0 +1,100 @@
+"""Bias correction on data: the mean error of each op of the quantized graph, taken out of its bias."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from itertools import islice
+
+import numpy as np
+import onnx_ir as ir
+
+from neural_compressor.algorithms import mean_error
+from neural_compressor.errors import CalibrationError
+from neural_compressor.onnx.graph.editor import GraphEditor
+from neural_compressor.onnx.graph.queries import constant, consumer_bounds
+from neural_compressor.onnx.methods.static.calibration import FloatMoments, Watched, calibrate
+from neural_compressor.onnx.methods.static.layout import Layout, QuantizedTensor
+from neural_compressor.onnx.runtime.data_reader import Samples
+from neural_compressor.onnx.runtime.graph_walk import GraphWalk
+from neural_compressor.onnx.runtime.session import feeds
+
+logger = logging.getLogger("neural_compressor")
+
+SAMPLES = 12
+"""How many are looked at: all are in memory at once, as far as the ops ahead need what was computed for them."""
+FEWEST_SAMPLES = 4
+"""With fewer there is no telling whether a mean error is one of these samples alone."""
+BYTES = 2**28
+"""What samples may take while they wait for the ops ahead; those that come last are dropped where it is too little."""
+_CORRECTED = ("Conv", "ConvTranspose")
+"""They have many values a sample to take a mean over. Correcting the products of a transformer gained nothing."""
+_FEWEST_POSITIONS = 16
+"""Where a channel has fewer values a sample (gates of squeeze and excitation) means are chance, and correction a loss."""
+
+
+class BiasCorrection:
+    """Made of a float graph, and applied to the same graph once its activations and weights are integers.
+
+    Ops are corrected in the order they run, each behind those before it as they are by then: what these could not make
+    up for is in the mean it sees.
+    """
+
+    def __init__(self, model: ir.Model, moments: FloatMoments, samples: Samples, providers: Sequence[str]) -> None:
+        self.model, self.providers = model, providers
+        self.bounds = {node: bounds for node, (_, bounds) in moments.watched.items()}
+        self._feeds, self._exact = [], {}
+        if not self.bounds:
+            return
+        self._feeds = [feeds(model, sample, number) for number, sample in enumerate(islice(samples, SAMPLES))]
+        if len(self._feeds) < FEWEST_SAMPLES:
+            raise CalibrationError(f"correcting biases takes {FEWEST_SAMPLES} samples; there are {len(self._feeds)}")
+        if not moments.is_taken:
+            calibrate(model, {}, self._feeds, providers, moments=moments)
+        self._exact = moments.by_node()
+
+    def apply(self, editor: GraphEditor) -> None:
+        """Change the biases of ``editor.model``, which have to be floats."""
+        if not self.bounds:
+            return
+        walk, corrected = GraphWalk(self.model, self._feeds, self.providers, BYTES), 0
+        for node in self.bounds:
+            arrays = walk.run_to(node)
+            exact, variance = self._exact[node]
+            means = self._means(node, arrays)
+            both = min(len(means), len(exact))
+            excess = np.asarray(mean_error(means[:both] - exact[:both], variance))
+            if not excess.any() or both < FEWEST_SAMPLES or arrays[0][0, 0].size < _FEWEST_POSITIONS:
+                continue
+            corrected += 1
+            walk.replace(node.outputs[0], [array - _by_channel(excess, array.ndim) for array in arrays])
+            old = constant(node.inputs[2]) if len(node.inputs) > 2 else None
+            editor.set_constant(node, 2, (0 if old is None else old) - excess)
+        logger.info("biases corrected by the mean error on data: %d of %d", corrected, len(self.bounds))
+
+    def _means(self, node: ir.Node, arrays: Sequence[np.ndarray]) -> np.ndarray:
+        """The mean by channel of what ``node`` gives, one row a sample."""
+        axes = (0, *range(2, arrays[0].ndim))
+        return np.stack([np.clip(array, *self.bounds[node]).mean(axis=axes) for array in arrays])
+
+
+def watch(model: ir.Model, layout: Layout) -> FloatMoments:
+    """What has to be known of the ops of a float graph that are corrected once they compute in integers.
+
+    What none behind an op sees of it does not count: behind a Relu it may be most of a tensor.
+    """
+    tensors = {tensor.raw: tensor for tensor in layout.tensors.values()}
+    nodes = [node for node in model.graph if node in layout.ops and node.op_type in _CORRECTED]
+    return FloatMoments(model.graph, {node: _watched(node.outputs[0], tensors) for node in nodes}, SAMPLES)
+
+
+def _watched(output: ir.Value, tensors: Mapping[ir.Value, QuantizedTensor]) -> Watched:
+    if output not in tensors:
+        return output, (-np.inf, np.inf)
+    source = tensors[output].source
+    (low, high), (least, most) = consumer_bounds(output), consumer_bounds(source)
+    return source, (max(low, least), min(high, most))
+
+
+def _by_channel(vector: np.ndarray, rank: int) -> np.ndarray:
+    return vector.reshape([-1, *[1] * (rank - 2)])

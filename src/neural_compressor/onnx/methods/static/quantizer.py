@@ -1,0 +1,138 @@
+"""Static quantization: ranges collected on data, then integers wherever the plan and the runtime have them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import contextmanager
+from dataclasses import replace
+
+import onnx_ir as ir
+
+from neural_compressor.errors import CalibrationError
+from neural_compressor.onnx.graph.editor import GraphEditor
+from neural_compressor.onnx.graph.error_context import at_node
+from neural_compressor.onnx.graph.normalise import normalise, opset
+from neural_compressor.onnx.graph.ops import quantizable_nodes
+from neural_compressor.onnx.graph.queries import array_of
+from neural_compressor.onnx.methods.static.bias_correction import BiasCorrection, watch
+from neural_compressor.onnx.methods.static.integer_race import IntegerRace
+from neural_compressor.onnx.methods.static.layout import Layout, lay_out
+from neural_compressor.onnx.methods.static.options import StaticOptions
+from neural_compressor.onnx.methods.static.params import KnownRanges, tensor_params
+from neural_compressor.onnx.methods.static.plan_check import checked_schemes, is_wide, kept_in_float
+from neural_compressor.onnx.methods.static.qdq import ConstantWriter, QDQWriter
+from neural_compressor.onnx.methods.static.qoperator import to_integer_ops
+from neural_compressor.onnx.methods.static.runtime_fusions import settle_summands, shield
+from neural_compressor.onnx.passes.hard_swish import OPSET_OF_HARD_SWISH, has_hard_swish, name_hard_swish
+from neural_compressor.onnx.passes.simplify import simplify
+from neural_compressor.onnx.runtime.data_reader import Samples
+from neural_compressor.onnx.runtime.op_race import Shapes, current_race, known_shapes
+from neural_compressor.schemes import PER_TENSOR, OpKey, Plan, value_range
+from neural_compressor.schemes.ranges import require_finite
+
+logger = logging.getLogger("neural_compressor")
+
+_GONE = "it is not needed: the weight and bias of the op before it do its work, or nothing reads it"
+OPSET_OF_OTHER_BITS = 21
+"""From here on Q/DQ nodes take integers of 16 and 4 bits."""
+
+
+def quantize_static(
+    model: ir.Model,
+    plan: Plan,
+    samples: Samples | None,
+    options: StaticOptions | None = None,
+    known: KnownRanges | None = None,
+    left: MutableMapping[OpKey, str] | None = None,
+    shapes: Callable[[], Shapes] | None = None,
+) -> ir.Model:
+    """A new model in which the ops that ``plan`` has as static run in integers; ``model`` is a normalised one.
+
+    ``known`` keeps the ranges that were collected, for the next call on the same model and data; ``left`` is given the ops
+    that stay in float all the same, with the reason. ``shapes`` gives those of the model's inputs, by default those of the
+    first sample.
+    """
+    options = options or StaticOptions()
+    given = shapes or (None if samples is None else samples.shapes)
+    new, layout = _laid_out(model, plan, options, given)
+    for (name, op_type), reason in layout.left.items():
+        logger.info("%s (%s) stays in float: %s", name, op_type, reason)
+    if left is not None:
+        left.update(layout.left)
+    _check_weights(layout)
+    moments = watch(new, layout) if samples is not None and options.bias_correction is not False else None
+    params_of = tensor_params(new, layout, samples, options, known, moments)
+    correction = None
+    if samples is not None and moments is not None:
+        with _if_possible(options):
+            correction = BiasCorrection(new, moments, samples, options.providers)
+    writer = QDQWriter(GraphEditor(new), options)
+    constants = ConstantWriter(writer, layout, params_of)
+    writer.activations(layout, params_of)
+    for op in layout.ops.values():
+        with at_node(op.info.node.name):
+            constants.write(op)
+    if correction is not None:
+        with _if_possible(options):
+            correction.apply(writer.editor)
+    for op in layout.ops.values():
+        constants.write_bias(op)
+    if options.on_cpu:
+        shield(writer.editor)
+    if options.quant_format == "QOperator":
+        to_integer_ops(new)
+    return new
+
+
+def _race(model: ir.Model, shapes: Callable[[], Shapes] | None, options: StaticOptions) -> IntegerRace | None:
+    """The race that decides what stays in float, where the model is for the CPU of this machine."""
+    race = current_race() if options.on_cpu and not options.everywhere else None
+    if race is None:
+        return None
+    return IntegerRace(race, known_shapes(model, {} if shapes is None else shapes()))
+
+
+@contextmanager
+def _if_possible(options: StaticOptions) -> Iterator[None]:
+    """Within it biases are corrected; what stands against that is an error where the options insist on it."""
+    try:
+        yield
+    except CalibrationError as error:
+        if options.bias_correction:
+            raise
+        logger.info("biases are not corrected: %s", error)
+
+
+def _check_weights(layout: Layout) -> None:
+    """Ahead of calibration, which would find NaN too, but in a tensor computed from them."""
+    for op in layout.ops.values():
+        for what, value in (("weight", op.info.weight), ("bias", op.info.bias)):
+            if value is not None:
+                with at_node(op.info.node.name):
+                    require_finite(*value_range(array_of(value), PER_TENSOR), f"its {what}")
+
+
+def _laid_out(
+    model: ir.Model, plan: Plan, options: StaticOptions, shapes: Callable[[], Shapes] | None
+) -> tuple[ir.Model, Layout]:
+    schemes = checked_schemes(model, plan, options)
+    new = model.clone()
+    simplify(new)
+    least = OPSET_OF_OTHER_BITS if is_wide(schemes) else OPSET_OF_HARD_SWISH if has_hard_swish(new) else 0
+    if opset(new) < least:
+        new = normalise(new, least)
+    if least == OPSET_OF_OTHER_BITS:
+        new.ir_version = max(new.ir_version or 0, 10)
+    by_name = {name: scheme for (name, _), scheme in schemes.items()}
+    editor = GraphEditor(new)
+    name_hard_swish(editor)
+    settle_summands(editor, by_name.keys())
+    nodes = {name: info for (name, _), info in quantizable_nodes(new).items()}
+    planned = {info.node: (info, by_name[name]) for name, info in nodes.items() if name in by_name}
+    layout = lay_out(new, planned, kept_in_float(new, plan), options, _race(new, shapes, options))
+    gone = dict.fromkeys((key for key in schemes if key[0] not in nodes), _GONE)
+    # A product may be a Gemm by now; the plan knows it as what it was.
+    planned_as = {key[0]: key for key in schemes}
+    left = {planned_as[name]: reason for (name, _), reason in layout.left.items()}
+    return new, replace(layout, left={**left, **gone})

@@ -1,0 +1,222 @@
+"""Matrices quantized in blocks: codes, scales and zero points as the runtime's kernels take them, and the nodes that do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from neural_compressor.algorithms import FloatZeroArray
+from neural_compressor.algorithms.checks import group_size
+from neural_compressor.errors import ConfigError
+from neural_compressor.onnx.graph.editor import MICROSOFT, GraphEditor
+from neural_compressor.onnx.graph.matrix_nodes import MatrixNode
+from neural_compressor.schemes import QuantizedArray, pack_bits
+
+BLOCKS = (256, 128, 64, 32, 16)
+"""How many inputs may share a scale in MatMulNBits."""
+WIDTHS = (2, 4, 8)
+"""Bits of a code."""
+_ONE_GROUP = 128
+"""The block where all inputs of an output share a scale: larger ones cost accuracy where inputs are rounded to int8."""
+
+
+@dataclass(frozen=True, eq=False)
+class BlockCodes:
+    """``value = (code - zero) * scale`` with unsigned codes of ``bits`` bits, (rows, columns) of them.
+
+    ``scales`` and ``zeros`` are (rows, blocks). ``zeros`` is None where every one is the middle of the codes, and float32
+    where they are no integers.
+    """
+
+    codes: np.ndarray
+    scales: np.ndarray
+    zeros: np.ndarray | None
+    bits: int
+    block: int
+
+    @property
+    def middle(self) -> int:
+        """The code of zero where there are no zero points."""
+        return 1 << (self.bits - 1)
+
+    def packed(self) -> np.ndarray:
+        """Codes as bytes, each row by itself."""
+        return np.asarray(pack_bits(self.codes, self.bits))
+
+    def packed_blocks(self) -> np.ndarray:
+        """Codes as bytes (rows, blocks, bytes of a block), the last block filled up."""
+        rows, columns = self.codes.shape
+        blocks = self.scales.shape[1]
+        codes = np.pad(self.codes, ((0, 0), (0, blocks * self.block - columns)), constant_values=self.middle)
+        return np.asarray(pack_bits(codes, self.bits)).reshape(rows, blocks, self.block * self.bits // 8)
+
+    def packed_zeros(self) -> np.ndarray | None:
+        """Zero points as bytes, each row by itself; floats stay as they are."""
+        if self.zeros is None or self.zeros.dtype != np.uint8:
+            return self.zeros
+        return np.asarray(pack_bits(self.zeros, self.bits))
+
+
+def block_codes(array: QuantizedArray | FloatZeroArray, widths: Sequence[int] = WIDTHS) -> BlockCodes:
+    """``array`` (rows, columns), its groups cut into blocks where they are larger or of another size.
+
+    Codes take the first of ``widths`` bits that holds them.
+
+    >>> from neural_compressor.dtypes import dtype
+    >>> from neural_compressor.schemes import PerGroup, TensorScheme, quantize
+    >>> q = quantize(np.ones((1, 96), np.float32), TensorScheme(dtype("int3"), granularity=PerGroup(48)))
+    >>> found = block_codes(q)
+    >>> found.bits, found.block, found.scales.shape, found.codes[0, 0]
+    (4, 16, (1, 6), np.uint8(11))
+    """
+    rows, columns = array.shape
+    kind = array.scheme.dtype
+    bits = next(width for width in widths if width >= kind.bits)
+    size = group_size(array.scheme, columns)
+    block = _block(size, columns)
+    blocks = -(-columns // block)
+
+    def by_block(parameter: Any) -> np.ndarray:
+        table = np.asarray(parameter)
+        table = table if table.ndim == 2 else table.reshape(-1, 1)
+        repeated = np.repeat(table, blocks if size == columns else size // block, axis=1)[:, :blocks]
+        return np.ascontiguousarray(np.broadcast_to(repeated, (rows, blocks)))
+
+    shift = 1 << (bits - 1) if kind.signed else 0
+    codes = np.asarray(array.codes).astype(np.uint8) + np.uint8(shift)
+    scales = by_block(array.scale)
+    if isinstance(array, FloatZeroArray):
+        return BlockCodes(codes, scales, by_block(array.zero) + np.float32(shift), bits, block)
+    zeros = None if array.zero_point is None else (by_block(array.zero_point) + shift).astype(np.uint8)
+    if zeros is not None and (zeros == 1 << (bits - 1)).all():
+        zeros = None
+    return BlockCodes(codes, scales, zeros, bits, block)
+
+
+def _block(size: int, columns: int) -> int:
+    if size == columns:
+        return min(b for b in BLOCKS if b >= min(columns, _ONE_GROUP))
+    fitting = [b for b in BLOCKS if size % b == 0]
+    if not fitting:
+        raise ConfigError(
+            f"a group of {size} inputs cannot be cut into blocks of {', '.join(map(str, BLOCKS))}, which is what the "
+            "runtime takes; use a group size that one of them divides"
+        )
+    return fitting[0]
+
+
+_SIGNED = {2: ir.DataType.INT2, 4: ir.DataType.INT4, 8: ir.DataType.INT8}
+_UNSIGNED = {2: ir.DataType.UINT2, 4: ir.DataType.UINT4, 8: ir.DataType.UINT8}
+
+
+@dataclass(frozen=True, eq=False)
+class StoredBlocks:
+    """A quantized matrix of ``shape`` (outputs, inputs) among the constants of a graph."""
+
+    codes: ir.Value
+    scales: ir.Value
+    zeros: ir.Value | None
+    bits: int
+    block: int
+    shape: tuple[int, int]
+
+
+def widths(node: MatrixNode, quant_format: str) -> list[int]:
+    """Bits that codes of the node's matrix may have, fewest first."""
+    outputs, inputs = node.shape
+    if node.node.op_type == "Gather":
+        # The runtime takes the width of an entry from its bytes.
+        return [bits for bits in WIDTHS if inputs * bits % 8 == 0]
+    # Fusing DequantizeLinear, ONNX Runtime 1.31 mixes up 2-bit codes unless a row of them fills whole bytes.
+    return [bits for bits in WIDTHS if quant_format == "QOperator" or bits > 2 or outputs % 4 == 0]
+
+
+def store_for_operator(edit: GraphEditor, node: MatrixNode, blocks: BlockCodes) -> StoredBlocks:
+    """The constants of MatMulNBits, or of GatherBlockQuantized for a table."""
+    is_table = node.node.op_type == "Gather"
+    zeros = blocks.packed_zeros()
+    if zeros is not None and zeros.dtype != np.uint8 and (is_table or blocks.bits == 8):
+        raise ConfigError(
+            "the kernels take zero points that are no integers for products with 2- and 4-bit weights only; leave "
+            "integer_zero at True"
+        )
+    codes = blocks.packed() if is_table else blocks.packed_blocks()
+    return _store(edit, node, blocks, codes, blocks.scales, zeros)
+
+
+def store_for_dequantize(edit: GraphEditor, node: MatrixNode, blocks: BlockCodes) -> StoredBlocks:
+    """The constants of a DequantizeLinear that gives the matrix as (inputs, outputs)."""
+    if blocks.zeros is not None and blocks.zeros.dtype != np.uint8:
+        raise ConfigError(
+            "DequantizeLinear takes integer zero points only; leave integer_zero at True, or use QOperator"
+        )
+    kinds = _SIGNED if blocks.zeros is None else _UNSIGNED
+    codes = blocks.codes - np.uint8(blocks.middle) if blocks.zeros is None else blocks.codes
+    zeros = None if blocks.zeros is None else _tensor(blocks.zeros.T, blocks.bits, kinds[blocks.bits])
+    stored = _tensor(codes.T, blocks.bits, kinds[blocks.bits])
+    return _store(edit, node, blocks, stored, np.ascontiguousarray(blocks.scales.T), zeros)
+
+
+def add_matmul_nbits(
+    edit: GraphEditor, node: MatrixNode, x: ir.Value, stored: StoredBlocks, bias: ir.Value | None, level: int
+) -> ir.Value:
+    """The product of ``x`` with the stored matrix, plus ``bias`` (outputs)."""
+    outputs, inputs = stored.shape
+    operands = [x, stored.codes, stored.scales, stored.zeros, None, bias]
+    while operands[-1] is None:
+        operands.pop()
+    attributes = {"K": inputs, "N": outputs, "bits": stored.bits, "block_size": stored.block, "accuracy_level": level}
+    return edit.insert(node.node, "MatMulNBits", operands, attributes, domain=MICROSOFT)[0]
+
+
+def add_dequantized_matmul(
+    edit: GraphEditor, node: MatrixNode, x: ir.Value, stored: StoredBlocks, bias: ir.Value | None
+) -> ir.Value:
+    """The same in standard operators, in the form that ONNX Runtime fuses into MatMulNBits."""
+    operands = [stored.codes, stored.scales, *([] if stored.zeros is None else [stored.zeros])]
+    attributes = {"axis": 0, "block_size": stored.block}
+    weight = edit.insert(node.node, "DequantizeLinear", operands, attributes)[0]
+    weight.type, weight.shape = ir.TensorType(node.dtype), ir.Shape(stored.shape[::-1])
+    product = edit.insert(node.node, "MatMul", [x, weight])[0]
+    return product if bias is None else edit.insert(node.node, "Add", [product, bias])[0]
+
+
+def add_gather(edit: GraphEditor, node: MatrixNode, stored: StoredBlocks) -> ir.Value:
+    """The entries looked up in the stored table, as floats."""
+    operands = [stored.codes, node.input, stored.scales, *([] if stored.zeros is None else [stored.zeros])]
+    attributes = {"bits": stored.bits, "block_size": stored.block, "gather_axis": 0, "quantize_axis": 1}
+    return edit.insert(node.node, "GatherBlockQuantized", operands, attributes, domain=MICROSOFT)[0]
+
+
+def _store(
+    edit: GraphEditor,
+    node: MatrixNode,
+    blocks: BlockCodes,
+    codes: np.ndarray | ir.TensorProtocol,
+    scales: np.ndarray,
+    zeros: np.ndarray | ir.TensorProtocol | None,
+) -> StoredBlocks:
+    graph, name, kind = node.weight.graph, node.weight.name, node.dtype.numpy()
+    assert isinstance(graph, ir.Graph)
+    if isinstance(zeros, np.ndarray) and zeros.dtype != np.uint8:
+        zeros = zeros.astype(kind)
+    return StoredBlocks(
+        edit.weight(f"{name}_Q{blocks.bits}", codes, graph),
+        edit.weight(f"{name}_scales", scales.astype(kind), graph),
+        None if zeros is None else edit.weight(f"{name}_zero_points", zeros, graph),
+        blocks.bits,
+        blocks.block,
+        node.shape,
+    )
+
+
+def _tensor(codes: np.ndarray, bits: int, kind: ir.DataType) -> ir.TensorProtocol:
+    """Unsigned or two's complement codes as a tensor, packed where they are smaller than a byte."""
+    if bits == 8:
+        return ir.tensor(np.ascontiguousarray(codes).view(kind.numpy()))
+    packed = np.asarray(pack_bits(codes.reshape(-1), bits))
+    return ir.PackedTensor(packed, kind, shape=codes.shape)

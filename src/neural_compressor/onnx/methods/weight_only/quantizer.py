@@ -1,0 +1,192 @@
+"""Quantize the weights of MatMul, Gemm and Gather nodes, and leave what they are multiplied with in float."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from neural_compressor.algorithms import InputStatistics, LayerResult
+from neural_compressor.errors import CalibrationError
+from neural_compressor.onnx.files.scratch import scratch_folder
+from neural_compressor.onnx.graph.editor import GraphEditor
+from neural_compressor.onnx.graph.error_context import at_node
+from neural_compressor.onnx.graph.matrix_nodes import (
+    MatrixNode,
+    added_terms,
+    left_in_float,
+    upright_input,
+    weight_only_nodes,
+)
+from neural_compressor.onnx.graph.normalise import raise_opset
+from neural_compressor.onnx.methods.weight_only import blockwise as nodes
+from neural_compressor.onnx.methods.weight_only.blockwise import block_codes
+from neural_compressor.onnx.methods.weight_only.groups import WeightGroup, in_blocks, in_portions, weight_groups
+from neural_compressor.onnx.methods.weight_only.input_statistics import CalibrationPasses, Sources
+from neural_compressor.onnx.methods.weight_only.job import WeightJob, WeightOnlyOptions
+from neural_compressor.onnx.passes.scale_folding import Channels, apply_folds, find_folds
+from neural_compressor.onnx.runtime.data_reader import Samples
+
+__all__ = ["WeightJob", "WeightOnlyOptions", "left_in_float", "quantize_weight_only", "weight_only_nodes"]
+
+logger = logging.getLogger("neural_compressor")
+
+_BLOCKWISE = (21, 10)
+"""The first opset and IR version with DequantizeLinear in blocks and 4-bit types, and those of 2-bit types."""
+_TWO_BITS = (25, 13)
+
+
+def quantize_weight_only(
+    model: ir.Model,
+    jobs: Mapping[str, WeightJob],
+    samples: Samples | None = None,
+    options: WeightOnlyOptions | None = None,
+) -> ir.Model:
+    """A new model in which the weights of the nodes that ``jobs`` name are quantized; ``model`` is a normalised one.
+
+    Nodes that read the same weight share the quantized one too, and the statistics of all their inputs. Nodes that share an
+    input, and a job, are quantized as one matrix, so that a scale of the input (AWQ) serves them all.
+
+    Where names tell of repeated blocks, each block is calibrated behind those quantized before it, which runs every block
+    twice; ``samples`` that can be gone over once only show what the float model has there.
+    """
+    options = options or WeightOnlyOptions()
+    waiting = [name for name, job in jobs.items() if job.needs_data]
+    if waiting and samples is None:
+        raise CalibrationError(
+            f"{jobs[waiting[0]].algorithm} needs calibration data for the node {waiting[0]!r}"
+            f"{f' and {len(waiting) - 1} others' if len(waiting) > 1 else ''}; give a calibration_data_reader"
+        )
+    if options.quant_format == "QDQ" and jobs:
+        least, version = _TWO_BITS if any(job.scheme.dtype.bits <= 2 for job in jobs.values()) else _BLOCKWISE
+        model = raise_opset(model.clone(), least)
+        model.ir_version = max(model.ir_version, version)
+    with scratch_folder() as folder:
+        passes = None if samples is None else CalibrationPasses(model, samples, folder, options.providers)
+        return _Quantization(model, jobs, options, passes).run()
+
+
+class _Quantization:
+    """One run over the groups of a model."""
+
+    def __init__(
+        self,
+        model: ir.Model,
+        jobs: Mapping[str, WeightJob],
+        options: WeightOnlyOptions,
+        passes: CalibrationPasses | None,
+    ) -> None:
+        self.float_model, self.model, self.passes = model, model.clone(), passes
+        self.options = options
+        self.edit = GraphEditor(self.model)
+        self.groups = weight_groups(self.model, jobs)
+        self._waiting = {node.node for group in self.groups for node in group.nodes}
+
+    def run(self) -> ir.Model:
+        """The quantized model."""
+        seen_by, done = self.float_model, set[str]()
+        for number, together in enumerate(self._measured_together()):
+            portions = list(in_portions(together, self.options.hessian_bytes))
+            if number:
+                seen_by = self.model if len(portions) == 1 else self.model.clone()
+            outputs = {str(node.node.outputs[0].name) for group in together for node in group.nodes}
+            for portion in portions:
+                seen = self._statistics(seen_by, portion, done)
+                done = set() if seen else done
+                for group in portion:
+                    with at_node(*(node.name for node in group.nodes)):
+                        self._quantize(group, seen.get(group.sources))
+            done |= outputs
+        return self.model
+
+    def _measured_together(self) -> list[list[WeightGroup]]:
+        """Groups calibrated on the same model: with all that come before them quantized, and none of their own."""
+        apart = [[group] for group in self.groups] if self.options.layer_wise else in_blocks(self.groups)
+        calibrated = sum(any(group.sources for group in together) for together in apart)
+        if self.passes is None or calibrated < 2 or self.passes.samples.repeats():
+            return apart
+        logger.warning(
+            "weights are calibrated on the float model, since %s cannot be gone over again; with a rewind() each block is "
+            "calibrated behind those quantized before it, which is more accurate",
+            type(self.passes.samples.reader).__name__,
+        )
+        return [self.groups]
+
+    def _statistics(
+        self, seen_by: ir.Model, portion: Sequence[WeightGroup], done: Collection[str]
+    ) -> dict[Sources, InputStatistics]:
+        wanted = {group.sources for group in portion if group.sources}
+        if not wanted or self.passes is None:
+            return {}
+        compared: set[Sources] = set()
+        if seen_by is not self.float_model:
+            inside = [group for group in portion if group.block is not None or self.options.layer_wise]
+            compared = {group.sources for group in inside if group.sources and group.job.corrects_upstream}
+        return self.passes.statistics(seen_by, wanted, compared, done)
+
+    def _quantize(self, group: WeightGroup, statistics: InputStatistics | None) -> None:
+        matrices = [consumers[0].matrix() for consumers in group.weights]
+        rows = [len(matrix) for matrix in matrices]
+        stacked = matrices[0] if len(matrices) == 1 else np.concatenate(matrices)
+        del matrices
+        result = group.job.run(stacked, statistics)
+        del stacked
+        self._waiting -= {node.node for node in group.nodes}
+        inputs = self._changed_inputs(group, result)
+        for consumers, part in zip(group.weights, result.split(rows), strict=True):
+            self._install(consumers, part, inputs)
+        if len(group.sources) > 1:
+            # An input may have been scaled just before one of its consumers, and another consumer run before that.
+            self.model.graph.sort()
+
+    def _changed_inputs(self, group: WeightGroup, result: LayerResult) -> dict[ir.Node, ir.Value]:
+        """What those nodes of the group multiply whose input is not taken as it is."""
+        changed: dict[tuple[ir.Value, bool], ir.Value] = {}
+        for node in group.nodes:
+            key = (node.input, node.input_transposed)
+            if key in changed or node.node.op_type == "Gather":
+                continue
+            changed[key] = upright_input(self.edit, node)
+            if result.input_scale is not None and not self._folded(node, group, result.input_scale):
+                inverse = (1 / result.input_scale).astype(node.dtype.numpy())
+                factor = self.edit.weight(f"{node.name}_input_scale", inverse, self.model.graph)
+                changed[key] = self.edit.insert(node.node, "Mul", [changed[key], factor])[0]
+        found = ((node, changed.get((node.input, node.input_transposed), node.input)) for node in group.nodes)
+        return {node.node: value for node, value in found if value is not node.input}
+
+    def _folded(self, node: MatrixNode, group: WeightGroup, scale: np.ndarray) -> bool:
+        """Whether what makes the node's input now gives it divided by ``scale``."""
+        if node.input_transposed:
+            return False
+        consumers = sum(other.input is node.input for other in group.nodes)
+        folds = find_folds(node.input, Channels(node.shape[1], axis=-1, rank=2), consumers)
+        settled = frozenset[str]() if self.passes is None else self.passes.settled
+        if folds is None or any(fold.node in self._waiting or fold.node.name in settled for fold in folds):
+            return False
+        apply_folds(self.edit, folds, 1 / scale)
+        return True
+
+    def _install(
+        self, consumers: Sequence[MatrixNode], result: LayerResult, inputs: Mapping[ir.Node, ir.Value]
+    ) -> None:
+        edit, first = self.edit, consumers[0]
+        is_table = first.node.op_type == "Gather"
+        as_operator = is_table or self.options.quant_format == "QOperator"
+        blocks = block_codes(result.array, nodes.widths(first, self.options.quant_format))
+        stored = (nodes.store_for_operator if as_operator else nodes.store_for_dequantize)(edit, first, blocks)
+        for node in consumers:
+            # Asked for now, because a node that shares the weight may have made it, and been replaced.
+            x = inputs.get(node.node, node.input)
+            if is_table:
+                edit.replace(node.node, [nodes.add_gather(edit, node, stored)])
+                continue
+            vector, rest = added_terms(edit, node)
+            if as_operator:
+                product = nodes.add_matmul_nbits(edit, node, x, stored, vector, self.options.level)
+            else:
+                product = nodes.add_dequantized_matmul(edit, node, x, stored, vector)
+            if rest is not None:
+                product = edit.insert(node.node, "Add", [product, rest])[0]
+            edit.replace(node.node, [product])

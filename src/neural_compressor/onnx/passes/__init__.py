@@ -1,0 +1,1 @@
+"""Changes to a whole model, before or after its ops are quantized."""

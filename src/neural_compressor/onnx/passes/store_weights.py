@@ -1,0 +1,141 @@
+"""Weights kept as integers in the file of a model that computes with them in float.
+
+ONNX Runtime computes a Cast and a Mul of constants when it loads a model, which then runs as the float model does. A
+DequantizeLinear it leaves where it is, and the kernels behind it are slower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+import numpy as np
+import onnx_ir as ir
+
+from neural_compressor.dtypes import dtype
+from neural_compressor.onnx.graph.editor import GraphEditor, discard
+from neural_compressor.onnx.graph.error_context import at_node
+from neural_compressor.onnx.graph.integer_tensors import quantized_array
+from neural_compressor.onnx.graph.matrix_nodes import take_array
+from neural_compressor.onnx.graph.queries import constant, standard, weight_refusal
+from neural_compressor.schemes import PER_CHANNEL, OpKey, OpScheme, Plan, TensorScheme, float_op
+
+STORED_TYPES = ("Conv", "ConvTranspose")
+"""Op types whose weights are stored so."""
+STORED = TensorScheme(dtype("int8"), granularity=PER_CHANNEL)
+"""What a stored weight is where nothing else is said: scales cost no time here, so that there is one a channel."""
+_GONE = "it is not needed: the op before it does its work, or nothing reads it"
+_SHARED = "another op reads its weight as well, in float"
+_STEPS = {"Sub": np.subtract, "Mul": np.multiply}
+
+
+def is_stored(key: OpKey, scheme: OpScheme) -> bool:
+    """Whether a plan has the weight of an op in integers, and its arithmetic in float."""
+    kept_in_integers = scheme.weight is not None and not scheme.is_float
+    return key[1] in STORED_TYPES and kept_in_integers and scheme.activation is None
+
+
+def without_stored(plan: Plan) -> Plan:
+    """What of ``plan`` is about arithmetic."""
+    ops = {key: scheme for key, scheme in plan.items() if not is_stored(key, scheme)}
+    return Plan(ops, plan.calib_sampling_size, plan.recipes)
+
+
+def stored_instead(plan: Plan, left: Collection[OpKey]) -> Plan:
+    """``plan`` with the ops of ``left`` in float, which it has in integers, and their weights stored where that is done."""
+    ops = dict(plan.ops)
+    for key in left:
+        stored = replace(ops[key], weight=STORED, activation=None)
+        ops[key] = stored if is_stored(key, stored) else float_op("fp32", ops[key].weight is not None)
+    return Plan(ops, plan.calib_sampling_size, plan.recipes)
+
+
+def storable_nodes(model: ir.Model) -> dict[OpKey, str | None]:
+    """Every node of the op types whose weights can be stored, with why one cannot, or None where it can."""
+    return {key: _refusal(node) for key, node in _candidates(model).items()}
+
+
+def store_weights(model: ir.Model, plan: Plan) -> dict[OpKey, str]:
+    """Change ``model`` in place to have the weights in integers that ``plan`` has stored; why others of these stay in float.
+
+    A weight that several ops read is stored once, where all of them are to read it so.
+    """
+    left: dict[OpKey, str] = {}
+    wanted = {key: scheme.weight for key, scheme in plan.items() if is_stored(key, scheme) and scheme.weight}
+    if not wanted:
+        return left
+    nodes = _candidates(model)
+    consumers: dict[ir.Value, dict[ir.Node, OpKey]] = {}
+    for key in wanted:
+        if reason := _refusal(nodes[key]) if key in nodes else _GONE:
+            left[key] = reason
+        elif (weight := nodes[key].inputs[1]) is not None:
+            consumers.setdefault(weight, {})[nodes[key]] = key
+    edit = GraphEditor(model)
+    for weight, keys in consumers.items():
+        if weight.is_graph_output() or any(use.node not in keys or use.idx != 1 for use in weight.uses()):
+            left |= dict.fromkeys(keys.values(), _SHARED)
+            continue
+        node, key = next(iter(keys.items()))
+        with at_node(node.name):
+            _store(edit, weight, node, wanted[key])
+    return left
+
+
+def stored_floats(value: ir.Value | None) -> np.ndarray | None:
+    """What a weight that was stored so is in float; None where ``value`` is something else."""
+    node = None if value is None else value.producer()
+    if node is None:
+        return None
+    if standard(node, "Cast"):
+        codes = constant(node.inputs[0])
+        return None if codes is None or codes.dtype.kind not in "iu" else codes.astype(np.float32)
+    if not standard(node, *_STEPS):
+        return None
+    floats, operand = stored_floats(node.inputs[0]), constant(node.inputs[1])
+    return None if floats is None or operand is None else np.asarray(_STEPS[node.op_type](floats, operand))
+
+
+def _candidates(model: ir.Model) -> dict[OpKey, ir.Node]:
+    found = (node for node in model.graph.all_nodes() if standard(node, *STORED_TYPES))
+    return {(str(node.name), node.op_type): node for node in found}
+
+
+def _refusal(node: ir.Node) -> str | None:
+    weight = node.inputs[1]
+    if reason := weight_refusal(node, 1):
+        return reason
+    assert weight is not None
+    assert weight.const_value is not None
+    count, scales = weight.const_value.size, weight.const_value.shape.numpy()[_channel_axis(node)]
+    # About what two nodes and their values take in a file: as measured, with the names they get.
+    overhead = 256 + 7 * len(str(node.name)) + 3 * len(str(weight.name))
+    return None if 3 * count > 4 * scales + overhead else "its weight would not be smaller in int8"
+
+
+def _channel_axis(node: ir.Node) -> int:
+    """The axis of output channels; in a ConvTranspose of several groups, the one that tells these apart."""
+    return 1 if node.op_type == "ConvTranspose" and node.attributes.get_int("group", 1) == 1 else 0
+
+
+def _store(edit: GraphEditor, weight: ir.Value, consumer: ir.Node, scheme: TensorScheme) -> None:
+    """Put codes, and the nodes that make floats of them, in the place of ``weight``."""
+    graph = weight.graph
+    assert isinstance(graph, ir.Graph)
+    array, axis = take_array(weight), _channel_axis(consumer)
+    found = quantized_array(array, scheme, axis)
+    shape = [-1 if place == axis else 1 for place in range(array.ndim)] if found.scale.ndim else []
+    users = set(weight.consumers())
+    inside = any(user.graph is not graph for user in users)
+    searched = users if len(users) == 1 and not inside else graph
+    first = next(node for node in searched if inside or node in users)
+    codes = edit.weight(f"{weight.name}_quantized", found.codes, graph)
+    floats = edit.insert(first, "Cast", [codes], {"to": ir.DataType.FLOAT.value})[0]
+    if found.zero.any():
+        zero = edit.weight(f"{weight.name}_zero_point", found.zero.astype(np.float32).reshape(shape), graph)
+        floats = edit.insert(first, "Sub", [floats, zero])[0]
+    scale = edit.weight(f"{weight.name}_scale", found.scale.reshape(shape), graph)
+    floats = edit.insert(first, "Mul", [floats, scale])[0]
+    floats.type, floats.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape(array.shape)
+    weight.replace_all_uses_with(floats)
+    discard(weight)

@@ -1,1 +1,0 @@
-"""Scales moved from activations to weights."""

@@ -1,0 +1,215 @@
+"""The quantizable ops of a float model, its linear layers and repeated blocks, and why other weights are left alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+from torch import nn
+
+from neural_compressor.schemes import OpKey
+from neural_compressor.torch import functional
+from neural_compressor.torch.modules.weight_only import is_conv1d
+from neural_compressor.torch.structure.watch import Trace
+
+FUNCTIONAL = (functional.MatMul, functional.Add, functional.Mul)
+"""Ops without a weight; their output range is calibrated too."""
+
+_MATMUL = "neural_compressor.torch.functional.MatMul"
+_INSTEAD = {
+    **dict.fromkeys(("matmul", "__rmatmul__", "mm", "bmm"), _MATMUL),
+    **dict.fromkeys(
+        ("einsum", "tensordot", "inner", "mv", "dot", "chain_matmul", "multi_dot"),
+        f"{_MATMUL} (with the operands as matrices)",
+    ),
+    **dict.fromkeys(("addmm", "addbmm", "baddbmm", "addmv"), f"{_MATMUL} and an addition"),
+    **{"linear": "nn.Linear", "embedding": "nn.Embedding", "lstm": "nn.LSTM", "gru": "nn.GRU"},
+    **{f"conv{n}d": f"nn.Conv{n}d" for n in (1, 2, 3)},
+    **{f"conv_transpose{n}d": f"nn.ConvTranspose{n}d" for n in (1, 2, 3)},
+    **dict.fromkeys(("scaled_dot_product_attention", "multi_head_attention_forward", "bilinear", "cdist"), ""),
+}
+"""Functions that multiply matrices, with the module that would be quantized; none where there is no quantized form."""
+
+
+def op_classes() -> dict[str, type[nn.Module]]:
+    """The module classes that count as ops, by type name."""
+    names = (
+        *("Linear", "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"),
+        *("Embedding", "LSTM", "GRU"),
+    )
+    classes: dict[str, type[nn.Module]] = {name: getattr(nn, name) for name in names}
+    return classes | {cls.__name__: cls for cls in FUNCTIONAL}
+
+
+def find_ops(
+    model: nn.Module, op_types: Collection[str], traces: Sequence[Trace] = ()
+) -> tuple[dict[OpKey, nn.Module], dict[OpKey, str]]:
+    """``(ops, skipped)``: ops in the order they run (or are defined, without traces); skipped ones with the reason."""
+    classes = op_classes()
+    ops: dict[OpKey, nn.Module] = {}
+    skipped: dict[OpKey, str] = {}
+    order: dict[str, int] = {}
+    for trace in traces:
+        for name in trace.by_module:
+            order.setdefault(name, len(order))
+    for name, module in model.named_modules():
+        kind = type(module).__name__
+        key = (name, kind)
+        if type(module) is classes.get(kind):
+            if module._forward_hooks or module._forward_pre_hooks:
+                skipped[key] = "it has forward hooks, which would be lost with the module"
+            elif getattr(module, "proj_size", 0):
+                skipped[key] = f"{kind} with projections (proj_size) has no quantized form"
+            elif kind not in op_types:
+                skipped[key] = f"the framework YAML lists no quantized {kind}"
+            elif traces and name not in order:
+                skipped[key] = (
+                    "never called while the model ran on the calibration data: its parent may use its weight directly"
+                )
+            else:
+                ops[key] = module
+        elif base := next((c for c in classes.values() if isinstance(module, c)), None):
+            skipped[key] = f"a subclass of {base.__name__} with behaviour of its own"
+        elif any(p.dim() >= 2 for p in module.parameters(recurse=False)):
+            skipped[key] = f"op type {kind} holds weights but is not in the framework YAML"
+    if traces:
+        ops = dict(sorted(ops.items(), key=lambda item: order[item[0][0]]))
+    return ops, skipped
+
+
+def find_functions(model: nn.Module, traces: Iterable[Trace], listed: Collection[OpKey]) -> dict[OpKey, str]:
+    """Matrix products that forwards compute by functions of torch, with the reason why these stay in float.
+
+    They are named by the module whose forward calls them. What happens inside ``listed`` modules of torch is said of those.
+    """
+    modules = dict(model.named_modules())
+    known = {name for name, _ in listed if type(modules.get(name)).__module__.startswith("torch.")}
+    found: dict[OpKey, str] = {}
+    for trace in traces:
+        taken: set[str] = set()
+        for call in [*trace.calls, *trace.within]:
+            kind = call.target.rpartition(".")[2]
+            if call.module is not None or kind not in _INSTEAD or call.inside in known:
+                continue
+            first = f"{call.inside}.{kind}" if call.inside else kind
+            numbered = (first if n == 0 else f"{first}_{n}" for n in count())
+            name = next(name for name in numbered if name not in taken and name not in modules)
+            taken.add(name)
+            found[name, kind] = _of_function(kind)
+    return found
+
+
+def _of_function(kind: str) -> str:
+    why = "a function that a forward calls, and only modules are quantized"
+    return f"{why}; use {_INSTEAD[kind]} in its place" if _INSTEAD[kind] else f"{why}; it has no quantized form"
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Whether ``module`` computes ``x Wᵀ + b`` and nothing else."""
+    return type(module) is nn.Linear or is_conv1d(module)
+
+
+@dataclass(frozen=True)
+class Layers:
+    """Linear layers by name, and the names of weights that are left in float with the reason.
+
+    ``stacks`` are parameters that hold several matrices, by their name, with the module that multiplies with them.
+    """
+
+    linear: Mapping[str, nn.Module]
+    left: Mapping[tuple[str, str], str]
+    stacks: Mapping[str, nn.Module] = field(default_factory=dict)
+
+
+def find_layers(model: nn.Module, with_head: bool = False) -> Layers:
+    """The linear layers of ``model``; its output head only ``with_head``."""
+    linear: dict[str, nn.Module] = {}
+    left: dict[tuple[str, str], str] = {}
+    stacks: dict[str, nn.Module] = {}
+    head = output_head(model)
+    for name, module in model.named_modules():
+        kind = type(module).__name__
+        if is_linear(module):
+            if module is head and not with_head:
+                left[name, kind] = "the output head; quant_lm_head=True quantizes it"
+            else:
+                linear[name] = module
+        elif isinstance(module, nn.Embedding):
+            left[name, kind] = "an embedding: weight-only algorithms quantize linear layers"
+        elif isinstance(module, nn.Linear):
+            left[name, kind] = "a subclass of Linear with behaviour of its own"
+        elif isinstance(module, nn.modules.conv._ConvNd):
+            left[name, kind] = "a convolution: weight-only algorithms quantize linear layers"
+        else:
+            experts = _stacks_of(module)
+            stacks |= {f"{name}.{own}" if name else own: module for own in experts}
+            for own, parameter in module.named_parameters(recurse=False):
+                if own not in experts and sum(size > 1 for size in parameter.shape) > 1:
+                    left[f"{name}.{own}" if name else own, kind] = (
+                        f"a parameter of shape {tuple(parameter.shape)} that {kind} works with directly"
+                    )
+    return Layers(linear, left, stacks)
+
+
+def _stacks_of(module: nn.Module) -> list[str]:
+    """The parameters of ``module`` that hold a matrix for each of several experts.
+
+    Such a module has a stack for each of the layers that an expert has, all of the same number. One array alone may be
+    anything: positions, a bias for each head.
+    """
+    threes = {name: p.shape for name, p in module.named_parameters(recurse=False) if p.dim() == 3 and min(p.shape) > 1}
+    counts = [shape[0] for shape in threes.values()]
+    return [name for name, shape in threes.items() if counts.count(shape[0]) > 1]
+
+
+def op_type(model: nn.Module, name: str) -> str:
+    """The class of the layer ``name``, or of the module that has the parameter of that name."""
+    return type(model.get_submodule(name.rpartition(".")[0] if is_parameter(model, name) else name)).__name__
+
+
+def is_parameter(model: nn.Module, name: str) -> bool:
+    """Whether ``name`` is a parameter of ``model``, and no module."""
+    owner, _, own = name.rpartition(".")
+    return own in model.get_submodule(owner)._parameters
+
+
+def output_head(model: nn.Module) -> nn.Module | None:
+    """The layer that maps to a vocabulary: what the model says, or the last Linear as wide as its embedding."""
+    ask = getattr(model, "get_output_embeddings", None)
+    if callable(ask):
+        found = ask()
+        return found if isinstance(found, nn.Module) else None
+    sizes = {module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)}
+    heads = [m for m in model.modules() if isinstance(m, nn.Linear) and m.out_features in sizes]
+    return heads[-1] if heads else None
+
+
+def outer_blocks(model: nn.Module, layers: Collection[str]) -> list[str]:
+    """Names of the repeated blocks of a model that hold any of ``layers``, outermost only.
+
+    A model without any is worked on as one block.
+    """
+    found: list[str] = []
+    for path in _repeated(model):
+        container = path.rpartition(".")[0]
+        inside_another = any(container.startswith(f"{block}.") for block in found)
+        if not inside_another and any(layer.startswith(f"{path}.") for layer in layers):
+            found.append(path)
+    return found
+
+
+def ops_by_block(model: nn.Module, ops: Collection[OpKey]) -> list[list[OpKey]]:
+    """Ops grouped by the repeated blocks they sit in, one inside another included; groups of one op are left out."""
+    groups = ([key for key in ops if key[0].startswith(f"{path}.")] for path in _repeated(model))
+    return [group for group in groups if len(group) > 1]
+
+
+def _repeated(model: nn.Module) -> Iterator[str]:
+    """The children of ModuleLists and Sequentials that have siblings of their class."""
+    for name, module in model.named_modules():
+        if isinstance(module, (nn.ModuleList, nn.Sequential)):
+            children = list(module.named_children())
+            kinds = Counter(type(child) for _, child in children)
+            yield from (f"{name}.{own}" if name else own for own, child in children if kinds[type(child)] > 1)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from statistics import NormalDist
 
+from neural_compressor.dtypes.base import DType
 from neural_compressor.dtypes.block import BlockType
 from neural_compressor.dtypes.codebook import CodebookType
 from neural_compressor.dtypes.integer import IntType
 from neural_compressor.dtypes.minifloat import FloatType
 from neural_compressor.registry import Registry
-
-DType = IntType | FloatType | CodebookType | BlockType
 
 DTYPES: Registry[DType] = Registry("data type", entry_point_group="neural_compressor.dtypes")
 

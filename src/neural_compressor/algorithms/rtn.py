@@ -5,9 +5,9 @@ from __future__ import annotations
 from neural_compressor.algorithms.checks import checked_weight
 from neural_compressor.algorithms.row_blocks import row_blocks
 from neural_compressor.algorithms.weight_qparams import weight_qparams
-from neural_compressor.dtypes import BlockType
 from neural_compressor.schemes import PerTensor, QParams, QuantizedArray, TensorScheme, quantize_with
 from neural_compressor.schemes.arrays import Array, array_namespace
+from neural_compressor.schemes.ranges import scale_granularity
 
 
 def rtn(
@@ -38,7 +38,7 @@ def rtn(
 
 def round_with(weight: Array, scheme: TensorScheme, qparams: QParams) -> QuantizedArray:
     """``weight`` rounded with scales already chosen, a few rows at a time so that temporaries stay small."""
-    if isinstance(scheme.granularity, PerTensor) and not isinstance(scheme.dtype, BlockType):
+    if isinstance(scale_granularity(scheme), PerTensor):
         return quantize_with(weight, scheme, qparams)
     xp = array_namespace(weight)
     scale: Array = qparams.scale

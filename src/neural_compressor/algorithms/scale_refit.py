@@ -11,10 +11,10 @@ from neural_compressor.algorithms.checks import checked_hessian, checked_weight,
 from neural_compressor.algorithms.float_zero_array import FloatZeroArray
 from neural_compressor.algorithms.layer_result import rows_of
 from neural_compressor.algorithms.row_blocks import row_blocks
-from neural_compressor.dtypes import BlockType
 from neural_compressor.errors import ConfigError
 from neural_compressor.schemes import PerTensor, QuantizedArray, TensorScheme
 from neural_compressor.schemes.arrays import Array, array_namespace, as_float32, in_order
+from neural_compressor.schemes.ranges import scale_granularity
 
 _RIDGE = 1e-3
 _VALUES = 1 << 22
@@ -91,7 +91,7 @@ def keep_gain(array: Q, weight: Array) -> Q:
 
 def _has_free_scales(scheme: TensorScheme) -> bool:
     """Whether scales are numbers of their own, one a row or group."""
-    return not isinstance(scheme.dtype, BlockType) and not isinstance(scheme.granularity, PerTensor)
+    return scheme.dtype.scale_type is None and not isinstance(scale_granularity(scheme), PerTensor)
 
 
 def _factors(weight: Array, values: Array, hessian: Array, size: int) -> Array:

@@ -24,7 +24,8 @@ def is_exporting() -> bool:
 
 def is_leaving() -> bool:
     """Whether a graph is being made that other programs will run."""
-    return is_exporting() or is_in_onnx_export()
+    # The ONNX exporter either exports or traces; asking it first costs an import at every call.
+    return is_exporting() or (torch.jit.is_tracing() and is_in_onnx_export())
 
 
 def _operators() -> Any:

@@ -310,11 +310,12 @@ class WeightOnlyLinear(WeightedModule):
         count = rows.shape[0]
         if not count:
             return rows.new_empty(0, self.out_features)
-        was_called = not is_leaving() and not torch.compiler.is_compiling() and self.shared_input.note(self, input)
+        leaving = is_leaving()
+        was_called = not leaving and self.shared_input.note(self, input)
         # Low-bit kernels have no gradients, and cannot leave this process.
-        in_floats = is_leaving() or (rows.requires_grad and torch.is_grad_enabled())
+        in_floats = leaving or (rows.requires_grad and torch.is_grad_enabled())
         if self._low_bit is None or in_floats or count > self._most_rows:
-            dtype = product_dtype(input.dtype, rows.device.type, exact=self._exact or is_leaving())
+            dtype = product_dtype(input.dtype, rows.device.type, exact=self._exact or leaving)
             return dequantized_product(self.turned(rows), self.stored_weight(), dtype)
         y = self.shared_input.outputs(self, rows) if was_called else None
         return self._low_bit.run(self.prepacked(), self.turned(rows)) if y is None else y

@@ -27,7 +27,7 @@ from neural_compressor.torch.nn.packed_weight import (
     parameter_names,
     stored_parameter,
 )
-from neural_compressor.torch.nn.portable import is_leaving
+from neural_compressor.torch.nn.portable import is_leaving, makes_graph
 from neural_compressor.torch.nn.shared_input import SharedInput
 from neural_compressor.torch.nn.stored_weight import StoredWeight
 from neural_compressor.torch.nn.weight_only_kernels import DEQUANTIZE, Choice, WeightOnlyKernel, choose
@@ -281,7 +281,7 @@ class WeightOnlyLinear(WeightedModule):
             raise QuantizationError(f"a layer of {self.in_features} inputs cannot take a tensor of {tuple(shape)}")
         # A decoding step has hundreds of such calls: what changes nothing is not asked for.
         leaving = False
-        if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        if makes_graph():
             if is_compiled():
                 outputs: list[Tensor] = call_layer([input], self._number)
                 return outputs[0]

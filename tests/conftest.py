@@ -7,9 +7,9 @@ from contextlib import ExitStack
 from importlib import import_module
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-settings.register_profile("untimed")
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")  # how long an example takes depends on what else the machine does
 
 _RACES = {

@@ -206,7 +206,7 @@ def test_torch_learned_rounding(kind: DType) -> None:
 
 
 def test_torch_runs_integers_of_another_class_in_integer_kernels() -> None:
-    from neural_compressor.torch.nn.kernel_codes import code_bits
+    from neural_compressor.torch.modules.kernels.kernel_codes import code_bits
 
     assert {code_bits(stored(kind)) for kind in (BalancedInt(8), IntType(8))} == {8}
     assert code_bits(stored(Powers("own_powers_of_two", 4))) is None
@@ -214,9 +214,9 @@ def test_torch_runs_integers_of_another_class_in_integer_kernels() -> None:
 
 def stored(kind: DType):
     import torch
-    from neural_compressor.torch.nn.stored_weight import StoredWeight
 
     from neural_compressor.schemes import quantize
+    from neural_compressor.torch.modules.kernels.stored_weight import StoredWeight
 
     found = StoredWeight.of(quantize(torch.from_numpy(weight()), scheme(kind)).pack())
     found.check()

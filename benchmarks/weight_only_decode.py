@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from neural_compressor.torch.nn import WeightOnlyLinear
+from neural_compressor.torch.modules import WeightOnlyLinear
 from neural_compressor.torch.quantization import RTNConfig, quantize
 
 INT4 = {"bits": 4, "group_size": 64, "use_sym": True}

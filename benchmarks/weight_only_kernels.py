@@ -21,9 +21,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from neural_compressor.schemes import OpScheme
-from neural_compressor.torch.nn import WeightOnlyLinear
-from neural_compressor.torch.nn.dequantized_product import dequantized_product, product_dtype
-from neural_compressor.torch.nn.weight_only_kernels import DEQUANTIZE, KERNELS, WeightOnlyKernel
+from neural_compressor.torch.modules import WeightOnlyLinear
+from neural_compressor.torch.modules.kernels.dequantized_product import dequantized_product, product_dtype
+from neural_compressor.torch.modules.kernels.weight_only import DEQUANTIZE, KERNELS, WeightOnlyKernel
 
 WIDTHS, ROWS = (576, 2048, 4096), (1, 4, 16, 128, 512)
 WEIGHTS = {

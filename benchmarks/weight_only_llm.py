@@ -94,7 +94,7 @@ def measured(options: argparse.Namespace, algorithm: str, scheme: str) -> Cell:
     if algorithm == FLOAT:
         return {"perplexity": perplexity(model, evaluation), "seconds": 0.0, "peak_gib": 0.0}
     from neural_compressor import __version__
-    from neural_compressor.torch.nn import WeightOnlyLinear
+    from neural_compressor.torch.modules import WeightOnlyLinear
     from neural_compressor.torch.quantization import quantize
 
     def run(prepared: Any) -> None:

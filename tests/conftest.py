@@ -13,7 +13,7 @@ settings.register_profile("untimed")
 settings.load_profile("untimed")  # how long an example takes depends on what else the machine does
 
 _RACES = {
-    "torch": "neural_compressor.torch.nn.kernel_race",
+    "torch": "neural_compressor.torch.modules.kernels.race",
     "onnxruntime": "neural_compressor.onnx.op_race",
 }
 

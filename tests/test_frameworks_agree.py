@@ -19,7 +19,7 @@ from neural_compressor.onnx.data_reader import CalibrationDataReader  # noqa: E4
 from neural_compressor.onnx.model_file import read_model  # noqa: E402
 from neural_compressor.onnx.session import make_session  # noqa: E402
 from neural_compressor.torch import quantization as in_torch  # noqa: E402
-from neural_compressor.torch.nn import WeightOnlyLinear  # noqa: E402
+from neural_compressor.torch.modules import WeightOnlyLinear  # noqa: E402
 from neural_compressor.torch.quantization.layer_jobs import layer_job  # noqa: E402
 
 WIDTH, INNER = 64, 96

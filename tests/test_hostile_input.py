@@ -40,7 +40,7 @@ from neural_compressor.onnx.adaptor.batches import LoaderReader, ModelInputs
 from neural_compressor.onnx.adaptor.recorder import RecordedReader
 from neural_compressor.onnx.data_reader import CalibrationDataReader, Samples
 from neural_compressor.torch.capability import PyTorchQuery
-from neural_compressor.torch.nn.kernel_race import racing
+from neural_compressor.torch.modules.kernels.race import racing
 from neural_compressor.training import prepare_compression
 
 NAN, INF, NUL = math.nan, math.inf, "a\0b"

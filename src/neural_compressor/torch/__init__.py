@@ -12,7 +12,7 @@ except ImportError as error:
 
 def __getattr__(name: str) -> object:
     if name == "load_empty_model":
-        from neural_compressor.torch.quantization.huggingface import load_empty_model
+        from neural_compressor.torch.files.huggingface import load_empty_model
 
         return load_empty_model
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -22,20 +22,20 @@ from neural_compressor.errors import ConfigError, QuantizationError
 from neural_compressor.registry import close_matches
 from neural_compressor.schemes import OpKey, OpScheme, Plan, float_op
 from neural_compressor.torch.batches import ReadAgain, batch_size, feed, fitting, run_batches
-from neural_compressor.torch.calibration import Calibrator
 from neural_compressor.torch.capability import PyTorchQuery, on_this_cpu
-from neural_compressor.torch.checkpoint import load_model, save_model, unique_state
 from neural_compressor.torch.checks import check_finite, copy_of, require_module, require_values
-from neural_compressor.torch.conversion import build
-from neural_compressor.torch.fold import Structure, fold
+from neural_compressor.torch.files.checkpoint import load_model, save_model, unique_state
+from neural_compressor.torch.files.onnx_export import to_onnx
 from neural_compressor.torch.inspection import evaluating, inspect_tensors, model_sqnr, op_records, time_shares
-from neural_compressor.torch.int8_race import slower_in_integers
-from neural_compressor.torch.nn import QuantModule
-from neural_compressor.torch.onnx_export import to_onnx
-from neural_compressor.torch.ops import find_blocks, find_functions, find_ops
-from neural_compressor.torch.qat import QatSession
-from neural_compressor.torch.survey import Survey
-from neural_compressor.torch.watch import Trace
+from neural_compressor.torch.methods.qat import QatSession
+from neural_compressor.torch.methods.ranges import Calibrator
+from neural_compressor.torch.modules import QuantModule
+from neural_compressor.torch.passes.fold import Structure, fold
+from neural_compressor.torch.passes.survey import Survey
+from neural_compressor.torch.quantized_model import build
+from neural_compressor.torch.structure.int8_race import slower_in_integers
+from neural_compressor.torch.structure.ops import find_blocks, find_functions, find_ops
+from neural_compressor.torch.structure.watch import Trace
 from neural_compressor.tuning.identity import identity
 
 _NO_BATCH = object()

@@ -11,8 +11,8 @@ import neural_compressor.adaptor
 from neural_compressor.adaptor.query import QueryBackendCapability
 from neural_compressor.adaptor.tensor_options import OpConfig
 from neural_compressor.config.op_options import op_options
-from neural_compressor.torch.nn.kernels import safe_weight
-from neural_compressor.torch.ops import op_classes
+from neural_compressor.torch.modules.kernels.integer import safe_weight
+from neural_compressor.torch.structure.ops import op_classes
 
 YAML = Path(neural_compressor.adaptor.__file__).with_name("pytorch_cpu.yaml")
 

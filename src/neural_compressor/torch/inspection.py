@@ -20,8 +20,8 @@ from neural_compressor.registry import close_matches
 from neural_compressor.schemes import OpKey
 from neural_compressor.schemes.error import sqnr_db
 from neural_compressor.torch.batches import feed, split_batch, tensors_in
-from neural_compressor.torch.conversion import Quantization
-from neural_compressor.torch.nn import QuantModule
+from neural_compressor.torch.modules import QuantModule
+from neural_compressor.torch.quantized_model import Quantization
 
 INSPECT_TYPES = ("activation", "weight", "all")
 _TIMED_RUNS = 5

@@ -11,7 +11,7 @@ from neural_compressor.algorithms import quantize_parameter
 from neural_compressor.errors import FormatError
 from neural_compressor.formats import FORMATS
 from neural_compressor.torch.adaptor import PyTorchAdaptor
-from neural_compressor.torch.nn import WeightOnlyLinear
+from neural_compressor.torch.modules import WeightOnlyLinear
 from neural_compressor.torch.quantization import (
     AWQConfig,
     GPTQConfig,

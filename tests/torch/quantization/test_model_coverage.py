@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from neural_compressor.errors import FormatError
-from neural_compressor.torch.nn import WeightOnlyLinear
-from neural_compressor.torch.nn.matrix_stack import QuantMatrixStack
+from neural_compressor.torch.modules import WeightOnlyLinear
+from neural_compressor.torch.modules.matrix_stack import QuantMatrixStack
 from neural_compressor.torch.quantization import (
     AutoRoundConfig,
     AWQConfig,

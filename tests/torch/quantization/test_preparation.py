@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from neural_compressor.errors import CalibrationError, ConfigError, QuantizationError
-from neural_compressor.torch.nn import WeightOnlyLinear
+from neural_compressor.torch.modules import WeightOnlyLinear
 from neural_compressor.torch.quantization import (
     AutoRoundConfig,
     AWQConfig,

@@ -7,7 +7,7 @@ import torch
 
 from neural_compressor.errors import ConfigError, FormatError, WorkspaceError
 from neural_compressor.formats import FORMATS
-from neural_compressor.torch.nn import WeightOnlyLinear
+from neural_compressor.torch.modules import WeightOnlyLinear
 from neural_compressor.torch.quantization import (
     AutoRoundConfig,
     AWQConfig,
@@ -187,6 +187,6 @@ def test_the_weights_of_a_float_model_are_not_replaced(llama, ids, tmp_path):
 
 
 def test_layouts_are_known_to_the_formats_room():
-    from neural_compressor.torch.quantization.huggingface import LAYOUTS
+    from neural_compressor.torch.files.huggingface import LAYOUTS
 
     assert set(LAYOUTS.values()) <= set(FORMATS)

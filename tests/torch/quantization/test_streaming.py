@@ -8,11 +8,11 @@ import torch
 
 from neural_compressor.errors import ConfigError, FormatError
 from neural_compressor.torch import load_empty_model
-from neural_compressor.torch.nn import WeightOnlyLinear
+from neural_compressor.torch.files.streaming import WeightSource
+from neural_compressor.torch.methods.weight_only import block_quantizer, lockstep
+from neural_compressor.torch.methods.weight_only.jobs import LayerJob
+from neural_compressor.torch.modules import WeightOnlyLinear
 from neural_compressor.torch.quantization import GPTQConfig, HQQConfig, RTNConfig, quantize
-from neural_compressor.torch.weight_only import block_quantizer, lockstep
-from neural_compressor.torch.weight_only.jobs import LayerJob
-from neural_compressor.torch.weight_only.streaming import WeightSource
 
 transformers = pytest.importorskip("transformers", reason="the transformers extra is not installed")
 

@@ -13,14 +13,14 @@ from neural_compressor.dtypes import dtype
 from neural_compressor.errors import ConfigError
 from neural_compressor.registry import close_matches
 from neural_compressor.schemes import PER_CHANNEL, PerGroup, TensorScheme
+from neural_compressor.torch.methods.autoround.grid import check_scheme
+from neural_compressor.torch.methods.weight_only.jobs import BLOCKWISE, LayerJob
 from neural_compressor.torch.quantization.config.autoround import AutoRoundConfig
 from neural_compressor.torch.quantization.config.gptq import GPTQConfig
 from neural_compressor.torch.quantization.config.hqq import HQQConfig
 from neural_compressor.torch.quantization.config.weight_only import WeightOnlyConfig
-from neural_compressor.torch.weight_only.autoround_grid import check_scheme
-from neural_compressor.torch.weight_only.calibration_limit import UNLIMITED, CalibrationLimit
-from neural_compressor.torch.weight_only.jobs import BLOCKWISE, LayerJob
-from neural_compressor.torch.weight_only.layers import find_blocks, find_layers, output_head
+from neural_compressor.torch.structure.calibration_limit import UNLIMITED, CalibrationLimit
+from neural_compressor.torch.structure.layers import find_blocks, find_layers, output_head
 
 
 def _rtn(config: Any) -> dict[str, Any]:

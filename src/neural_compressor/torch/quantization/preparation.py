@@ -17,19 +17,19 @@ from neural_compressor.observers.input_check import CalibrationInputs
 from neural_compressor.report.terminal import print_ops
 from neural_compressor.schemes import OpScheme, Plan
 from neural_compressor.torch.batches import batch_size, note_inputs
-from neural_compressor.torch.checkpoint import save_model
 from neural_compressor.torch.checks import check_finite, copy_of, require_module
-from neural_compressor.torch.conversion import Quantization
-from neural_compressor.torch.fold import Structure
+from neural_compressor.torch.files.checkpoint import save_model
+from neural_compressor.torch.files.streaming import WeightSource, is_empty
 from neural_compressor.torch.inspection import op_records
+from neural_compressor.torch.methods.weight_only.jobs import LayerJob
+from neural_compressor.torch.methods.weight_only.quantizer import WeightOnlyQuantizer
+from neural_compressor.torch.passes.fold import Structure
+from neural_compressor.torch.quantization.deferred import Deferred
 from neural_compressor.torch.quantization.layer_jobs import jobs_for
-from neural_compressor.torch.weight_only.calibration_limit import CalibrationLimit
-from neural_compressor.torch.weight_only.deferred import Deferred
-from neural_compressor.torch.weight_only.jobs import LayerJob
-from neural_compressor.torch.weight_only.layers import op_type
-from neural_compressor.torch.weight_only.quantizer import WeightOnlyQuantizer
-from neural_compressor.torch.weight_only.replay import Arguments, is_plain, remembered
-from neural_compressor.torch.weight_only.streaming import WeightSource, is_empty
+from neural_compressor.torch.quantized_model import Quantization
+from neural_compressor.torch.structure.calibration_limit import CalibrationLimit
+from neural_compressor.torch.structure.layers import op_type
+from neural_compressor.torch.structure.replay import Arguments, is_plain, remembered
 
 logger = logging.getLogger("neural_compressor")
 _ATTRIBUTE = "_prepared"

@@ -15,10 +15,10 @@ from torch import nn
 from neural_compressor.errors import ConfigError
 from neural_compressor.paths import path_of
 from neural_compressor.registry import close_matches
-from neural_compressor.torch.checkpoint import load_model, save_model
 from neural_compressor.torch.checks import require_module
-from neural_compressor.torch.quantization.gguf import write_gguf_model
-from neural_compressor.torch.quantization.huggingface import load_checkpoint, write_checkpoint
+from neural_compressor.torch.files.checkpoint import load_model, save_model
+from neural_compressor.torch.files.gguf import write_gguf_model
+from neural_compressor.torch.files.huggingface import load_checkpoint, write_checkpoint
 
 logger = logging.getLogger("neural_compressor")
 FORMATS = ("default", "huggingface", "gguf")
@@ -33,7 +33,7 @@ def save(
     engines read: ``layout`` is ``"compressed-tensors"`` (the default), ``"gptq"``, ``"gptq_v2"`` or ``"awq"``.
     ``format="gguf"`` writes a model of the Llama family as one file for llama.cpp, ``checkpoint_dir`` itself where that
     ends in ``.gguf``: ``tokenizer`` gives its vocabulary (see
-    :func:`~neural_compressor.torch.quantization.gguf.write_gguf_model` for more).
+    :func:`~neural_compressor.torch.files.gguf.write_gguf_model` for more).
     """
     _known(format)
     path = path_of(checkpoint_dir, "save")

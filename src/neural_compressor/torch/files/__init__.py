@@ -1,0 +1,1 @@
+"""Models on disk: quantized checkpoints, weights streamed from safetensors, Hugging Face folders, GGUF, ONNX."""

@@ -1,0 +1,1 @@
+"""How ops are quantized: calibrated ranges, training, weight-only algorithms."""

@@ -1,0 +1,1 @@
+"""AutoRound: rounding that is learned, a block at a time."""

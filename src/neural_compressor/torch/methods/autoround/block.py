@@ -1,0 +1,138 @@
+"""A block run again on the calls recorded of it, with other weights in the place of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from neural_compressor.errors import CalibrationError, ConfigError
+from neural_compressor.torch.modules.kernels.bf16 import is_fast_at_bf16
+from neural_compressor.torch.modules.weight_only import is_conv1d
+from neural_compressor.torch.structure.replay import Arguments, independent
+
+
+class RecordedBlock:
+    """``block`` with the weights of ``layers`` open to replacement.
+
+    Nothing of the block is changed, and no gradient is left on its own parameters. Blocks of 16-bit floats run in float32
+    too: ``amp`` says whether their products, and only these, are computed in bfloat16.
+    """
+
+    def __init__(self, block: nn.Module, layers: Mapping[str, nn.Module], amp: bool | None = None) -> None:
+        self.block = block
+        self.layers = dict(layers)
+        weights = [weight_of(layer) for layer in layers.values()]
+        self.device = weights[0].device
+        self.amp = is_fast_at_bf16(self.device.type) if amp is None else amp
+        members = set(block.modules())
+        strangers = [name for name, layer in layers.items() if layer not in members]
+        if strangers:
+            raise ConfigError(f"the layers {strangers} are no part of the block {type(block).__name__} to tune")
+        self._parameters = {key: _plain(p) for key, p in block.named_parameters()}
+        # A parameter that two layers share has one name: the other one would be a second value for it.
+        shared = {id(p): key for key, p in block.named_parameters()}
+        self._keys = {name: shared[id(weight_of(layer))] for name, layer in layers.items()}
+
+    @property
+    def dtype_of_weights(self) -> torch.dtype:
+        """What weights are best handed in as."""
+        return torch.bfloat16 if self.amp else torch.float32
+
+    @contextmanager
+    def at_rest(self) -> Iterator[None]:
+        """Without dropout, and with gradients whatever the caller works under; the block is left as it was."""
+        training = {module: module.training for module in self.block.modules()}
+        self.block.eval()
+        try:
+            with torch.inference_mode(False), torch.enable_grad():
+                yield
+        finally:
+            for module, was_training in training.items():
+                module.training = was_training
+
+    def __call__(self, call: Arguments, weights: Mapping[str, Tensor] | None = None) -> Tensor:
+        """The first tensor the block gives, with ``weights`` (outputs, inputs) by the names of the layers."""
+        args, kwargs = independent(call, lambda tensor: _plain(tensor.to(self.device)))
+        swapped = {
+            self._keys[name]: weight.T if is_conv1d(self.layers[name]) else weight
+            for name, weight in (weights or {}).items()
+        }
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.amp):
+            return first_tensor(functional_call(self.block, {**self._parameters, **swapped}, args, kwargs))
+
+    def loss(self, call: Arguments, target: Tensor, weights: Mapping[str, Tensor] | None = None) -> Tensor:
+        """The sum of squared distances of the block's output from ``target``."""
+        output = self(call, weights)
+        if output.shape != target.shape:
+            raise CalibrationError(
+                f"the block {type(self.block).__name__} gives a tensor of shape {tuple(output.shape)} where its target has "
+                f"{tuple(target.shape)}; targets must be the first tensor of its output for the same call"
+            )
+        return torch.sum((output.float() - target.to(self.device, torch.float32)).square_())
+
+    def mean_squares(self, calls: Sequence[Arguments]) -> dict[str, Tensor]:
+        """The mean square of each input over all ``calls``, for each layer that any of them reached."""
+        sums: dict[str, Tensor] = {}
+        counts = dict.fromkeys(self.layers, 0)
+
+        def watch(name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+            def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
+                x = args[0].detach().reshape(-1, args[0].shape[-1]).float()
+                squares = x.square().sum(0)
+                sums[name] = sums[name] + squares if name in sums else squares
+                counts[name] += x.shape[0]
+
+            return hook
+
+        handles = [layer.register_forward_pre_hook(watch(name)) for name, layer in self.layers.items()]
+        try:
+            with torch.no_grad():
+                for call in calls:
+                    self(call)
+        finally:
+            for handle in handles:
+                handle.remove()
+        for name, total in sums.items():
+            if not bool(torch.isfinite(total).all()):
+                raise CalibrationError(
+                    f"NaN or Inf reached layer {name!r}; look for an overflow in the model or in the data"
+                )
+        return {name: total / counts[name] for name, total in sums.items()}
+
+
+def weight_of(layer: nn.Module) -> Tensor:
+    """The weight of a linear layer as it is stored."""
+    weight = layer.weight
+    assert isinstance(weight, Tensor)
+    return weight
+
+
+def first_tensor(output: Any) -> Tensor:
+    """The first tensor of what a module gives: itself, or that of a tuple, list or mapping.
+
+    >>> first_tensor((None, {"hidden": torch.ones(2)})).tolist()
+    [1.0, 1.0]
+    """
+    pending = [output]
+    while pending:
+        value = pending.pop(0)
+        if isinstance(value, Tensor):
+            return value
+        if isinstance(value, Mapping):
+            pending[:0] = list(value.values())
+        elif isinstance(value, tuple | list):
+            pending[:0] = list(value)
+    raise CalibrationError(f"a block must give a tensor to be tuned, and this one gave {type(output).__name__}")
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """The same values without history, ready to be kept for a backward pass, with room for small gradients."""
+    tensor = tensor.detach()
+    if tensor.dtype in (torch.float16, torch.bfloat16):
+        return tensor.float()
+    return tensor.clone() if tensor.is_inference() else tensor

@@ -1,0 +1,152 @@
+"""The rounding of one weight while it is learned.
+
+A weight ``w`` with scale ``s`` and zero point ``z`` becomes ``(clip(round(w / s + v) + z) - z) * s``. AutoRound (Cheng et
+al. 2023) learns ``v``, one number a weight within half a step, and a factor for each ``s``, by the sign of the gradient
+that a rounding which lets gradients straight through would have. Where the numbers of a type are not evenly spaced, their
+places in a row are: half a step is then half the way to the next of them. There is no autograd in here: one pass over a
+cache-sized part of the weight at a time takes the gradient in and puts the new values out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from neural_compressor.errors import ConfigError
+from neural_compressor.schemes import PER_TENSOR, QParams, QuantizedArray, TensorScheme
+from neural_compressor.schemes.ranges import from_parts, to_parts
+from neural_compressor.torch.methods.autoround.grid import grid_of
+
+_CPU_VALUES = 1 << 17  # half a megabyte of float32: what a part needs stays in the cache of a core
+_FACTORS = (0.25, 2.0)
+
+
+class LearnedRounding:
+    """``weight`` (outputs, inputs) on the grid of ``scheme``, at first rounded to nearest with ``qparams``.
+
+    >>> from neural_compressor.dtypes import IntType
+    >>> from neural_compressor.schemes import qparams_of
+    >>> w, scheme = torch.tensor([[0.4, -0.7, 7.0]]), TensorScheme(IntType(4))
+    >>> rounding = LearnedRounding(w, scheme, qparams_of(w, scheme))
+    >>> rounding.values().tolist()
+    [[0.0, -1.0, 7.0]]
+    >>> rounding.step(torch.tensor([[-1.0, 0.0, 0.0]]), rate=0.2, scale_rate=0.0, out=torch.empty(1, 3)).tolist()
+    [[1.0, -1.0, 7.0]]
+    """
+
+    def __init__(self, weight: Tensor, scheme: TensorScheme, qparams: QParams, momentum: float = 0.0) -> None:
+        if qparams.scale is None:
+            raise ConfigError(f"{scheme.dtype.name} needs scales to start from, and the parameters given have none")
+        self.scheme = scheme
+        self.shape = tuple(weight.shape)
+        parts = to_parts(weight.float(), scheme.granularity)
+        self._parts_shape = tuple(parts.shape)
+        # Lines share a scale each: (scales, values).
+        self._weight = parts.reshape(
+            (1, -1) if scheme.granularity == PER_TENSOR else (-1, parts.shape[-1])
+        ).contiguous()
+        self._offset = torch.zeros_like(self._weight)
+        self._trend = torch.zeros_like(self._weight) if momentum else None
+        self._momentum = momentum
+        self._scale_shape = tuple(qparams.scale.shape)
+        self._start = qparams.scale.reshape(-1, 1).float()
+        self._factor = torch.ones_like(self._start)
+        self._zero_point = qparams.zero_point
+        zero = (
+            torch.zeros_like(self._start) if qparams.zero_point is None else qparams.zero_point.reshape(-1, 1).float()
+        )
+        self._grid = grid_of(scheme, zero)
+
+    @property
+    def scale(self) -> Tensor:
+        """The scales as learned so far, in the shape that the scheme's granularity says."""
+        scale: Tensor = self._start * self._factor
+        return scale.reshape(self._scale_shape)
+
+    def reset(self) -> None:
+        """Forget what was learned."""
+        self._offset.zero_()
+        self._factor.fill_(1.0)
+
+    def values(self, out: Tensor | None = None) -> Tensor:
+        """The quantized weight (outputs, inputs) in float32, or put in ``out``, in whatever dtype that has."""
+        lines = self._lines_in(out)
+        for part in self._parts():
+            scale = self._scale(part)
+            lines[part] = self._numbers(part, self._weight[part] / scale).mul_(scale)
+        return self._put(lines, out)
+
+    def step(self, gradient: Tensor, rate: float, scale_rate: float, out: Tensor) -> Tensor:
+        """Move against the sign of ``gradient``, that of the loss by :meth:`values`, and put the new values in ``out``.
+
+        ``rate`` is in steps of the grid, ``scale_rate`` a fraction of the scale; 0 leaves the scales alone.
+        """
+        gradients, lines = self._as_lines(gradient), self._lines_in(out)
+        for part in self._parts():
+            slope, scale = gradients[part].float(), self._scale(part)
+            exact = self._weight[part] / scale
+            places, rounded = self._places(part, exact)
+            # 1 where no end of the grid clipped the weight, else 0: a mask in float is many times faster than in bool.
+            inside = rounded.sub_(places).abs_().clamp_(max=1.0).neg_().add_(1.0)
+            if scale_rate:
+                # By the scale a value grows as its number; less weight / scale, which shrinks, where it is not clipped.
+                numbers = self._grid.numbers(places)
+                by_scale = numbers.sub_(exact.mul_(inside)).mul_(slope).sum(1, keepdim=True)
+                moved = self._factor[part].sub_(torch.sign(by_scale * self._start[part]), alpha=scale_rate)
+                self._factor[part] = moved.clamp_(*_FACTORS)
+                scale = self._scale(part)
+                exact = torch.div(self._weight[part], scale, out=exact)
+            if self._trend is not None:
+                slope = self._trend[part].mul_(self._momentum).add_(slope)
+            direction = (slope * inside).mul_(torch.sign(scale)).sign_()
+            self._offset[part] = self._offset[part].sub_(direction, alpha=rate).clamp_(-0.5, 0.5)
+            lines[part] = self._numbers(part, exact).mul_(scale)
+        return self._put(lines, out)
+
+    def result(self) -> QuantizedArray:
+        """Codes and scales that dequantize to exactly :meth:`values`."""
+        lines = [
+            self._grid.codes(part, self._numbers(part, self._weight[part] / self._scale(part)))
+            for part in self._parts()
+        ]
+        whole = from_parts(torch.cat(lines).reshape(self._parts_shape), self.shape, self.scheme.granularity)
+        return QuantizedArray(whole.contiguous(), self.scale, self._zero_point, self.scheme, self.shape)
+
+    def _numbers(self, part: slice, exact: Tensor) -> Tensor:
+        """The numbers of the grid that the weights of a part become."""
+        return self._grid.numbers(self._places(part, exact)[0])
+
+    def _places(self, part: slice, exact: Tensor) -> tuple[Tensor, Tensor]:
+        """The places of those numbers, and the same before the ends of the grid clipped them."""
+        rounded = (self._grid.places(part, exact) + self._offset[part]).round_()
+        return self._grid.clipped(part, rounded), rounded
+
+    def _scale(self, part: slice) -> Tensor:
+        scale: Tensor = self._start[part] * self._factor[part]
+        return scale
+
+    def _parts(self) -> Iterator[slice]:
+        """Cache-sized runs of lines on a CPU, all at once elsewhere."""
+        count, size = self._weight.shape
+        step = max(1, _CPU_VALUES // size) if self._weight.device.type == "cpu" else count
+        return (slice(start, start + step) for start in range(0, count, step))
+
+    def _as_lines(self, matrix: Tensor) -> Tensor:
+        """(outputs, inputs) in lines; where a last group is short, the places it lacks are zero."""
+        missing = self._weight.numel() // self.shape[0] - self.shape[1] if len(self._parts_shape) == 3 else 0
+        return (F.pad(matrix, (0, missing)) if missing else matrix).reshape(self._weight.shape)
+
+    def _lines_in(self, out: Tensor | None) -> Tensor:
+        """The memory of ``out`` as lines where all groups are full, else new memory."""
+        if out is None or out.numel() != self._weight.numel():
+            return torch.empty_like(self._weight)
+        return out.view(self._weight.shape)
+
+    def _put(self, lines: Tensor, out: Tensor | None) -> Tensor:
+        if out is not None and lines.data_ptr() == out.data_ptr():
+            return out
+        values = from_parts(lines.reshape(self._parts_shape), self.shape, self.scheme.granularity)
+        return values if out is None else out.copy_(values)

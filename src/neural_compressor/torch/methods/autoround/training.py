@@ -1,0 +1,181 @@
+"""AutoRound: learn how to round the weights of a block so that what the block gives changes least."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from neural_compressor.algorithms.layer_result import LayerResult
+from neural_compressor.algorithms.weight_qparams import weight_qparams
+from neural_compressor.errors import CalibrationError, ConfigError, NeuralCompressorError, QuantizationError
+from neural_compressor.schemes import TensorScheme
+from neural_compressor.torch.methods.autoround.block import RecordedBlock, weight_of
+from neural_compressor.torch.methods.autoround.grid import check_scheme
+from neural_compressor.torch.methods.autoround.options import AutoRoundOptions
+from neural_compressor.torch.methods.autoround.rounding import LearnedRounding
+from neural_compressor.torch.methods.autoround.samples import Sample, batches, samples_of
+from neural_compressor.torch.modules.weight_only import is_conv1d
+from neural_compressor.torch.structure.replay import Arguments
+
+__all__ = ["AutoRoundOptions", "tune_block"]
+
+logger = logging.getLogger("neural_compressor")
+
+_WATCHED = 8
+"""How many calls tell whether training made a block better."""
+
+
+def tune_block(
+    block: nn.Module,
+    layers: Mapping[str, nn.Module],
+    schemes: Mapping[str, TensorScheme],
+    inputs: Sequence[Arguments],
+    targets: Sequence[Tensor],
+    options: AutoRoundOptions | None = None,
+) -> dict[str, LayerResult]:
+    """The weights of ``layers``, which are part of ``block``, quantized together; the block itself is left as it is.
+
+    ``inputs`` are calls of the block as ``(args, kwargs)``, and ``targets`` the first tensor that it should give for each:
+    what the float model gives there. Where the inputs are those that reach the block behind quantized ones, it learns to
+    correct their errors too.
+
+    Layers that no call reached are left out of what is returned. A layer that no gradient came to keeps its start, nearest
+    rounding: an expert that no batch was sent to, or one that something not differentiable follows.
+
+    Scales start where the squared error, weighted with the mean square of each input, is least: from there a quarter of
+    the steps do that it takes from the range of the weights.
+
+    >>> from neural_compressor.dtypes import dtype
+    >>> _ = torch.manual_seed(0)
+    >>> block, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2)), torch.randn(4, 8)
+    >>> scheme = TensorScheme(dtype("int4"))
+    >>> found = tune_block(block, {"0": block[0]}, {"0": scheme}, [((x,), {})], [block(x).detach()])
+    >>> found["0"].array.codes.shape
+    torch.Size([8, 8])
+    """
+    options = options or AutoRoundOptions()
+    _check(layers, schemes, inputs, targets)
+    started = time.perf_counter()
+    recorded = RecordedBlock(block, layers, options.amp)
+    with recorded.at_rest():
+        importance = recorded.mean_squares(inputs)
+        if missed := sorted(set(layers) - set(importance)):
+            _note_missed(missed, all_of_them=not importance)
+        roundings = _roundings(recorded, schemes, importance, options)
+        samples = samples_of(recorded, inputs, targets, options.batch_size)
+        before, after = _train(recorded, roundings, samples, options)
+    seconds = time.perf_counter() - started
+    logger.debug("%s: squared error %.4g -> %.4g in %.1f s", type(block).__name__, before, after, seconds)
+    return {name: LayerResult(rounding.result()) for name, rounding in roundings.items()}
+
+
+def _roundings(
+    recorded: RecordedBlock,
+    schemes: Mapping[str, TensorScheme],
+    importance: Mapping[str, Tensor],
+    options: AutoRoundOptions,
+) -> dict[str, LearnedRounding]:
+    found = {}
+    reached = {name: layer for name, layer in recorded.layers.items() if name in importance}
+    for name, layer in reached.items():
+        stored = weight_of(layer).detach().float()
+        weight = stored.T.contiguous() if is_conv1d(layer) else stored
+        try:
+            qparams = weight_qparams(
+                weight, schemes[name], search="mse", importance=importance[name], full_range=options.full_range
+            )
+            found[name] = LearnedRounding(weight, schemes[name], qparams, options.momentum)
+        except NeuralCompressorError as error:
+            raise QuantizationError(f"layer {name!r}: {error}") from error
+    return found
+
+
+def _train(
+    recorded: RecordedBlock,
+    roundings: Mapping[str, LearnedRounding],
+    samples: Sequence[Sample],
+    options: AutoRoundOptions,
+) -> tuple[float, float]:
+    """Train in place; the mean squared error of the block before and after."""
+    dtype = recorded.dtype_of_weights
+    weights = {name: rounding.values().to(dtype).requires_grad_() for name, rounding in roundings.items()}
+    watched = samples[:: -(-len(samples) // _WATCHED)]
+    before = _mean_error(recorded, watched, weights)
+    if not options.iters:
+        return before, before
+    order = batches(samples, options.samples_per_step, options.seed)
+    untouched = set(weights)
+    for iteration in range(options.iters):
+        batch = next(order)
+        count = sum(target.numel() for _, target in batch)
+        for call, target in batch:
+            loss = recorded.loss(call, target, weights) / count
+            if loss.requires_grad:
+                torch.autograd.backward(loss)
+        with torch.no_grad():
+            for name, weight in weights.items():
+                if weight.grad is None:  # an expert that no sample of this batch went to
+                    continue
+                rounding = roundings[name]
+                rounding.step(weight.grad, *options.rates(iteration, rounding.scheme.dtype.bits), out=weight)
+                weight.grad = None
+                untouched.discard(name)
+    if untouched:
+        _note_untouched(sorted(untouched), all_of_them=len(untouched) == len(weights))
+    after = _mean_error(recorded, watched, weights)
+    if options.keep_best and not after <= before:
+        for rounding in roundings.values():
+            rounding.reset()
+        return before, before
+    return before, after
+
+
+def _note_missed(names: list[str], all_of_them: bool) -> None:
+    if all_of_them:
+        raise CalibrationError(
+            f"calibration never reached the layers {names}; calibrate with data that runs through them"
+        )
+    logger.warning("AutoRound leaves out the layers %s: calibration never reached them", names)
+
+
+def _note_untouched(names: list[str], all_of_them: bool) -> None:
+    if all_of_them:
+        raise QuantizationError(
+            f"no gradient reached the layers {names}: what follows them in the block is not differentiable; quantize them "
+            "with an algorithm that needs no gradients (gptq, awq, rtn)"
+        )
+    logger.warning("AutoRound keeps nearest rounding in the layers %s: no gradient reached them", names)
+
+
+@torch.no_grad()
+def _mean_error(recorded: RecordedBlock, samples: Sequence[Sample], weights: Mapping[str, Tensor]) -> float:
+    total = sum(float(recorded.loss(call, target, weights)) for call, target in samples)
+    return total / sum(target.numel() for _, target in samples)
+
+
+def _check(
+    layers: Mapping[str, nn.Module],
+    schemes: Mapping[str, TensorScheme],
+    inputs: Sequence[Arguments],
+    targets: Sequence[Tensor],
+) -> None:
+    if not layers:
+        raise ConfigError("there are no layers to tune in this block")
+    if set(layers) != set(schemes):
+        raise ConfigError(f"every layer needs a scheme: {sorted(set(layers) ^ set(schemes))} have only one of the two")
+    for name, scheme in schemes.items():
+        try:
+            check_scheme(scheme)
+        except ConfigError as error:
+            raise ConfigError(f"layer {name!r}: {error}") from error
+    if not inputs:
+        raise CalibrationError("AutoRound needs at least one recorded call of the block; calibrate on some data first")
+    if len(inputs) != len(targets):
+        raise CalibrationError(f"each of {len(inputs)} calls needs its target, and there are {len(targets)}")
+    for place, target in enumerate(targets):
+        if not bool(torch.isfinite(target).all()):
+            raise CalibrationError(f"target {place} holds NaN or Inf: the float block overflows there")

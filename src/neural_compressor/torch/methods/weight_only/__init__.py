@@ -1,0 +1,1 @@
+"""Weight-only quantization of linear layers, block by block."""

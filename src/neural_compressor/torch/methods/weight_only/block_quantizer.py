@@ -1,0 +1,129 @@
+"""Quantize the layers of one block, measured in runs of the block on what reaches it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from neural_compressor.torch.files.block_weights import BlockWeights
+from neural_compressor.torch.methods.autoround.training import AutoRoundOptions, tune_block
+from neural_compressor.torch.methods.weight_only.jobs import BLOCKWISE
+from neural_compressor.torch.methods.weight_only.layer_groups import GroupResult, LayerGroups
+from neural_compressor.torch.methods.weight_only.lockstep import Stop
+from neural_compressor.torch.methods.weight_only.statistics import InputGroup, collect, sharing
+from neural_compressor.torch.passes.absorb import absorbing_norm
+from neural_compressor.torch.structure.replay import call_block, gains_from_bf16
+
+
+@dataclass(frozen=True)
+class BlockQuantizer:
+    """Quantizes layers in ``groups`` of one input, block by block.
+
+    ``upstream``, ``true_sequential`` and ``amp`` are those of
+    :class:`~neural_compressor.torch.methods.weight_only.quantizer.WeightOnlyQuantizer`.
+    """
+
+    groups: LayerGroups
+    upstream: bool = False
+    true_sequential: bool = False
+    amp: bool = True
+
+    def quantize(self, stop: Stop, layers: Sequence[str]) -> None:
+        """Replace ``layers``, all that are to be quantized of the block that the samples wait at."""
+        block = self.groups.model.get_submodule(stop.block)
+        amp = self.amp and gains_from_bf16(block)
+        trained = [n for n in layers if self.groups.jobs[n].algorithm == BLOCKWISE]
+        remaining = [n for n in layers if n not in trained]
+        again = [functools.partial(call_block, block, call, amp) for call in stop.float_calls]
+        float_runs: Sequence[Callable[[], Any]] = stop.float_runs if self.upstream and not trained else again
+        # What training aims at is what the block gives while all of it is float.
+        targets = [_first(run()) for run in stop.float_runs] if float_runs is again or not remaining else []
+        weights = self._weights(stop.block, layers, amp)
+        results: list[GroupResult] = []
+        for names in self._measured_together(block, remaining, stop, amp):
+            if weights is not None:
+                weights.read()
+            measured, widen = self.groups.modules(names), None if weights is None else weights.widen
+            runs = float_runs if self.upstream else ()
+            inputs = collect(block, measured, stop.calls, runs, amp=amp, widen=widen)
+            float_runs = again
+            reached = {name for group in inputs for name in group.layers}
+            self.groups.note_missed(name for name in names if name not in reached)
+            del measured
+            while inputs:
+                found = self._quantize_kinds(inputs.pop(0), stop, amp, weights)
+                if weights is None:
+                    self.groups.apply(found)
+                else:
+                    results += found
+        if weights is not None:
+            weights.keep()
+            self.groups.apply(results)
+            self.groups.fill(f"{stop.block}." if stop.block else "")
+        if trained:
+            self._train(block, self.groups.modules(trained), stop, targets)
+
+    def _weights(self, block: str, layers: Sequence[str], amp: bool) -> BlockWeights | None:
+        """The weights of a block, where they come and go.
+
+        With few of them in memory at a time, each group of layers is measured in a run of its own, and all of these runs
+        must see the float block: layers are replaced when all are quantized.
+        """
+        if self.groups.source is None or self.true_sequential:
+            return None
+        return BlockWeights(self.groups.model, self.groups.source, block, layers, amp)
+
+    def _measured_together(self, block: nn.Module, layers: Sequence[str], stop: Stop, amp: bool) -> list[Sequence[str]]:
+        """Which layers are measured in one run: all of them, or where memory or the order counts those of one input."""
+        if not layers or (self.groups.source is None and not self.true_sequential):
+            return [layers] if layers else []
+        groups: list[Sequence[str]] = [*sharing(block, self.groups.modules(layers), stop.calls[0], amp)]
+        found = {name for group in groups for name in group}
+        late = [name for name in layers if name not in found]
+        return [*groups, late] if late else groups
+
+    def _quantize_kinds(
+        self, group: InputGroup, stop: Stop, amp: bool, weights: BlockWeights | None
+    ) -> list[GroupResult]:
+        kinds: dict[str, list[str]] = {}
+        for name in group.layers:
+            kinds.setdefault(self.groups.jobs[name].kind, []).append(name)
+        found = []
+        while kinds:
+            names = kinds.pop(next(iter(kinds)))
+            norm = self._norm_for(names, stop, amp, weights)
+            if weights is not None:
+                weights.keep(names)
+            found.append(self.groups.quantize(names, group.statistics, norm, last=not kinds))
+        return [result for result in found if result is not None]
+
+    def _norm_for(self, names: list[str], stop: Stop, amp: bool, weights: BlockWeights | None) -> nn.Module | None:
+        named = self.groups.absorber(names)
+        if named is not None or not self.groups.jobs[names[0]].folding:
+            return named
+        if weights is not None:
+            weights.read()
+        prefix = f"{stop.block}." if stop.block else ""
+        return absorbing_norm(self.groups.model.get_submodule(stop.block), names, stop.calls[0], prefix, amp)
+
+    def _train(
+        self, block: nn.Module, layers: Mapping[str, nn.Module], stop: Stop, targets: list[torch.Tensor]
+    ) -> None:
+        jobs = self.groups.jobs
+        job = jobs[next(iter(layers))]
+        inputs = stop.calls if job.quantized_input else stop.float_calls
+        schemes = {name: jobs[name].scheme for name in layers}
+        found = tune_block(block, dict(layers), schemes, list(inputs), targets, AutoRoundOptions(**job.options))
+        self.groups.note_missed(set(layers) - set(found))
+        replaced = {name: self.groups.replacement(name, result) for name, result in found.items()}
+        self.groups.apply([GroupResult(replaced)])
+
+
+def _first(output: Any) -> torch.Tensor:
+    tensor = output if isinstance(output, torch.Tensor) else output[0]
+    return tensor.detach()

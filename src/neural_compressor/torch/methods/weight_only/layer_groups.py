@@ -1,0 +1,124 @@
+"""Layers that share a job and an input, quantized as one tall matrix and replaced."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from neural_compressor.algorithms import InputStatistics, LayerResult
+from neural_compressor.errors import NeuralCompressorError, QuantizationError
+from neural_compressor.torch.files.block_weights import empty_weight
+from neural_compressor.torch.files.streaming import WeightSource, give_back_freed_memory
+from neural_compressor.torch.methods.weight_only.jobs import LayerJob, matrix_of
+from neural_compressor.torch.modules.base import QuantModule
+from neural_compressor.torch.modules.build import replace_module
+from neural_compressor.torch.modules.matrix_stack import weight_only_class
+from neural_compressor.torch.passes.absorb import absorb, named_norm
+
+logger = logging.getLogger("neural_compressor")
+
+
+@dataclass(frozen=True)
+class GroupResult:
+    """What takes the place of layers that share an input, and the normalisation that takes up the scale of it."""
+
+    layers: Mapping[str, nn.Module]
+    norm: nn.Module | None = None
+    scale: Any = None
+
+
+@dataclass
+class LayerGroups:
+    """Quantizes layers of ``model`` as ``jobs`` say; ``missed`` are those that cannot be, with the reason.
+
+    Layers go by their names: whoever holds a float layer that was replaced holds its weight. With a ``source`` weights
+    are read from it, and are gone once they are taken up.
+    """
+
+    model: nn.Module
+    jobs: Mapping[str, LayerJob]
+    source: WeightSource | None = None
+    missed: dict[str, str] = field(default_factory=dict)
+
+    def modules(self, names: Iterable[str]) -> dict[str, nn.Module]:
+        """Layers by name."""
+        return {name: self.model.get_submodule(name) for name in names}
+
+    def fill(self, prefix: str = "", but: tuple[str, ...] = ()) -> None:
+        """Read what is missing under ``prefix``, but what is under the prefixes ``but``."""
+        if self.source is not None:
+            for module in self.model.modules():
+                if isinstance(module, QuantModule):
+                    # Few rows run in a kernel with a layout of its own, which it would keep beside the weight.
+                    module.forget_prepacked()
+            self.source.fill(self.model, prefix, but)
+
+    def quantize(
+        self,
+        names: Sequence[str],
+        statistics: InputStatistics | None,
+        norm: nn.Module | None = None,
+        last: bool = False,
+    ) -> GroupResult | None:
+        """Quantize layers with one job and one input, whose scale goes into ``norm``; None where nothing reached them.
+
+        The ``last`` who wants ``statistics`` may use them up.
+        """
+        if statistics is not None and statistics.count == 0:
+            self.note_missed(names)
+            return None
+        job = self.jobs[names[0]]
+        weight, rows = self._take(names)
+        if self.source is not None:
+            give_back_freed_memory()
+        try:
+            job = job.unscaled() if job.folding and norm is None else job
+            result = job.run(weight, statistics, last)
+        except NeuralCompressorError as error:
+            raise QuantizationError(f"layer {', '.join(map(repr, names))}: {error}") from error
+        scale = None
+        if norm is not None:
+            scale, result = result.input_scale, replace(result, input_scale=None)
+        parts = zip(names, result.split(rows), strict=True)
+        return GroupResult({name: self.replacement(name, part) for name, part in parts}, norm, scale)
+
+    def absorber(self, names: Sequence[str]) -> nn.Module | None:
+        """The normalisation that is named to take up the scale of ``names``."""
+        norm = self.jobs[names[0]].absorber(names)
+        return None if norm is None else named_norm(self.model, norm)
+
+    def replacement(self, name: str, result: LayerResult) -> nn.Module:
+        """The layer that takes the place of ``name``."""
+        layer = self.model.get_submodule(name)
+        return weight_only_class(layer).from_layer(layer, self.jobs[name].finish(result))
+
+    def apply(self, results: Iterable[GroupResult]) -> None:
+        """Put results in their places."""
+        for result in results:
+            if result.norm is not None and result.scale is not None:
+                absorb(result.norm, result.scale)
+            for name, layer in result.layers.items():
+                if name:
+                    replace_module(self.model, name, layer)
+                else:
+                    self.model = layer
+
+    def note_missed(self, names: Iterable[str]) -> None:
+        """Leave layers in float that no data reached."""
+        for name in names:
+            self.missed[name] = "calibration never reached it"
+            logger.warning("layer %r is left in float: calibration never reached it", name)
+
+    def _take(self, names: Sequence[str]) -> tuple[torch.Tensor, list[int]]:
+        """The weights of some layers as one tall matrix, and how many rows each has; from here on only shapes are asked."""
+        layers = self.modules(names).values()
+        matrices = [matrix_of(layer).float() for layer in layers]
+        if self.source is not None:
+            for layer in layers:
+                empty_weight(layer)
+        return matrices[0] if len(matrices) == 1 else torch.cat(matrices), [len(m) for m in matrices]

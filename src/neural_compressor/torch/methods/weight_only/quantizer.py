@@ -1,0 +1,108 @@
+"""Quantize the linear layers of a model: at once where no data is needed, else block by block."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from neural_compressor.algorithms import InputStatistics
+from neural_compressor.errors import CalibrationError
+from neural_compressor.torch.files.streaming import WeightSource
+from neural_compressor.torch.methods.weight_only.block_quantizer import BlockQuantizer
+from neural_compressor.torch.methods.weight_only.jobs import BLOCKWISE, LayerJob
+from neural_compressor.torch.methods.weight_only.layer_groups import LayerGroups
+from neural_compressor.torch.methods.weight_only.lockstep import Lockstep
+from neural_compressor.torch.modules.matrix_stack import open_stacks
+from neural_compressor.torch.structure.layers import find_blocks, is_parameter
+from neural_compressor.torch.structure.replay import Arguments
+
+
+@dataclass
+class WeightOnlyQuantizer:
+    """Replaces the layers of ``model`` named in ``jobs``, in place.
+
+    With a ``source`` the weights of an empty model are read when their turn comes: a layer where no data is needed, else
+    a block. ``upstream`` keeps a float stream beside the quantized one, for algorithms that correct the error made before
+    them; ``true_sequential`` measures each group of layers behind the ones of its block already quantized. With ``amp``
+    blocks run in bfloat16 where that is faster.
+    """
+
+    model: nn.Module
+    jobs: Mapping[str, LayerJob]
+    upstream: bool = False
+    true_sequential: bool = False
+    amp: bool = True
+    source: WeightSource | None = None
+    on_block: Callable[[str, int, int], None] | None = None
+
+    def run(self, calls: Sequence[Arguments] = ()) -> dict[str, str]:
+        """Quantize; returns the layers that were left in float, with the reason."""
+        waiting = [name for name, job in self.jobs.items() if job.needs_data]
+        if waiting and not calls:
+            raise CalibrationError(
+                f"{len(waiting)} layers need calibration ({_some(waiting)}): run the prepared model on data before convert"
+            )
+        groups = LayerGroups(self.model, self.jobs, self.source)
+        for name, job in self.jobs.items():
+            if not job.needs_data:
+                groups.fill(name if not name or is_parameter(self.model, name) else f"{name}.")
+                open_stacks(self.model, [name])
+                _quantize_alone(groups, name, None)
+        if waiting:
+            self._blockwise(groups, waiting, calls)
+        groups.fill()
+        self.model = groups.model
+        if self.source is not None:
+            self.source.finish(self.model)
+        return groups.missed
+
+    def _blockwise(self, groups: LayerGroups, layers: Sequence[str], calls: Sequence[Arguments]) -> None:
+        blocks = find_blocks(self.model, layers) or [""]
+        inside = {block: [n for n in layers if n.startswith(f"{block}." if block else "")] for block in blocks}
+        outside = [n for n in layers if not any(n in members for members in inside.values())]
+        float_stream = self.upstream or any(self.jobs[n].algorithm == BLOCKWISE for n in layers)
+        groups.fill(but=tuple(f"{block}." for block in blocks if block))
+        steps = Lockstep(self.model, calls, blocks, float_stream, lambda block: groups.fill(f"{block}."), self.amp)
+        quantizer = BlockQuantizer(groups, self.upstream, self.true_sequential, self.amp)
+        with ExitStack() as stack:
+            heads = {name: InputStatistics() for name in outside}
+            for name in outside:
+                feed = _feed(heads[name], steps, floats=not self.jobs[name].quantized_input)
+                hook = self.model.get_submodule(name).register_forward_pre_hook(feed)
+                stack.callback(hook.remove)
+            waiting = list(blocks)
+            for stop in steps:
+                if self.on_block is not None:
+                    self.on_block(stop.block, len(blocks) - len(waiting), len(blocks))
+                quantizer.quantize(stop, inside[stop.block])
+                waiting.remove(stop.block)
+                if not outside and not waiting:
+                    break  # nothing behind the last block wants to know
+                del stop  # it holds what reached the block while the samples go on to the next
+        for block in waiting:
+            groups.note_missed(inside[block])
+        for name, statistics in heads.items():
+            _quantize_alone(groups, name, statistics)
+
+
+def _quantize_alone(groups: LayerGroups, name: str, statistics: InputStatistics | None) -> None:
+    found = groups.quantize([name], statistics, groups.absorber([name]))
+    groups.apply([] if found is None else [found])
+
+
+def _feed(statistics: InputStatistics, steps: Lockstep, floats: bool) -> Any:
+    def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
+        if steps.is_sample(threading.current_thread(), floats):
+            statistics.update(args[0])
+
+    return hook
+
+
+def _some(names: Iterable[str]) -> str:
+    listed = list(names)
+    return ", ".join(listed[:3]) + (", ..." if len(listed) > 3 else "")

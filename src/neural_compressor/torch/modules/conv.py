@@ -1,0 +1,163 @@
+"""Quantized convolutions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from neural_compressor.schemes import OpScheme
+from neural_compressor.torch.modules.activation import U8, has_fixed_range, over_own_range, within_codes
+from neural_compressor.torch.modules.base import QUANT_MODULES
+from neural_compressor.torch.modules.kernels import onednn
+from neural_compressor.torch.modules.kernels.integer import kernel_pairs
+from neural_compressor.torch.modules.kernels.quint8 import codes_of, to_quint8
+from neural_compressor.torch.modules.layer_operator import is_compiled
+from neural_compressor.torch.modules.portable import as_type, is_leaving
+from neural_compressor.torch.modules.weighted import WeightedModule
+
+_CONVOLVE: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+class QuantConv(WeightedModule):
+    """A convolution over one, two or three dimensions.
+
+    Float outputs are laid out as the float op would lay them out: channels last only for an input that is.
+    """
+
+    def __init__(self, module: nn.Module, scheme: OpScheme, relu: bool = False) -> None:
+        super().__init__(module, scheme, relu)
+        assert isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d))
+        self.dims = len(self.weight_shape) - 2
+        padding, self.outer_padding = _split_padding(module)
+        self.padding_mode = module.padding_mode
+        self.geometry = onednn.ConvGeometry(module.stride, padding, module.dilation, module.groups)
+
+    def forward(self, input: Tensor) -> Tensor:
+        if is_compiled():
+            return self._as_operator(input)
+        batched = input.dim() == self.dims + 2
+        y = self._convolved(input if batched else input.unsqueeze(0))
+        return y if batched else y.squeeze(0)
+
+    def _convolved(self, x: Tensor) -> Tensor:
+        # An empty batch has nothing to compute, and the integer kernel refuses it.
+        in_floats = self.simulated or is_leaving() or x.numel() == 0
+        return self._simulated(x) if in_floats else self._integer(x)
+
+    def empty_outputs(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        x, shape = inputs[0], []
+        outer = list(self.outer_padding) or [0] * (2 * self.dims)
+        for axis in range(self.dims):
+            around = 2 * self.geometry.padding[axis] + sum(outer[2 * (self.dims - 1 - axis) :][:2])
+            reach = self.geometry.dilation[axis] * (self.weight_shape[2 + axis] - 1) + 1
+            shape.append((x.shape[axis - self.dims] + around - reach) // self.geometry.stride[axis] + 1)
+        y = x.new_empty(*x.shape[: -self.dims - 1], self.weight_shape[0], *shape)
+        layout = _layout(x)
+        return [y if layout is None else y.contiguous(memory_format=layout)]
+
+    def _rounded(self, x: Tensor, name: str = "input") -> Tensor:
+        if self.scheme.activation is None or has_fixed_range(self.scheme.activation):
+            return super()._rounded(x, name)
+        # Groups and blocks lie along the channels, which the convolution sums over.
+        return super()._rounded(x.movedim(1, -1), name).movedim(-1, 1)
+
+    def _pairs(self) -> np.ndarray:
+        return kernel_pairs(self.op_type, self.weight_shape)
+
+    def _padded(self, x: Tensor) -> Tensor:
+        """``x`` with the padding that a convolution cannot do itself: other modes, or more on one side, or too much."""
+        if not any(self.outer_padding):
+            return x
+        mode = "constant" if self.padding_mode == "zeros" else self.padding_mode
+        values = F.pad(x.dequantize() if x.is_quantized else x, self.outer_padding, mode=mode)
+        return to_quint8(values, x.q_scale(), x.q_zero_point()) if x.is_quantized else values
+
+    def _simulated(self, x: Tensor) -> Tensor:
+        inside = self._padded(self._rounded(x))
+        y = _CONVOLVE[self.dims](inside, *self._parameters_as(inside.dtype), *self.geometry.arguments)
+        y = y if x.is_quantized else as_type(y, x.dtype)
+        return self._leaving(y.relu() if self.relu else y)
+
+    def _integer(self, x: Tensor) -> Tensor:
+        scheme = self.scheme.activation
+        assert scheme is not None
+        if self.scheme.mode == "static":
+            qparams = self._u8("input")
+        else:
+            found = over_own_range(x, scheme)
+            if found is None:
+                return self.empty_outputs([x])[0].fill_(torch.nan)
+            x, qparams = found
+        padded = self._padded(x)
+        codes = codes_of(to_quint8(within_codes(padded, qparams, scheme), *qparams))
+        y = onednn.conv(codes, qparams, self.prepacked(), self.relu)
+        return _laid_out_like(x, y).to(torch.float32 if x.is_quantized else x.dtype)
+
+    def _prepack(self) -> Any:
+        codes, scale, _ = self._int8_weight()
+        qparams: U8 = self._u8("input") if self.scheme.mode == "static" else (1.0, 128)
+        return onednn.pack_conv(codes, scale, self.bias, self.geometry, qparams)
+
+    def extra_repr(self) -> str:
+        out, inside, *kernel = self.weight_shape
+        shape = f"{inside * self.geometry.groups}, {out}, kernel_size={tuple(kernel)}, stride={self.geometry.stride}"
+        return f"{shape}, {super().extra_repr()}"
+
+
+def _laid_out_like(x: Tensor, y: Tensor) -> Tensor:
+    """The kernel returns channels last; model code that calls ``view`` relies on the layout the float op gives."""
+    return y if _layout(x) is not None else y.contiguous()
+
+
+def _layout(x: Tensor) -> torch.memory_format | None:
+    """Channels last, where ``x`` is laid out so."""
+    layout = _CHANNELS_LAST.get(x.dim())
+    keeps = layout and not x.is_quantized and not x.is_contiguous() and x.is_contiguous(memory_format=layout)
+    return layout if keeps else None
+
+
+def _split_padding(module: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> tuple[tuple[int, ...], Sequence[int]]:
+    """``(padding of the convolution, padding before it as F.pad takes it)``.
+
+    The integer kernel is wrong, now and then, where its window can lie in the padding altogether.
+    """
+    none: tuple[int, ...] = (0,) * len(module.kernel_size)
+    sides: list[tuple[int, int]]
+    reach = [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]
+    if module.padding == "same":
+        sides = [(total // 2, total - total // 2) for total in reach]
+    elif module.padding == "valid":
+        sides = [(0, 0) for _ in none]
+    else:
+        sides = [(p, p) for p in module.padding]  # type: ignore[misc]
+    inside = all(left == right <= most for (left, right), most in zip(sides, reach, strict=True))
+    if module.padding_mode == "zeros" and inside:
+        return tuple(left for left, _ in sides), ()
+    return none, [p for side in reversed(sides) for p in side]
+
+
+@QUANT_MODULES.register("Conv1d")
+class QuantConv1d(QuantConv):
+    """Replaces ``nn.Conv1d``."""
+
+    replaces = nn.Conv1d
+
+
+@QUANT_MODULES.register("Conv2d")
+class QuantConv2d(QuantConv):
+    """Replaces ``nn.Conv2d``."""
+
+    replaces = nn.Conv2d
+
+
+@QUANT_MODULES.register("Conv3d")
+class QuantConv3d(QuantConv):
+    """Replaces ``nn.Conv3d``."""
+
+    replaces = nn.Conv3d

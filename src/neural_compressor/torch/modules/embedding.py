@@ -1,0 +1,71 @@
+"""Quantized Embedding: rows stay packed, and only those looked up are dequantized."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from neural_compressor.errors import QuantizationError
+from neural_compressor.schemes import OpScheme, PackedArray, PerTensor
+from neural_compressor.schemes.ranges import scale_granularity
+from neural_compressor.torch.modules.base import QUANT_MODULES
+from neural_compressor.torch.modules.layer_operator import is_compiled
+from neural_compressor.torch.modules.weighted import WeightedModule
+
+
+@QUANT_MODULES.register("Embedding")
+class QuantEmbedding(WeightedModule):
+    """Replaces ``nn.Embedding``; the output is of the float module's type."""
+
+    replaces = nn.Embedding
+    inputs = ()
+
+    def __init__(self, module: nn.Module, scheme: OpScheme, relu: bool = False) -> None:
+        super().__init__(module, scheme, relu)
+        assert isinstance(module, nn.Embedding)
+        if module.max_norm is not None:
+            raise QuantizationError(
+                "an Embedding with max_norm rewrites its weight at each call: it cannot be quantized"
+            )
+        self.num_embeddings, self.embedding_dim = self.weight_shape
+        self.padding_idx = module.padding_idx
+        self.dtype = module.weight.dtype
+
+    def _choose_kernel(self) -> str:
+        return "packed rows"
+
+    def _settle(self) -> None:
+        super()._settle()
+        self.kernel = self._choose_kernel()  # looking rows up needs no kernel of a device
+
+    def forward(self, input: Tensor) -> Tensor:
+        if is_compiled():
+            return self._as_operator(input)
+        flat = input.reshape(-1)
+        if not flat.numel():
+            rows = torch.empty(0, self.embedding_dim, device=self.weight_packed.device)
+        else:
+            rows = _rows_of(self._packed(), flat).unpack().dequantize()
+        y = rows.reshape(*input.shape, self.embedding_dim).to(self.dtype)
+        return y.relu() if self.relu else y
+
+    def empty_outputs(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        return [inputs[0].new_empty(*inputs[0].shape, self.embedding_dim, dtype=self.dtype)]
+
+    weight_packed: Tensor
+
+    def extra_repr(self) -> str:
+        return f"{self.num_embeddings}, {self.embedding_dim}, {super().extra_repr()}"
+
+
+def _rows_of(table: PackedArray, indices: Tensor) -> PackedArray:
+    """The rows ``indices`` of a packed matrix with the scales that belong to them."""
+    shared = isinstance(scale_granularity(table.scheme), PerTensor)
+    scale, zero = table.scale, table.zero_point
+    if not shared:
+        assert isinstance(scale, Tensor)
+        scale, zero = scale[indices], None if zero is None else zero[indices]
+    return replace(table, data=table.data[indices], scale=scale, zero_point=zero, shape=(len(indices), table.shape[1]))

@@ -1,0 +1,1 @@
+"""Low-bit kernels of torch and ONNX Runtime: what each computes, where it runs, which is chosen."""

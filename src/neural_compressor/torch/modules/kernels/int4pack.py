@@ -1,0 +1,134 @@
+"""torch's products of bfloat16 rows with 4-bit weights, on CPU and CUDA; 8-bit weights run as two halves of 4 bits.
+
+The kernels compute ``(code - 8) * scale + offset`` for groups of 32 to 256 inputs, scale and offset in bfloat16. A code of
+8 bits is 16 times its upper half plus its lower half: the upper halves stand before the lower ones as if the layer had
+twice the inputs, and the input is given twice.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from neural_compressor.torch.modules.kernels.kernel_codes import KernelCodes, kernel_codes
+from neural_compressor.torch.modules.kernels.stored_weight import StoredWeight
+
+_GROUPS = (32, 64, 128, 256)
+_VALUES = 1 << 20
+"""How many codes are unpacked at a time: the kernel's own packing takes four bytes for each."""
+
+
+@dataclass(frozen=True, eq=False)
+class Int4Pack:
+    """A weight in the layout of the kernel, with scale and offset of each group of each output."""
+
+    packed: Tensor
+    scale_and_offset: Tensor
+    group: int
+    inputs: int
+    columns: int
+    outputs: int
+    halves: int
+    op: Any
+    """torch's operator for the device."""
+
+
+def pack_int4(weight: StoredWeight) -> Int4Pack:
+    """``weight`` in the layout of the kernel of its device."""
+    codes = _codes_of(weight)
+    assert codes is not None
+    halves = codes.bits // 4
+    on_cpu = weight.data.device.type == "cpu"
+    packed = [_packed(_halved(codes.codes(part), halves), on_cpu) for _, part in weight.parts(_VALUES)]
+    return Int4Pack(
+        torch.cat(packed),
+        _scale_and_offset(codes, 16 if on_cpu else 8),
+        codes.group,
+        weight.shape[1],
+        codes.columns,
+        weight.shape[0],
+        halves,
+        torch.ops.aten._weight_int4pack_mm_for_cpu.default if on_cpu else torch.ops.aten._weight_int4pack_mm.default,
+    )
+
+
+def run_int4(pack: Int4Pack, x: Tensor) -> Tensor:
+    """``x @ weight.T`` for rows ``x``, in bfloat16."""
+    x = x.to(torch.bfloat16)
+    if pack.columns != pack.inputs:
+        x = F.pad(x, (0, pack.columns - pack.inputs))
+    if pack.halves == 2:
+        x = torch.cat([x, x], dim=1)
+    y: Tensor = pack.op(x.contiguous(), pack.packed, pack.group, pack.scale_and_offset)
+    return y if y.shape[1] == pack.outputs else y[:, : pack.outputs]
+
+
+def takes_int4(weight: StoredWeight) -> bool:
+    """Whether codes of 4 bits hold ``weight``."""
+    return kernel_codes(weight, 4, _GROUPS) is not None
+
+
+def takes_int8_halves(weight: StoredWeight) -> bool:
+    """Whether codes of 8 bits hold ``weight``, and those of 4 bits do not."""
+    return not takes_int4(weight) and kernel_codes(weight, 8, _GROUPS) is not None
+
+
+def _codes_of(weight: StoredWeight) -> KernelCodes | None:
+    return kernel_codes(weight, 4, _GROUPS) or kernel_codes(weight, 8, _GROUPS)
+
+
+def _halved(codes: Tensor, halves: int) -> Tensor:
+    return codes if halves == 1 else torch.cat([codes >> 4, codes & 15], dim=1)
+
+
+def _packed(codes: Tensor, on_cpu: bool) -> Tensor:
+    outputs, columns = codes.shape
+    if on_cpu:
+        codes = F.pad(codes, (0, 0, 0, -outputs % 16))
+        cpu: Tensor = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes.int(), 1)
+        return cpu
+    codes = F.pad(codes, (0, 0, 0, -outputs % 8))
+    tiles = next(tiles for tiles in (8, 4, 2) if columns % (16 * tiles) == 0)
+    cuda: Tensor = torch.ops.aten._convert_weight_to_int4pack(codes[:, ::2] << 4 | codes[:, 1::2], tiles)
+    return cuda
+
+
+def _scale_and_offset(codes: KernelCodes, rows: int) -> Tensor:
+    """Bfloat16 of shape (groups, outputs, 2), the outputs filled up to a multiple of ``rows``."""
+    scale = codes.scales().to(torch.bfloat16).float()
+    zeros = codes.zeros()
+    zero = torch.full_like(scale, codes.middle) if zeros is None else zeros
+    if codes.bits == 4:
+        offset = (8 - zero) * scale
+    else:
+        # Of (16 upper + lower - zero) the kernel is given (16 (upper - 8) + (lower - 8)): what is left is 136 - zero.
+        offset = torch.cat([torch.zeros_like(scale), (136 - zero) * scale], dim=1)
+        scale = torch.cat([16 * scale, scale], dim=1)
+    both = torch.stack([scale, offset], dim=-1).transpose(0, 1)
+    return F.pad(both, (0, 0, 0, -both.shape[1] % rows)).to(torch.bfloat16).contiguous()
+
+
+@functools.cache
+def int4_runs_on_cpu() -> bool:
+    """Whether this machine has the kernel, tried on a small product."""
+    if torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
+        return False
+    if not hasattr(torch.ops.aten, "_weight_int4pack_mm_for_cpu"):
+        return False
+    with torch.device("cpu"):
+        codes = torch.arange(16 * 32, dtype=torch.int32).reshape(16, 32) % 16
+        packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1)
+        scales = torch.tensor([1.0, 8.0], dtype=torch.bfloat16).expand(1, 16, 2).contiguous()
+        y = torch.ops.aten._weight_int4pack_mm_for_cpu(torch.eye(32, dtype=torch.bfloat16), packed, 32, scales)
+    return bool(torch.equal(y.T.int(), codes))
+
+
+@functools.cache
+def int4_runs_on_cuda(device: torch.device) -> bool:
+    """Whether the GPU has what the kernel needs: NVIDIA's tensor cores with bfloat16."""
+    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)

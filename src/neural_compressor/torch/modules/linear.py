@@ -1,0 +1,76 @@
+"""Quantized Linear."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from neural_compressor.schemes import OpScheme
+from neural_compressor.torch.modules.activation import as_kernels_read, over_own_range, within_codes
+from neural_compressor.torch.modules.base import QUANT_MODULES
+from neural_compressor.torch.modules.kernels import fbgemm
+from neural_compressor.torch.modules.layer_operator import is_compiled
+from neural_compressor.torch.modules.portable import as_type, is_leaving
+from neural_compressor.torch.modules.weighted import WeightedModule
+
+
+@QUANT_MODULES.register("Linear")
+class QuantLinear(WeightedModule):
+    """Replaces ``nn.Linear``."""
+
+    replaces = nn.Linear
+
+    def __init__(self, module: nn.Module, scheme: OpScheme, relu: bool = False) -> None:
+        super().__init__(module, scheme, relu)
+        self.out_features, self.in_features = self.weight_shape
+
+    def forward(self, input: Tensor) -> Tensor:
+        if is_compiled():
+            return self._as_operator(input)
+        # TorchScript has no place for the packed weight.
+        if self.simulated or is_leaving() or torch._C._get_tracing_state() is not None:
+            return self._simulated(input)
+        if input.dim() == 1:  # the kernel wants rows
+            return self._integer(input.unsqueeze(0)).squeeze(0)
+        return self._integer(input)
+
+    def _simulated(self, x: Tensor) -> Tensor:
+        inside = self._rounded(x)
+        y = F.linear(inside, *self._parameters_as(inside.dtype))
+        y = y if x.is_quantized else as_type(y, x.dtype)
+        return self._leaving(y.relu() if self.relu else y)
+
+    def empty_outputs(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        return [inputs[0].new_empty(*inputs[0].shape[:-1], self.out_features)]
+
+    def _integer(self, x: Tensor) -> Tensor:
+        scheme, packed = self.scheme.activation, self.prepacked()
+        assert scheme is not None
+        values = x.dequantize() if x.is_quantized else x.detach().float()
+        if self.scheme.mode == "static":
+            qparams = self._u8("input")
+            y = fbgemm.linear_static(within_codes(values, qparams, scheme), *qparams, packed, self.relu)
+        elif scheme.symmetric and values.numel():
+            found = over_own_range(values, scheme)
+            if found is None:
+                return self.empty_outputs([x])[0].fill_(torch.nan)
+            y = fbgemm.linear_static(found[0], *found[1], packed, self.relu)
+        else:
+            # The kernel looks for the range itself, and what it finds beside NaN depends on where that stands.
+            if not math.isfinite(float(values.sum())):
+                values = as_kernels_read(values, fixed_range=False)
+                if bool(values.isnan().any()):
+                    return self.empty_outputs([x])[0].fill_(torch.nan)
+            y = fbgemm.linear_dynamic(values, packed, self.relu, scheme.reduce_range)
+        return y.to(torch.float32 if x.is_quantized else x.dtype)
+
+    def _prepack(self) -> Any:
+        return fbgemm.pack_linear(*self._int8_weight(), self.bias)
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, {super().extra_repr()}"

@@ -1,0 +1,137 @@
+"""Several matrices in one parameter, as mixtures of experts hold them, with packed weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from neural_compressor.errors import FormatError
+from neural_compressor.schemes import OpScheme
+from neural_compressor.torch.modules.kernels.stored_weight import StoredWeight
+from neural_compressor.torch.modules.kernels.weight_only import Choice
+from neural_compressor.torch.modules.weight_only import WeightOnlyLinear
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class TensorLike:
+    """A module in the place of a parameter (matrices, rows, columns), for code that takes it for the tensor it was.
+
+    An expert that is asked for by its number is made alone; anything else that a tensor does is done by one with the
+    values of all of them.
+    """
+
+    shape: torch.Size
+    dtype: torch.dtype
+
+    def matrix(self, number: int) -> Tensor:
+        """The values of one matrix."""
+        raise NotImplementedError
+
+    def values(self) -> Tensor:
+        """The values of all matrices."""
+        return torch.stack([self.matrix(number) for number in range(len(self))])
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, index: Any) -> Tensor:
+        if isinstance(index, Tensor) and not index.is_floating_point() and index.dtype != torch.bool:
+            wanted, places = torch.unique(index, return_inverse=True)
+            return torch.stack([self.matrix(number) for number in wanted.tolist()])[places]
+        return self.matrix(index) if isinstance(index, int) else self.values()[index]
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def whole(value: Any) -> Any:
+            if isinstance(value, tuple | list):
+                return type(value)(whole(item) for item in value)
+            return value.values() if isinstance(value, TensorLike) else value
+
+        return func(*whole(tuple(args)), **{name: whole(value) for name, value in (kwargs or {}).items()})
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)  # type: ignore[misc]
+        except AttributeError:
+            # Hidden names are how Python asks what an object can do: those must be answered for the module.
+            if name.startswith("_") or not hasattr(Tensor, name):
+                raise
+        return getattr(self.values(), name)
+
+
+class MatrixStack(TensorLike, nn.Module):
+    """The float parameter, with its matrices below each other in ``weight``."""
+
+    def __init__(self, parameter: nn.Parameter) -> None:
+        super().__init__()
+        self.shape = parameter.shape
+        self.weight = nn.Parameter(parameter.detach().reshape(-1, parameter.shape[-1]), parameter.requires_grad)
+
+    @property
+    def dtype(self) -> torch.dtype:  # type: ignore[override]
+        """The type of the values."""
+        return self.weight.dtype
+
+    def matrix(self, number: int) -> Tensor:
+        return self.weight.reshape(self.shape)[number]
+
+
+class QuantMatrixStack(TensorLike, WeightOnlyLinear):
+    """Packed matrices below each other, each with its own scales.
+
+    >>> from neural_compressor.schemes import OpScheme
+    >>> float_stack = MatrixStack(nn.Parameter(torch.randn(4, 8, 64)))
+    >>> stack = QuantMatrixStack.from_float(float_stack, OpScheme.from_dict({"weight": {"dtype": "int4", "group_size": 32}}))
+    >>> stack[2].shape, torch.einsum("eoi,i->eo", stack, torch.ones(64)).shape
+    (torch.Size([8, 64]), torch.Size([4, 8]))
+    """
+
+    def __init__(self, module: nn.Module, scheme: OpScheme, relu: bool = False) -> None:
+        super().__init__(module, scheme, relu)
+        assert isinstance(module, MatrixStack)
+        self.shape, self.dtype = module.shape, module.dtype
+
+    def matrix(self, number: int) -> Tensor:
+        count, rows, columns = self.shape
+        if not -count <= number < count:
+            raise IndexError(f"there are {count} matrices in this stack, and none is number {number}")
+        first = number % count * rows
+        values = self.stored_weight().rows(slice(first, first + rows)).dequantize()
+        values = values if self._rotation is None else self._rotation.undo(values)
+        return values.reshape(rows, columns).to(self.dtype)
+
+    def dequantized_weight(self) -> Tensor:
+        return self.values()
+
+    def linear_weight(self) -> NoReturn:
+        """Refused: checkpoint formats hold layers."""
+        raise FormatError("a stack of matrices fits no checkpoint format but the toolkit's own")
+
+    def _choice(self, stored: StoredWeight) -> Choice:
+        return Choice()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        # The codes and scales are never cast; what they are read as is.
+        self.dtype = fn(torch.empty(0, dtype=self.dtype)).dtype
+        return super()._apply(fn, recurse)
+
+
+def weight_only_class(module: nn.Module) -> type[WeightOnlyLinear]:
+    """The class that holds the weight of ``module`` in few bits."""
+    return QuantMatrixStack if isinstance(module, MatrixStack) else WeightOnlyLinear
+
+
+def open_stacks(model: nn.Module, names: Iterable[str]) -> None:
+    """Put a :class:`MatrixStack` in the place of each parameter among ``names``: it can be replaced as layers are."""
+    for name in names:
+        owner, _, own = name.rpartition(".")
+        module = model.get_submodule(owner)
+        parameter = module._parameters.get(own)
+        if parameter is not None:
+            del module._parameters[own]
+            module.add_module(own, MatrixStack(parameter))

@@ -1,0 +1,232 @@
+"""The graph of a module's forward, traced symbolically, and whether it may be run in place of that forward.
+
+Quantized modules, those of ``torch.nn`` and modules that cannot be traced themselves are single calls of the graph. Control
+flow on values or shapes raises in the tracer; what it would get wrong in silence (a tensor made in the forward, an
+attribute that is written, values changed in place that something else reads) is refused here.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+import threading
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from neural_compressor.errors import NeuralCompressorError
+from neural_compressor.torch.modules import QuantModule
+
+_LAYOUT = ("stride", "is_contiguous", "data_ptr", "storage_offset", "as_strided", "storage", "untyped_storage")
+_IN_PLACE_FUNCTIONS = (
+    operator.iadd,
+    operator.imul,
+    operator.isub,
+    operator.itruediv,
+    torch.relu_,
+    F.relu_,
+    F.hardtanh_,
+)
+_FRESH_MODULES = (
+    *(QuantModule, nn.Linear, nn.modules.conv._ConvNd, nn.modules.batchnorm._BatchNorm),
+    *(nn.modules.pooling._MaxPoolNd, nn.modules.pooling._AvgPoolNd, nn.modules.pooling._AdaptiveAvgPoolNd),
+)
+_FRESH_FUNCTIONS = (
+    operator.add,
+    operator.mul,
+    operator.sub,
+    operator.truediv,
+    torch.add,
+    torch.mul,
+    torch.relu,
+    torch.cat,
+)
+
+
+class TraceError(NeuralCompressorError):
+    """Why a forward cannot be run from its graph."""
+
+
+@dataclass
+class Traced:
+    """A graph over the submodules of ``root``; ``opaque`` says why some of these are calls although they have children."""
+
+    root: nn.Module
+    graph: fx.Graph
+    opaque: dict[str, str] = field(default_factory=dict)
+    inlined: list[nn.Module] = field(default_factory=list)
+
+    def module(self, node: fx.Node) -> nn.Module | None:
+        """The module a node calls."""
+        return self.root.get_submodule(str(node.target)) if node.op == "call_module" else None
+
+
+class _Tracer(fx.Tracer):
+    proxy_buffer_attributes = True  # else a branch on the value of a buffer would be taken once and for all
+
+    def __init__(self, given: Collection[str]) -> None:
+        super().__init__()
+        self.given = given
+        # While a model is traced, fx has its hands on the modules of all threads.
+        self._thread = threading.get_ident()
+        self.opaque: dict[str, str] = {}
+        self.inlined: list[nn.Module] = []
+        self._parameters: dict[str, Any] = {}
+
+    def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> tuple[Any, list[Any]]:
+        """Placeholders for the arguments that are given; the others keep their defaults."""
+        placeholders: dict[str, Any] = {}
+        for name, parameter in list(inspect.signature(root_fn).parameters.items())[1:]:
+            if name in self.given:
+                if (
+                    parameter.kind is not parameter.POSITIONAL_OR_KEYWORD
+                    and parameter.kind is not parameter.KEYWORD_ONLY
+                ):
+                    raise TraceError(f"its argument {name!r} has no name of its own")
+                placeholders[name] = self.create_proxy("placeholder", name, (), {})
+        return (lambda: root_fn(self.root, **placeholders)), []
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        if threading.get_ident() != self._thread:
+            return attr_val
+        self._parameters = parameter_proxy_cache
+        return super().getattr(attr, attr_val, parameter_proxy_cache)
+
+    def create_arg(self, a: Any) -> Any:
+        if isinstance(a, Tensor) and not isinstance(a, nn.Parameter):
+            known = any(a is buffer for buffer in self.root.buffers()) or a in self.tensor_attrs
+            if not known:
+                raise TraceError("it makes a tensor that does not depend on its inputs")
+        return super().create_arg(a)
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, QuantModule) or super().is_leaf_module(m, module_qualified_name)
+
+    def call_module(self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if threading.get_ident() != self._thread:
+            return forward(*args, **kwargs)
+        name = self.path_of_module(m)
+        if not self.is_leaf_module(m, name) and name not in self.opaque:
+            before = next(iter(reversed(self.graph.nodes)), None)
+            try:
+                result = forward(*args, **kwargs)
+            except Exception as error:  # noqa: BLE001 - any code of the user's may run here, on things that are no tensors
+                self.opaque[name] = _said(error)
+                self._roll_back(before)
+            else:
+                self.inlined.append(m)
+                return result
+        return self.create_proxy("call_module", name, args, kwargs)
+
+    def _roll_back(self, last: fx.Node | None) -> None:
+        for node in list(reversed(self.graph.nodes)):
+            if node is last:
+                break
+            self.graph.erase_node(node)
+        self._parameters.clear()
+
+
+def _said(error: Exception) -> str:
+    return (str(error).splitlines() or [""])[0] or type(error).__name__
+
+
+def trace(root: nn.Module, given: Collection[str]) -> Traced:
+    """The graph of ``root`` called with tensors for the arguments ``given``; an error says why there is none."""
+    before = attributes(root)
+    tracer = _Tracer(given)
+    try:
+        graph = tracer.trace(root)
+    except Exception as error:
+        raise TraceError(_said(error)) from error
+    finally:
+        changed = _restore(root, before)
+    if changed:
+        raise TraceError(f"its forward writes the attribute {changed!r}")
+    traced = Traced(root, graph, tracer.opaque, [root, *tracer.inlined])
+    graph.eliminate_dead_code(lambda node: node.op not in ("get_attr",))
+    _check(traced)
+    return traced
+
+
+# -- attributes -----------------------------------------------------------------------------------------------------------
+
+
+def plain(value: Any) -> Any:
+    """What an attribute is compared with later: containers may change while they stay the same object."""
+    return value.copy() if type(value) in (list, dict, set) else value
+
+
+def attributes(root: nn.Module) -> dict[nn.Module, dict[str, Any]]:
+    """The attributes of every module under ``root``."""
+    return {module: {k: plain(v) for k, v in vars(module).items()} for module in root.modules()}
+
+
+def same(now: Any, then: Any) -> bool:
+    """Whether two attributes are the same object or equal."""
+    try:
+        return bool(now is then or now == then)
+    except (RuntimeError, ValueError):  # arrays and tensors are compared element by element
+        return False
+
+
+def _restore(root: nn.Module, before: Mapping[nn.Module, dict[str, Any]]) -> str:
+    """Undo what the tracing forward did to attributes; returns the name of one."""
+    changed = ""
+    for module, known in before.items():
+        for name in [n for n in vars(module) if n not in known]:
+            del module.__dict__[name]
+            changed = name
+        for name, value in known.items():
+            if name not in vars(module) or not same(vars(module)[name], value):
+                now = vars(module).get(name)
+                if isinstance(now, list) and isinstance(value, list):
+                    now[:] = value
+                else:
+                    module.__dict__[name] = value
+                changed = name
+    return changed
+
+
+# -- what must not be in a graph --------------------------------------------------------------------------------------------
+
+
+def _check(traced: Traced) -> None:
+    order = {node: index for index, node in enumerate(traced.graph.nodes)}
+    for node in order:
+        name = str(node.target)
+        if node.op == "call_method" and name in _LAYOUT:
+            raise TraceError(f"it reads the memory layout of a tensor ({name})")
+        if node.target in (operator.setitem, setattr) or "out" in node.kwargs:
+            raise TraceError("it writes into a tensor")
+        if writes_input(traced, node):
+            for source in _memory(traced, node):
+                if source.op == "placeholder" or len(source.users) > 1:
+                    raise TraceError(f"{node.name} changes in place what something else reads")
+
+
+def writes_input(traced: Traced, node: fx.Node) -> bool:
+    """Whether a node changes its first argument."""
+    module = traced.module(node)
+    if module is not None:
+        return bool(getattr(module, "inplace", False)) and not isinstance(module, nn.modules.dropout._DropoutNd)
+    name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
+    if name.endswith("_") and not name.endswith("__"):
+        return True
+    return node.target in _IN_PLACE_FUNCTIONS or (bool(node.kwargs.get("inplace")) and node.target is not F.dropout)
+
+
+def _memory(traced: Traced, node: fx.Node) -> Iterator[fx.Node]:
+    """The nodes whose values may lie in the memory that ``node`` writes."""
+    seen, waiting = set(), list(node.all_input_nodes[:1])
+    while waiting:
+        source = waiting.pop()
+        if source in seen:
+            continue
+        seen.add(source)
+        yield source
+        if not isinstance(traced.module(source), _FRESH_MODULES) and source.target not in _FRESH_FUNCTIONS:
+            waiting += source.all_input_nodes

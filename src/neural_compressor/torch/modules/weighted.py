@@ -1,0 +1,156 @@
+"""Quantized modules with one weight and a bias; the weight is a packed matrix with a row for each output channel."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.onnx import is_in_onnx_export
+
+from neural_compressor.algorithms import rtn
+from neural_compressor.errors import QuantizationError
+from neural_compressor.schemes import (
+    PER_CHANNEL,
+    OpScheme,
+    PackedArray,
+    PerChannel,
+    QuantizedArray,
+    TensorScheme,
+    in_pairs,
+)
+from neural_compressor.torch.modules.activation import Range, calibrated_qparams
+from neural_compressor.torch.modules.base import QuantModule, finite
+from neural_compressor.torch.modules.kernels.integer import takes_int8
+from neural_compressor.torch.modules.packed_weight import (
+    buffer_names,
+    check_pairs,
+    keep_array,
+    packed_array,
+    quantized_matrix,
+)
+from neural_compressor.torch.modules.portable import as_type, constant, dequantized, is_leaving
+
+
+class WeightedModule(QuantModule):
+    """Base of the modules that replace Linear, the convolutions and Embedding."""
+
+    #: The axis of the float weight along which output channels lie.
+    channel_axis = 0
+    bias: Tensor | None
+
+    def __init__(self, module: nn.Module, scheme: OpScheme, relu: bool = False) -> None:
+        super().__init__(module, scheme, relu)
+        assert isinstance(module.weight, Tensor)
+        self.weight_shape = tuple(module.weight.shape)
+        self.weight_scheme = self._of_matrix(scheme.weight)
+
+    def _of_matrix(self, scheme: TensorScheme | None) -> TensorScheme:
+        """The scheme of the weight as a matrix, whose output channels are rows."""
+        if scheme is None or scheme.is_float:
+            given = "none" if scheme is None else scheme.dtype.name
+            raise QuantizationError(f"a quantized {self.op_type} needs a quantized weight type, got {given}")
+        if not isinstance(scheme.granularity, PerChannel) or scheme.granularity.axis == 0:
+            return scheme
+        if scheme.granularity.axis != self.channel_axis:
+            raise QuantizationError(
+                f"the weight of {self.op_type} is quantized per output channel (axis {self.channel_axis}), "
+                f"not along axis {scheme.granularity.axis}"
+            )
+        return replace(scheme, granularity=PER_CHANNEL)
+
+    # Rows are output channels, so that groups and blocks run along what one output sums over.
+
+    @property
+    def matrix_shape(self) -> tuple[int, int]:
+        """Output channels, and the weights of each."""
+        return self.weight_shape[0], math.prod(self.weight_shape[1:])
+
+    def _to_matrix(self, weight: Tensor) -> Tensor:
+        return weight.reshape(self.matrix_shape)
+
+    def _from_matrix(self, matrix: Tensor) -> Tensor:
+        return matrix.reshape(self.weight_shape)
+
+    def _keep_qparams(self, act_ranges: Sequence[Range]) -> None:
+        super()._keep_qparams(act_ranges)
+        scheme, found = self.scheme.activation, None
+        if scheme is not None and self._is_calibrated and len(act_ranges) > len(self.inputs):
+            found = calibrated_qparams(act_ranges[len(self.inputs)], scheme, "output")
+        self._register_qparams("output", found)
+
+    def _pairs(self) -> np.ndarray:
+        """The columns of the matrix whose products a kernel without VNNI adds in 16 bits."""
+        return in_pairs(self.matrix_shape[1])
+
+    def _stored(self) -> tuple[str, ...]:
+        return *buffer_names("weight"), "bias?", "output_scale?", "output_zero_point?"
+
+    def _quantize(self, module: nn.Module) -> None:
+        assert isinstance(module.weight, Tensor)
+        matrix = self._to_matrix(finite(module.weight, "the weight"))
+        # Beside float activations a scale may have either sign; kernels that multiply integers want it positive.
+        alone = self.scheme.mode == "weight_only" and not self.weight_scheme.pair_safe
+        array = (
+            rtn(matrix, self.weight_scheme) if alone else quantized_matrix(matrix, self.weight_scheme, self._pairs())
+        )
+        keep_array(self, "weight", array.pack())
+        bias = getattr(module, "bias", None)
+        self.register_buffer("bias", finite(bias, "the bias").clone() if isinstance(bias, Tensor) else None)
+
+    def _restore(self, module: nn.Module, state: Mapping[str, Tensor]) -> None:
+        super()._restore(module, state)
+        check_pairs(self._packed(), self._pairs())
+        self._check_shape("bias", self.matrix_shape[:1])
+
+    def _packed(self) -> PackedArray:
+        return packed_array(self, "weight", self.weight_scheme, self.matrix_shape)
+
+    def weight_array(self) -> QuantizedArray:
+        return self._packed().unpack()
+
+    def dequantized_weight(self) -> Tensor:
+        values: Tensor = self.weight_array().dequantize()
+        return self._from_matrix(values)
+
+    @property
+    def weight(self) -> Tensor:
+        """The dequantized weight, for model code that reads ``layer.weight``; built anew at each access."""
+        return self.dequantized_weight()
+
+    def _parameters_as(self, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias for a float op in ``dtype``."""
+        if is_leaving() and takes_int8(self.weight_scheme):
+            return self._leaving_weight(dtype)
+        weight = self.dequantized_weight().to(dtype)
+        return constant(weight) if is_in_onnx_export() else weight, None if self.bias is None else self.bias.to(dtype)
+
+    def _leaving_weight(self, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias as codes and what makes floats of them."""
+        codes, scale, zero = self._int8_weight()
+        weight = as_type(dequantized(codes, scale, zero, self.channel_axis), dtype)
+        if self.bias is None:
+            return weight, None
+        if not is_in_onnx_export() or "input" not in self._u8_inputs:
+            return weight, as_type(self.bias, dtype)
+        # Integer kernels of ONNX take the bias in the units of their sums.
+        unit = scale.reshape(-1).double().expand(len(self.bias)) * self._u8("input")[0]
+        sums = (self.bias.double() / unit).round().clamp(-(2**31), 2**31 - 1)
+        return weight, as_type(dequantized(sums.to(torch.int32), unit.float(), None), dtype)
+
+    def _int8_weight(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        codes, scale, zero = signed_codes(self.weight_array())
+        return self._from_matrix(codes), scale, zero
+
+
+def signed_codes(array: QuantizedArray) -> tuple[Tensor, Tensor, Tensor | None]:
+    """8-bit codes as int8, scale, zero-point; unsigned codes and their zero-points are shifted by 128."""
+    codes, scale, zero = array.codes, array.scale, array.zero_point
+    assert isinstance(scale, Tensor)
+    if array.scheme.dtype.signed:
+        return codes, scale, zero
+    assert isinstance(zero, Tensor)
+    return (codes.to(torch.int16) - 128).to(torch.int8), scale, zero - 128

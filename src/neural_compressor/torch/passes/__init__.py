@@ -1,0 +1,1 @@
+"""Steps on the whole float model: folding normalisations, absorbing scales of inputs."""

@@ -1,0 +1,215 @@
+"""How a model behaves over many batches: the ways through it that were seen, and what may be folded on all of them."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import itertools
+import linecache
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.utils._pytree import tree_map_only
+
+from neural_compressor.torch.batches import feed, tensors_in
+from neural_compressor.torch.passes.fold import Structure, find_structure, fold
+from neural_compressor.torch.structure.watch import Trace, watch
+
+_COMPARED = 8
+"""On so many different ways through the model its outputs are compared; on the others what was connected is the proof."""
+_MOST_TRACES = 32
+"""So many different ways through the model are kept to look for what may be folded; further ones only take away."""
+_UNSURE = (
+    "batch normalisation {!r} is not folded into it: the forward that calls both branches on its inputs, and other data "
+    "may part them"
+)
+_MOST_WAYS = 16
+"""A forward with more conditions, or ways through it, than this is not looked through."""
+_ROUNDING = 1024
+"""Machine epsilons, relative to the norm of an output, that two orders of float arithmetic may be apart."""
+
+
+class Survey:
+    """Watches ``model`` on one batch after the other; :attr:`structure` is what holds on all of them.
+
+    A batch costs one run. Where a batch goes a way through the model that none before it went, the folded model runs on it
+    too, and must give the same: folding is also wrong where a forward reads a weight that no call shows.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.traces: list[Trace] = []
+        self.structure = Structure()
+        self._model = _sharing_weights(model)
+        self._paths: set[Any] = set()
+        self._refused: dict[str, str] = {}
+        self._ways: dict[str, list[fx.Graph] | None] = {}
+
+    def see(self, inputs: Any) -> None:
+        """Run the model on the inputs of one batch."""
+        rng, given, outputs = torch.get_rng_state(), _copied(inputs), list[Any]()
+
+        def run() -> Any:
+            outputs.append(feed(self._model, given))
+            return outputs[0]
+
+        trace = watch(self._model, given, run=run)
+        if trace.path in self._paths:
+            return
+        self._paths.add(trace.path)
+        if len(self.traces) == _MOST_TRACES:
+            self.structure = self.structure.kept_by(self._model, [trace])
+            return
+        self.traces.append(trace)
+        self._find()
+        if self.structure.folded and len(self.traces) <= _COMPARED:
+            self._compare(inputs, outputs[0], rng)
+
+    def _find(self) -> None:
+        found = find_structure(self._model, *self.traces, refused=self._refused)
+        unsure = {norm: _UNSURE.format(norm) for norm, name in found.folded.items() if self._may_part(name, norm)}
+        if unsure:
+            self._refused |= unsure
+            found = find_structure(self._model, *self.traces, refused=self._refused)
+        tails = {name: norm for norm, name in found.folded.items()}
+        relus = {name: relu for name, relu in found.relus.items() if not self._may_part(tails.get(name, name), relu)}
+        self.structure = replace(found, relus=relus)
+
+    def _may_part(self, name: str, other: str) -> bool:
+        """Whether the forward that calls both modules may call the one without the other, on data not seen yet."""
+        shared = itertools.takewhile(
+            lambda pair: pair[0] == pair[1], zip(name.split("."), other.split("."), strict=False)
+        )
+        parent = ".".join(part for part, _ in shared)
+        if parent not in self._ways:
+            self._ways[parent] = ways_through(self._model.get_submodule(parent))
+        graphs, below = self._ways[parent], len(parent) + 1 if parent else 0
+        return graphs is None or any(not _follows(graph, name[below:], other[below:]) for graph in graphs)
+
+    def _compare(self, inputs: Any, expected: Any, rng: torch.Tensor) -> None:
+        """Give up folds that change what the model computes: those that do so alone, or else all of them."""
+
+        def wrong(folds: dict[str, str]) -> bool:
+            return not _same(_run(fold(_sharing_weights(self._model), Structure(folds)), inputs, rng), expected)
+
+        while wrong(self.structure.folded):
+            folds = self.structure.folded
+            guilty = [norm for norm, name in folds.items() if wrong({norm: name})] or list(folds)
+            for norm in guilty:
+                self._refused[norm] = f"batch normalisation {norm!r} is not folded into it: that changes the outputs"
+            self._find()
+
+
+def ways_through(module: nn.Module) -> list[fx.Graph] | None:
+    """The graphs of the ways that the forward of ``module`` itself, not of what it calls, has for other values or shapes.
+
+    It is traced with values that have none, once for each outcome of its conditions. None where these are too many, or a way
+    cannot be traced; no graph at all where the forward has no conditions, or cannot be traced for another reason.
+    """
+    found: list[fx.Graph] = []
+    tracer = _WayTracer()
+    while not isinstance(module, nn.Sequential):
+        attributes = vars(module).copy()
+        try:
+            found.append(tracer.trace(module))
+        except Exception:  # noqa: BLE001 - code of the user's ran on things that are no tensors
+            return None if tracer.outcomes else []
+        finally:
+            vars(module).clear()
+            vars(module).update(attributes)
+        if len(found) > _MOST_WAYS:
+            return None
+        if not tracer.turn():
+            break
+    return found if len(found) > 1 else []
+
+
+class _WayTracer(fx.Tracer):
+    """Traces one forward, calls of other modules as they are; conditions come out as ``outcomes`` say, and new ones true."""
+
+    proxy_buffer_attributes = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.outcomes: list[bool] = []
+        self._asked = 0
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return True
+
+    def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> fx.Graph:
+        self._asked = 0
+        return super().trace(root, concrete_args)
+
+    def to_bool(self, obj: fx.Proxy) -> bool:
+        if _in_assertion():
+            return True
+        if self._asked == _MOST_WAYS:
+            return super().to_bool(obj)  # which raises
+        if self._asked == len(self.outcomes):
+            self.outcomes.append(True)
+        self._asked += 1
+        return self.outcomes[self._asked - 1]
+
+    def turn(self) -> bool:
+        """Have the last condition that came out true be false from now on; whether there is one."""
+        del self.outcomes[self._asked :]
+        while self.outcomes and not self.outcomes[-1]:
+            self.outcomes.pop()
+        if self.outcomes:
+            self.outcomes[-1] = False
+        return bool(self.outcomes)
+
+
+def _follows(graph: fx.Graph, name: str, other: str) -> bool:
+    """Whether all that reads what ``name`` gives is ``other``; of a module inside one that is called, that one counts."""
+
+    def calls(node: fx.Node, module: str) -> bool:
+        return node.op == "call_module" and f"{module}.".startswith(f"{node.target}.")
+
+    return all(calls(user, other) for node in graph.nodes if calls(node, name) for user in node.users)
+
+
+def _in_assertion() -> bool:
+    """Whether the code outside of torch that is running now is a line that asserts something."""
+    frame = inspect.currentframe()
+    while frame is not None and (frame.f_code.co_filename == __file__ or "torch.fx" in frame.f_globals["__name__"]):
+        frame = frame.f_back
+    line = "" if frame is None else linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+    return line.strip().startswith("assert ")
+
+
+def _sharing_weights(model: nn.Module) -> nn.Module:
+    """A copy with the parameters of ``model``, which folding replaces and never writes into."""
+    return copy.deepcopy(model, {id(p): p for p in model.parameters()})
+
+
+def _copied(inputs: Any) -> Any:
+    """``inputs`` for one run, which may write into them."""
+    return tree_map_only(torch.Tensor, torch.Tensor.clone, inputs)
+
+
+def _run(model: nn.Module, inputs: Any, rng: torch.Tensor) -> Any:
+    """The outputs; None where the model does not run."""
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.set_rng_state(rng)
+        try:
+            return feed(model, _copied(inputs))
+        except (RuntimeError, TypeError, ValueError, AttributeError):
+            return None
+
+
+def _same(found: Any, expected: Any) -> bool:
+    pairs = list(zip(tensors_in(found), tensors_in(expected), strict=False))
+    return len(pairs) == sum(1 for _ in tensors_in(expected)) and all(_close(a, b) for a, b in pairs)
+
+
+def _close(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    if not b.is_floating_point():
+        return True  # where the floats that it comes from are as good as equal, so is what is counted or chosen by them
+    allowed = min(_ROUNDING * torch.finfo(b.dtype).eps, 0.1)
+    a, b = a.double().nan_to_num(), b.double().nan_to_num()
+    return bool((a - b).norm() <= allowed * b.norm())

@@ -1,0 +1,210 @@
+"""Ops that are slower in int8 than in float on this machine, found by a race on the shapes they have in the model.
+
+An op is raced where it stands: if the op before it hands on integers, float pays for turning them back, and if it does not,
+int8 pays for quantizing; the same behind it. Results are kept for the next run (:mod:`neural_compressor.kernel_timings`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from neural_compressor.dtypes import dtype
+from neural_compressor.schemes import PER_CHANNEL, OpKey, OpScheme, TensorScheme
+from neural_compressor.torch.batches import feed
+from neural_compressor.torch.modules.kernels import fbgemm, onednn, quint8_conv
+from neural_compressor.torch.modules.kernels.integer import kernel_for
+from neural_compressor.torch.modules.kernels.quint8 import to_quint8
+from neural_compressor.torch.modules.kernels.race import Race, Work, current_race
+from neural_compressor.torch.structure.watch import Call, Trace
+
+logger = logging.getLogger("neural_compressor")
+
+_CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_WEIGHT = TensorScheme(dtype("int8"), granularity=PER_CHANNEL, pair_safe=True)
+_ACTIVATION = TensorScheme(dtype("uint8"), symmetric=False)
+_QPARAMS = (1 / 255, 0)
+_MUST_GAIN = 1.25
+"""Integers stay unless float is so many times as fast: noise decides nothing, and they are smaller."""
+_MOST_VALUES = 1 << 20
+"""A batch is cut to inputs of about so many values."""
+_NORMS = ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d")  # folded by the time it counts
+_HAND_ON = ("ReLU", "ReLU6", "Identity", "Flatten", "Dropout", "MaxPool2d", *_NORMS)
+_HAND_ON_FUNCTIONS = ("relu", "relu6", "flatten", "view", "reshape", "add", "__add__", "iadd", "max_pool2d")
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where an op stands: the shape of its input, whether integers come in, whether they are wanted behind it."""
+
+    shape: tuple[int, ...]
+    fed: bool
+    emits: bool
+
+
+def slower_in_integers(
+    model: nn.Module, ops: Mapping[OpKey, nn.Module], example: Any, trace: Trace | None
+) -> dict[str, dict[OpKey, str]]:
+    """By mode, the ops that float computes faster, with both times; none where nothing is raced or the inputs are not known.
+
+    ``model`` is the float model in which ``ops`` are, and ``trace`` what was seen of a run of it.
+    """
+    race, found = current_race(), dict[str, dict[OpKey, str]]()
+    if race is None or trace is None or example is None:
+        return found
+    raced = {key: module for key, module in ops.items() if isinstance(module, (nn.Linear, *_CONVS))}
+    shapes = _input_shapes(model, raced, example)
+    fed, tried = _fed(trace, {key[0] for key in raced}), Counter[str]()
+    for key, module in raced.items():
+        if key not in shapes or module.weight.device.type != "cpu":
+            continue
+        place = _Place(shapes[key], key[0] in fed, key[0] in fed.values())
+        for mode, works in _works(module, place).items():
+            if kernel_for(key[1], OpScheme(_WEIGHT, _ACTIVATION, mode)) is None:
+                continue  # it is simulated, which is for no race to decide
+            tried[mode] += 1
+            if reason := _lost(race, module, place, mode, works):
+                found.setdefault(mode, {})[key] = reason
+    for mode in [mode for mode, slower in found.items() if len(slower) == tried[mode]]:
+        # A model that was to be quantized and would stay as it is helps nobody: it is at least smaller.
+        logger.info(
+            "%s int8 makes none of the %d ops faster here; they are quantized for their size", mode, tried[mode]
+        )
+        del found[mode]
+    return found
+
+
+def _lost(race: Race, module: nn.Module, place: _Place, mode: str, works: Mapping[str, Callable[[], Work]]) -> str:
+    what = f"{module!r} on {place.shape}, fed {place.fed}, emits {place.emits}, {torch.get_num_threads()} threads"
+    try:
+        times = race.microseconds({f"{mode} {name}: {what}": make for name, make in works.items()})
+    except RuntimeError as error:
+        logger.info("%s is not raced: %s", what, error)
+        return ""
+    in_float, in_int8 = times.values()
+    if in_int8 <= in_float * _MUST_GAIN:
+        return ""
+    return (
+        f"float is faster here: {in_float:.0f} us against {in_int8:.0f} us in int8 for an input of {list(place.shape)}"
+    )
+
+
+def _works(module: nn.Module, place: _Place) -> dict[str, dict[str, Callable[[], Work]]]:
+    """What computes the op in each mode, as makers of the float and of the int8 work."""
+    if isinstance(module, nn.Linear):
+        static = {"float": lambda: _float(module, place), "int8": lambda: _linear(module, place)}
+        plain = _Place(place.shape, False, False)
+        dynamic = {"float": lambda: _float(module, plain), "int8": lambda: _dynamic(module, place)}
+        return {"static": static, "dynamic": dynamic}
+    assert isinstance(module, _CONVS)
+    unbatched = len(place.shape) != len(module.kernel_size) + 2
+    if isinstance(module.padding, str) or module.padding_mode != "zeros" or unbatched:
+        return {}
+    return {"static": {"float": lambda: _float(module, place), "int8": lambda: _conv(module, place)}}
+
+
+def _input(place: _Place) -> Tensor:
+    return torch.linspace(0, 1, max(1, torch.Size(place.shape).numel())).reshape(place.shape)
+
+
+def _float(module: nn.Module, place: _Place) -> Work:
+    x = _input(place)
+    codes = to_quint8(x, *_QPARAMS)
+
+    def work() -> Tensor:
+        y: Tensor = module(codes.dequantize() if place.fed else x)
+        return to_quint8(y, *_QPARAMS) if place.emits else y
+
+    return work
+
+
+def _linear(module: nn.Linear, place: _Place) -> Work:
+    packed, x = _packed(module), _input(place)
+    codes = to_quint8(x, *_QPARAMS)
+
+    def work() -> Tensor:
+        if not (place.fed or place.emits):
+            return fbgemm.linear_static(x, *_QPARAMS, packed, relu=False)
+        y = fbgemm.linear_quint8(codes if place.fed else to_quint8(x, *_QPARAMS), packed, False, *_QPARAMS)
+        return y if place.emits else y.dequantize()
+
+    return work
+
+
+def _dynamic(module: nn.Linear, place: _Place) -> Work:
+    packed, x = _packed(module), _input(place)
+    return lambda: fbgemm.linear_dynamic(x, packed, relu=False, reduce_range=False)
+
+
+def _packed(module: nn.Linear) -> Any:
+    codes = torch.zeros(module.weight.shape, dtype=torch.int8)
+    return fbgemm.pack_linear(codes, torch.ones(len(codes)), None, torch.zeros(len(codes)))
+
+
+def _conv(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, place: _Place) -> Work:
+    assert not isinstance(module.padding, str)
+    geometry = onednn.ConvGeometry(module.stride, tuple(module.padding), module.dilation, module.groups)
+    codes = torch.zeros(module.weight.shape, dtype=torch.int8)
+    scale, bias = torch.ones(len(codes)), torch.zeros(len(codes))
+    packed = onednn.pack_conv(codes, scale, bias, geometry, _QPARAMS, place.shape)
+    if not place.emits:
+        run = quint8_conv.conv_to_float(packed, _QPARAMS, relu=False)
+    elif isinstance(module, nn.Conv2d):
+        run = quint8_conv.conv2d(lambda: (codes, scale), bias, geometry, False, _QPARAMS)
+    else:
+        run = quint8_conv.conv_nd(packed, _QPARAMS, False, _QPARAMS)
+    layout = torch.channels_last if len(place.shape) == 4 else torch.contiguous_format
+    x = _input(place)
+    given = to_quint8(x, *_QPARAMS).contiguous(memory_format=layout)
+    return lambda: run(given if place.fed else to_quint8(x, *_QPARAMS).contiguous(memory_format=layout))
+
+
+def _input_shapes(model: nn.Module, ops: Mapping[OpKey, nn.Module], example: Any) -> dict[OpKey, tuple[int, ...]]:
+    """The shape of each op's input, its batch cut so that racing it takes no time."""
+    shapes: dict[OpKey, tuple[int, ...]] = {}
+
+    def look(key: OpKey) -> Any:
+        def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
+            if args and isinstance(args[0], Tensor) and args[0].numel() and args[0].dtype == torch.float32:
+                whole = tuple(args[0].shape)
+                few = max(1, min(whole[0], _MOST_VALUES * whole[0] // args[0].numel()))
+                shapes.setdefault(key, (few, *whole[1:]))
+
+        return hook
+
+    with ExitStack() as stack, torch.no_grad():
+        for key, module in ops.items():
+            stack.callback(module.register_forward_pre_hook(look(key)).remove)
+        feed(model, example)
+    return shapes
+
+
+def _fed(trace: Trace, ops: Collection[str]) -> dict[str, str]:
+    """``{op: the op whose integers it can read}``: between the two lies only what integers can go through."""
+    made_by = {number: call for call in trace.calls for number in call.writes}
+    found = {}
+    for call in trace.calls:
+        if call.module is not None and call.module in ops and call.reads:
+            source = _source(call.reads[0], made_by, ops)
+            if source is not None:
+                found[call.module] = source
+    return found
+
+
+def _source(number: int, made_by: Mapping[int, Call], ops: Collection[str]) -> str | None:
+    while number in made_by:
+        call = made_by[number]
+        if call.module in ops:
+            return call.module
+        hands_on = call.target in _HAND_ON if call.module else call.target.rsplit(".", 1)[-1] in _HAND_ON_FUNCTIONS
+        if not hands_on or not call.reads:
+            return None
+        number = call.reads[0]
+    return None

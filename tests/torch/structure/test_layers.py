@@ -1,0 +1,56 @@
+"""Which weights are quantized, and what is said of the others."""
+
+import pytest
+import torch
+from torch import nn
+
+from neural_compressor.torch.structure.layers import find_layers, is_parameter, op_type
+
+
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Parameter(torch.zeros(4, 6, 8)), nn.Parameter(torch.zeros(4, 8, 6))
+        self.router = nn.Parameter(torch.zeros(4, 8))
+
+
+class Odd(nn.Linear):
+    pass
+
+
+class Zoo(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.conv, self.conv1d = nn.Embedding(9, 8), nn.Conv2d(1, 2, 3), nn.Conv1d(2, 3, 4)
+        self.linear, self.odd, self.experts = nn.Linear(8, 8), Odd(8, 8), Experts()
+        self.positions, self.norm = nn.Parameter(torch.zeros(3, 5, 8)), nn.LayerNorm(8)
+        self.token = nn.Parameter(torch.zeros(1, 1, 8))
+        self.attention = nn.MultiheadAttention(8, 2)
+
+
+def test_layers_stacks_and_reasons():
+    found = find_layers(Zoo())
+    assert set(found.linear) == {"linear"}
+    assert set(found.stacks) == {"experts.up", "experts.down"}
+    said = {
+        "embed": "an embedding",
+        "conv": "a convolution",
+        "conv1d": "a convolution",
+        "odd": "subclass of Linear",
+        "experts.router": "(4, 8) that Experts",
+        "positions": "(3, 5, 8) that Zoo",
+        "attention.in_proj_weight": "(24, 8) that MultiheadAttention",
+        "attention.out_proj": "subclass of Linear",
+    }
+    assert {name for name, _ in found.left} == set(said)
+    for (name, _), why in found.left.items():
+        assert said[name] in why
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "is_one"),
+    [("experts.up", "Experts", True), ("linear", "Linear", False), ("", "Zoo", False), ("positions", "Zoo", True)],
+)
+def test_parameters_go_by_the_class_of_their_module(name, kind, is_one):
+    assert op_type(Zoo(), name) == kind
+    assert is_parameter(Zoo(), name) is is_one

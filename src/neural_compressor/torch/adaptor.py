@@ -34,7 +34,7 @@ from neural_compressor.torch.passes.fold import Structure, fold
 from neural_compressor.torch.passes.survey import Survey
 from neural_compressor.torch.quantized_model import build
 from neural_compressor.torch.structure.int8_race import slower_in_integers
-from neural_compressor.torch.structure.ops import find_blocks, find_functions, find_ops
+from neural_compressor.torch.structure.ops import find_functions, find_ops, ops_by_block
 from neural_compressor.torch.structure.watch import Trace
 from neural_compressor.tuning.identity import identity
 
@@ -76,7 +76,7 @@ class PyTorchAdaptor(Adaptor):
         return {
             "opwise": details,
             "optypewise": get_optype_wise_ability(details),
-            "blocks": find_blocks(model, list(ops)),
+            "blocks": ops_by_block(model, list(ops)),
             "skipped": dict(self._skipped),
             "in_float_unless_named": slower_in_integers(
                 self._float_model(model), ops, self.example, self._traces[0] if self._traces else None

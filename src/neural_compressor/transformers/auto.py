@@ -10,7 +10,7 @@ import torch
 
 from neural_compressor.errors import CalibrationError, ConfigError
 from neural_compressor.torch.files.huggingface import empty_model, transformers_module
-from neural_compressor.torch.modules.scale_precision import hold_scales_in
+from neural_compressor.torch.passes.scale_precision import hold_scales_in
 from neural_compressor.torch.quantization import load, quantize, save
 from neural_compressor.torch.quantization.saving import is_quantized_folder
 from neural_compressor.transformers.calibration_data import calls_for

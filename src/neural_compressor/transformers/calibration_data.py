@@ -12,7 +12,7 @@ import torch
 from neural_compressor.errors import CalibrationError, ConfigError
 from neural_compressor.torch.batches import batch_size
 from neural_compressor.torch.files.huggingface import transformers_module
-from neural_compressor.torch.structure.calibration_limit import CalibrationLimit
+from neural_compressor.torch.structure.replay import CalibrationLimit
 from neural_compressor.transformers.config import CalibratedConfig
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from neural_compressor.errors import ConfigError
-from neural_compressor.torch.modules.kernels.bf16 import is_fast_at_bf16
+from neural_compressor.torch.modules.kernels.dequantized_product import is_fast_at_bf16
 from neural_compressor.torch.quantization import (
     AutoRoundConfig,
     AWQConfig,

@@ -33,7 +33,7 @@ from neural_compressor.torch.modules.matrix_stack import open_stacks
 from neural_compressor.torch.modules.relay import Relays
 from neural_compressor.torch.passes.fold import Structure
 from neural_compressor.torch.quantized_model import Quantization, rebuild
-from neural_compressor.torch.structure.layers import op_type
+from neural_compressor.torch.structure.ops import op_type
 
 logger = logging.getLogger("neural_compressor")
 

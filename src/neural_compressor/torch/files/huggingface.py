@@ -24,7 +24,7 @@ from neural_compressor.torch.modules import WeightOnlyLinear
 from neural_compressor.torch.modules.build import replace_module
 from neural_compressor.torch.passes.fold import Structure
 from neural_compressor.torch.quantized_model import Quantization
-from neural_compressor.torch.structure.layers import find_layers
+from neural_compressor.torch.structure.ops import find_layers
 
 logger = logging.getLogger("neural_compressor")
 LAYOUTS = {"compressed-tensors": "pack-quantized", "gptq": "gptq", "gptq_v2": "gptq_v2", "awq": "awq"}

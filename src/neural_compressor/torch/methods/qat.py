@@ -45,11 +45,11 @@ class WeightRounding(nn.Module):
 
 
 class ActivationRounding:
-    """A hook that watches the inputs of an op while training and rounds them to the scheme, with a moving-average range."""
+    """A hook that observes the inputs of an op while training and rounds them to the scheme, with a moving-average range."""
 
-    def __init__(self, scheme: TensorScheme, watch_output: bool) -> None:
+    def __init__(self, scheme: TensorScheme, with_output: bool) -> None:
         self.scheme = scheme
-        self.watch_output = watch_output
+        self.with_output = with_output
         self.observer_scheme = replace(scheme, algorithm="moving_average")
         self.observers: list[Any] = []
         self.seen: set[int] = set()
@@ -107,10 +107,10 @@ class QatSession:
                 self._attach(key, module, scheme.activation)
 
     def _attach(self, key: OpKey, module: nn.Module, scheme: TensorScheme) -> None:
-        rounding = ActivationRounding(scheme, watch_output=isinstance(module, FUNCTIONAL))
+        rounding = ActivationRounding(scheme, with_output=isinstance(module, FUNCTIONAL))
         self._activations[key] = rounding
         self._handles.append(module.register_forward_pre_hook(rounding.inputs))
-        if rounding.watch_output:
+        if rounding.with_output:
             self._handles.append(module.register_forward_hook(rounding.output))
 
     def finish(self) -> nn.Module:

@@ -72,9 +72,9 @@ class Calibrator:
             stack.enter_context(watched(self.model, lambda trace: self.paths.setdefault(trace.path, trace)))
             for key, scheme in missing.items():
                 module = self.model.get_submodule(key[0])
-                watch_output = isinstance(module, FUNCTIONAL) or key[0] in self.summed
+                with_output = isinstance(module, FUNCTIONAL) or key[0] in self.summed
                 handle = module.register_forward_hook(
-                    _observe(key, scheme, collected[key], watch_output), with_kwargs=True
+                    _observe(key, scheme, collected[key], with_output), with_kwargs=True
                 )
                 stack.callback(handle.remove)
             calls = 0
@@ -99,10 +99,10 @@ class Calibrator:
             self._known[self._slot(key, scheme, plan, source)] = collected[key]
 
 
-def _observe(key: OpKey, scheme: TensorScheme, observers: list[Observer], watch_output: bool) -> Any:
+def _observe(key: OpKey, scheme: TensorScheme, observers: list[Observer], with_output: bool) -> Any:
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         tensors = [t for t in (*args, *kwargs.values()) if isinstance(t, torch.Tensor)]
-        if watch_output:
+        if with_output:
             tensors.append(output)
         while len(observers) < len(tensors):
             observers.append(make_observer(scheme))

@@ -3,8 +3,10 @@
 from neural_compressor.torch.modules.arithmetic import QuantAdd, QuantMatMul, QuantMul
 from neural_compressor.torch.modules.base import QUANT_MODULES, QuantModule
 from neural_compressor.torch.modules.build import quantized_module
-from neural_compressor.torch.modules.conv import QuantConv1d, QuantConv2d, QuantConv3d
-from neural_compressor.torch.modules.conv_transpose import (
+from neural_compressor.torch.modules.conv import (
+    QuantConv1d,
+    QuantConv2d,
+    QuantConv3d,
     QuantConvTranspose1d,
     QuantConvTranspose2d,
     QuantConvTranspose3d,

@@ -13,11 +13,10 @@ from neural_compressor.schemes import PerGroup, QParams, TensorScheme, choose_qp
 from neural_compressor.schemes.affine import qparams_over
 from neural_compressor.schemes.quantize import round_values
 from neural_compressor.schemes.ranges import scale_granularity, value_range
+from neural_compressor.torch.modules.kernels.quint8 import U8
 from neural_compressor.torch.modules.portable import as_type, is_leaving
 
 Range = tuple[Any, Any]
-U8 = tuple[float, int]
-"""Scale and zero-point of unsigned 8-bit codes."""
 
 
 def calibrated_qparams(bounds: Range, scheme: TensorScheme, what: str) -> QParams:

@@ -15,7 +15,6 @@ from neural_compressor.registry import Registry
 from neural_compressor.schemes import PER_TENSOR, OpScheme, QParams, QuantizedArray, TensorScheme
 from neural_compressor.schemes.affine import integer_limits
 from neural_compressor.torch.modules.activation import (
-    U8,
     Range,
     as_u8,
     calibrated_qparams,
@@ -24,6 +23,7 @@ from neural_compressor.torch.modules.activation import (
     within_codes,
 )
 from neural_compressor.torch.modules.kernels.integer import SIMULATED, is_tensor_int8, kernel_for, why_simulated
+from neural_compressor.torch.modules.kernels.quint8 import U8
 from neural_compressor.torch.modules.layer_operator import call_layer, numbered
 from neural_compressor.torch.modules.portable import as_type, is_leaving, rounded
 

@@ -13,14 +13,14 @@ from neural_compressor.dtypes import dtype
 from neural_compressor.errors import ConfigError
 from neural_compressor.registry import close_matches
 from neural_compressor.schemes import PER_CHANNEL, PerGroup, TensorScheme
-from neural_compressor.torch.methods.autoround.grid import check_scheme
+from neural_compressor.torch.methods.autoround.rounding import check_scheme
 from neural_compressor.torch.methods.weight_only.jobs import BLOCKWISE, LayerJob
 from neural_compressor.torch.quantization.config.autoround import AutoRoundConfig
 from neural_compressor.torch.quantization.config.gptq import GPTQConfig
 from neural_compressor.torch.quantization.config.hqq import HQQConfig
 from neural_compressor.torch.quantization.config.weight_only import WeightOnlyConfig
-from neural_compressor.torch.structure.calibration_limit import UNLIMITED, CalibrationLimit
-from neural_compressor.torch.structure.layers import find_blocks, find_layers, output_head
+from neural_compressor.torch.structure.ops import find_layers, outer_blocks, output_head
+from neural_compressor.torch.structure.replay import UNLIMITED, CalibrationLimit
 
 
 def _rtn(config: Any) -> dict[str, Any]:
@@ -182,7 +182,7 @@ def _check_absorbers(model: nn.Module, jobs: Mapping[str, LayerJob]) -> None:
 def _check_training(model: nn.Module, jobs: Mapping[str, LayerJob]) -> None:
     """Layers of a block are trained together, so each must ask for the same training."""
     trained = {name: job for name, job in jobs.items() if job.algorithm == BLOCKWISE}
-    for block in find_blocks(model, trained) or [""]:
+    for block in outer_blocks(model, trained) or [""]:
         inside = {name: job for name, job in trained.items() if name.startswith(f"{block}." if block else "")}
         wanted = {repr((job.options, job.quantized_input)): name for name, job in inside.items()}
         if len(wanted) > 1:

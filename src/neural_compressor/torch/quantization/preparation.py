@@ -27,9 +27,8 @@ from neural_compressor.torch.passes.fold import Structure
 from neural_compressor.torch.quantization.deferred import Deferred
 from neural_compressor.torch.quantization.layer_jobs import jobs_for
 from neural_compressor.torch.quantized_model import Quantization
-from neural_compressor.torch.structure.calibration_limit import CalibrationLimit
-from neural_compressor.torch.structure.layers import op_type
-from neural_compressor.torch.structure.replay import Arguments, is_plain, remembered
+from neural_compressor.torch.structure.ops import op_type
+from neural_compressor.torch.structure.replay import Arguments, CalibrationLimit, is_plain, remembered
 
 logger = logging.getLogger("neural_compressor")
 _ATTRIBUTE = "_prepared"

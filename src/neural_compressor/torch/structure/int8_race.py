@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from neural_compressor.dtypes import dtype
 from neural_compressor.schemes import PER_CHANNEL, OpKey, OpScheme, TensorScheme
 from neural_compressor.torch.batches import feed
-from neural_compressor.torch.modules.kernels import fbgemm, onednn, quint8_conv
+from neural_compressor.torch.modules.kernels import fbgemm, onednn
 from neural_compressor.torch.modules.kernels.integer import kernel_for
 from neural_compressor.torch.modules.kernels.quint8 import to_quint8
 from neural_compressor.torch.modules.kernels.race import Race, Work, current_race
@@ -155,11 +155,11 @@ def _conv(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, place: _Place) -> Work:
     scale, bias = torch.ones(len(codes)), torch.zeros(len(codes))
     packed = onednn.pack_conv(codes, scale, bias, geometry, _QPARAMS, place.shape)
     if not place.emits:
-        run = quint8_conv.conv_to_float(packed, _QPARAMS, relu=False)
+        run = onednn.conv_to_float(packed, _QPARAMS, relu=False)
     elif isinstance(module, nn.Conv2d):
-        run = quint8_conv.conv2d(lambda: (codes, scale), bias, geometry, False, _QPARAMS)
+        run = onednn.conv2d(lambda: (codes, scale), bias, geometry, False, _QPARAMS)
     else:
-        run = quint8_conv.conv_nd(packed, _QPARAMS, False, _QPARAMS)
+        run = onednn.conv_nd(packed, _QPARAMS, False, _QPARAMS)
     layout = torch.channels_last if len(place.shape) == 4 else torch.contiguous_format
     x = _input(place)
     given = to_quint8(x, *_QPARAMS).contiguous(memory_format=layout)

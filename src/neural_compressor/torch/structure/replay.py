@@ -1,11 +1,13 @@
-"""Calls that are made again and again, each time as if it were the first."""
+"""Recorded calls of a model or block: cut to the data wanted, and made again as if each time were the first."""
 
 from __future__ import annotations
 
 import copy
 import inspect
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,8 +15,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from neural_compressor.errors import CalibrationError
-from neural_compressor.torch.batches import tensors_in
-from neural_compressor.torch.modules.kernels.bf16 import is_fast_at_bf16
+from neural_compressor.torch.batches import batch_size, tensors_in
+from neural_compressor.torch.modules.kernels.dequantized_product import is_fast_at_bf16
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -115,3 +117,44 @@ def _leaves(value: Any) -> Iterator[Any]:
             yield from _leaves(item)
     else:
         yield value
+
+
+@dataclass(frozen=True)
+class CalibrationLimit:
+    """At most so many samples (rows of batches), and so many tokens of each.
+
+    Tokens are counted where there are: integers of shape (samples, tokens), such as ids and masks. What is as long as
+    these is cut with them.
+
+    >>> import torch
+    >>> ids = torch.arange(12).reshape(3, 4)
+    >>> CalibrationLimit(samples=4, tokens=2).cut(((ids,), {}), seen=2)[0][0].tolist()
+    [[0, 1], [4, 5]]
+    """
+
+    samples: float = math.inf
+    tokens: float = math.inf
+
+    @classmethod
+    def covering(cls, limits: Iterable[CalibrationLimit]) -> CalibrationLimit:
+        """Enough for all of several."""
+        listed = list(limits)
+        return cls(max((each.samples for each in listed), default=0), max((each.tokens for each in listed), default=0))
+
+    def cut(self, call: Arguments, seen: int) -> Arguments | None:
+        """What is used of a call of the model behind ``seen`` samples; None where that is nothing."""
+        rows, left = batch_size(call), self.samples - seen
+        if left <= 0:
+            return None
+        numbers = [t for t in tensors_in(call) if t.dim() == 2 and not t.is_floating_point()]
+        long = {t.shape[1] for t in numbers if t.shape[1] > self.tokens}
+
+        def used(tensor: Tensor) -> Tensor:
+            if tensor.dim() > 1 and tensor.shape[1] in long:
+                tensor = tensor[:, : int(self.tokens)]
+            return tensor[: int(left)] if rows > left and tensor.dim() and tensor.shape[0] == rows else tensor
+
+        return independent(call, used)
+
+
+UNLIMITED = CalibrationLimit()

@@ -18,10 +18,10 @@ from neural_compressor.algorithms import (
 )
 from neural_compressor.errors import ConfigError
 from neural_compressor.schemes import TensorScheme
-from neural_compressor.torch.methods.autoround.layer import tune_layer
 from neural_compressor.torch.methods.autoround.options import AutoRoundOptions
+from neural_compressor.torch.methods.autoround.training import tune_layer
 from neural_compressor.torch.modules.weight_only import is_conv1d
-from neural_compressor.torch.structure.calibration_limit import UNLIMITED, CalibrationLimit
+from neural_compressor.torch.structure.replay import UNLIMITED, CalibrationLimit
 
 BLOCKWISE = "autoround"
 """The algorithm that trains a whole block; all others work on layers that share an input."""

@@ -12,8 +12,7 @@ from torch import nn
 
 from neural_compressor.algorithms import InputStatistics, LayerResult
 from neural_compressor.errors import NeuralCompressorError, QuantizationError
-from neural_compressor.torch.files.block_weights import empty_weight
-from neural_compressor.torch.files.streaming import WeightSource, give_back_freed_memory
+from neural_compressor.torch.files.streaming import WeightSource, empty_weight, give_back_freed_memory
 from neural_compressor.torch.methods.weight_only.jobs import LayerJob, matrix_of
 from neural_compressor.torch.modules.base import QuantModule
 from neural_compressor.torch.modules.build import replace_module

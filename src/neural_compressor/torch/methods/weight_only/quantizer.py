@@ -18,7 +18,7 @@ from neural_compressor.torch.methods.weight_only.jobs import BLOCKWISE, LayerJob
 from neural_compressor.torch.methods.weight_only.layer_groups import LayerGroups
 from neural_compressor.torch.methods.weight_only.lockstep import Lockstep
 from neural_compressor.torch.modules.matrix_stack import open_stacks
-from neural_compressor.torch.structure.layers import find_blocks, is_parameter
+from neural_compressor.torch.structure.ops import is_parameter, outer_blocks
 from neural_compressor.torch.structure.replay import Arguments
 
 
@@ -62,7 +62,7 @@ class WeightOnlyQuantizer:
         return groups.missed
 
     def _blockwise(self, groups: LayerGroups, layers: Sequence[str], calls: Sequence[Arguments]) -> None:
-        blocks = find_blocks(self.model, layers) or [""]
+        blocks = outer_blocks(self.model, layers) or [""]
         inside = {block: [n for n in layers if n.startswith(f"{block}." if block else "")] for block in blocks}
         outside = [n for n in layers if not any(n in members for members in inside.values())]
         float_stream = self.upstream or any(self.jobs[n].algorithm == BLOCKWISE for n in layers)

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from neural_compressor.torch.modules.kernels.bf16 import is_fast_at_bf16
 from neural_compressor.torch.modules.kernels.stored_weight import StoredWeight
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def is_fast_at_bf16(device: str) -> bool:
+    """Whether a kind of device has instructions for it; one without them computes it slower than float32."""
+    return _has_instructions(device)
+
+
+@functools.cache
+def _has_instructions(device: str) -> bool:
+    if device == "cuda":
+        return bool(torch.cuda.is_bf16_supported())
+    return device == "cpu" and bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+
 
 # How many values are dequantized at a time: on a CPU so many that they stay in its cache.
 _VALUES = {"cpu": 1 << 20, "cuda": 1 << 25}

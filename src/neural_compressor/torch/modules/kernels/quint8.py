@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+U8 = tuple[float, int]
+"""Scale and zero-point of unsigned 8-bit codes."""
+
 
 def to_quint8(x: Tensor, scale: float, zero_point: int) -> Tensor:
     """``x`` on the grid ``(code - zero_point) * scale``; a tensor that is quantized already is returned as it is."""

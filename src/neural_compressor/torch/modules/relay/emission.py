@@ -31,7 +31,7 @@ from neural_compressor.torch.modules import (
     QuantModule,
     QuantMul,
 )
-from neural_compressor.torch.modules.activation import U8
+from neural_compressor.torch.modules.kernels.quint8 import U8
 from neural_compressor.torch.modules.relay.tracing import Traced
 
 Shape = tuple[int, ...]

@@ -22,9 +22,8 @@ from neural_compressor.schemes.error import sqnr_db
 from neural_compressor.torch.batches import feed, tensors_in
 from neural_compressor.torch.modules import QuantConv2d, QuantModule
 from neural_compressor.torch.modules.relay.emission import Shape, assign
-from neural_compressor.torch.modules.relay.guards import Guards
 from neural_compressor.torch.modules.relay.program import Builder
-from neural_compressor.torch.modules.relay.tracing import Traced, TraceError, trace
+from neural_compressor.torch.modules.relay.tracing import Guards, Traced, TraceError, trace
 
 _LOG = logging.getLogger(__name__)
 _LEAST_DB = 10.0

@@ -21,9 +21,8 @@ from neural_compressor.torch.modules import (
     QuantModule,
     QuantMul,
 )
-from neural_compressor.torch.modules.activation import U8
-from neural_compressor.torch.modules.kernels import fbgemm, onednn, quint8_conv
-from neural_compressor.torch.modules.kernels.quint8 import codes_of, to_quint8, with_qparams
+from neural_compressor.torch.modules.kernels import fbgemm, onednn
+from neural_compressor.torch.modules.kernels.quint8 import U8, codes_of, to_quint8, with_qparams
 from neural_compressor.torch.modules.relay.emission import Emission, Kind, Op, Shape
 from neural_compressor.torch.modules.relay.tracing import Traced
 
@@ -147,7 +146,7 @@ class Builder:
             self._codes[node, qparams] = self._call(run, "to_codes", *inputs)
         elif isinstance(module, _QuantConv) and module.output_qparams is None:
             packed = _packed(module, self.shapes[op.inputs[0][0]])
-            run = quint8_conv.conv_to_float(packed, op.inputs[0][1] or (1.0, 0), module.relu)
+            run = onednn.conv_to_float(packed, op.inputs[0][1] or (1.0, 0), module.relu)
             self._floats[node] = self._call(run, "conv_to_float", *inputs)
         else:
             shape = self.shapes[op.inputs[0][0]]
@@ -220,9 +219,9 @@ def _packed(module: Any, shape: Sequence[int]) -> onednn.PackedConv:
 
 def _to_codes(module: QuantModule, shape: Sequence[int], relu: bool, output: U8) -> Callable[..., Tensor]:
     if isinstance(module, QuantConv2d):
-        return quint8_conv.conv2d(lambda: module._int8_weight()[:2], module.bias, module.geometry, relu, output)
+        return onednn.conv2d(lambda: module._int8_weight()[:2], module.bias, module.geometry, relu, output)
     if isinstance(module, (QuantConv1d, QuantConv3d)):
-        return quint8_conv.conv_nd(_packed(module, shape), module._u8("input"), relu, output)
+        return onednn.conv_nd(_packed(module, shape), module._u8("input"), relu, output)
     if isinstance(module, QuantLinear):
         packed = module.prepacked()
 

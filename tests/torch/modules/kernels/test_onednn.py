@@ -4,9 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from neural_compressor.torch.modules.kernels.onednn import ConvGeometry, pack_conv
+from neural_compressor.torch.modules.kernels.onednn import ConvGeometry, conv2d, conv_to_float, pack_conv
 from neural_compressor.torch.modules.kernels.quint8 import to_quint8
-from neural_compressor.torch.modules.kernels.quint8_conv import conv2d, conv_to_float
 
 IN, OUT = (0.02, 100), (0.05, 120)
 

@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from neural_compressor.torch.files.block_weights import BlockWeights, empty_weight
-from neural_compressor.torch.files.streaming import WeightSource
+from neural_compressor.torch.files.streaming import BlockWeights, WeightSource, empty_weight
 
 
 @pytest.fixture

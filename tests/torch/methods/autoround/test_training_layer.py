@@ -10,8 +10,7 @@ from neural_compressor.algorithms import InputStatistics, quadratic_loss
 from neural_compressor.dtypes import dtype
 from neural_compressor.schemes import PER_CHANNEL, PerGroup, TensorScheme, quantize
 from neural_compressor.torch import quantization
-from neural_compressor.torch.methods.autoround.layer import tune_layer
-from neural_compressor.torch.methods.autoround.training import AutoRoundOptions, tune_block
+from neural_compressor.torch.methods.autoround.training import AutoRoundOptions, tune_block, tune_layer
 from neural_compressor.torch.quantization import AutoRoundConfig
 
 

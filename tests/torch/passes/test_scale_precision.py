@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from neural_compressor.errors import QuantizationError
-from neural_compressor.torch.modules.scale_precision import hold_scales_in
+from neural_compressor.torch.passes.scale_precision import hold_scales_in
 from neural_compressor.torch.quantization import RTNConfig, load, quantize
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from neural_compressor.torch.structure.layers import find_layers, is_parameter, op_type
+from neural_compressor.torch.structure.ops import find_layers, is_parameter, op_type
 
 
 class Experts(nn.Module):

@@ -16,8 +16,7 @@ from neural_compressor.schemes import PER_CHANNEL, PerGroup, TensorScheme
 from neural_compressor.torch.methods.autoround.rounding import check_scheme
 from neural_compressor.torch.methods.weight_only.jobs import BLOCKWISE, LayerJob
 from neural_compressor.torch.quantization.config.autoround import AutoRoundConfig
-from neural_compressor.torch.quantization.config.gptq import GPTQConfig
-from neural_compressor.torch.quantization.config.hqq import HQQConfig
+from neural_compressor.torch.quantization.config.layerwise import GPTQConfig, HQQConfig
 from neural_compressor.torch.quantization.config.weight_only import WeightOnlyConfig
 from neural_compressor.torch.structure.ops import find_layers, outer_blocks, output_head
 from neural_compressor.torch.structure.replay import UNLIMITED, CalibrationLimit

@@ -4,7 +4,6 @@ from neural_compressor.config.composable import ComposableConfig
 from neural_compressor.config.composed import ComposedConfig
 from neural_compressor.config.tuning_config import TuningConfig
 from neural_compressor.torch.quantization.config.autoround import AutoRoundConfig
-from neural_compressor.torch.quantization.config.awq import AWQConfig
 from neural_compressor.torch.quantization.config.defaults import (
     get_default_AutoRound_config,
     get_default_autoround_config,
@@ -22,16 +21,10 @@ from neural_compressor.torch.quantization.config.defaults import (
     get_default_teq_config,
     get_woq_tuning_config,
 )
-from neural_compressor.torch.quantization.config.double_quant import DoubleQuantConfig
-from neural_compressor.torch.quantization.config.fp8 import FP8Config
-from neural_compressor.torch.quantization.config.gptq import GPTQConfig
-from neural_compressor.torch.quantization.config.hqq import HQQConfig
+from neural_compressor.torch.quantization.config.floats import FP8Config, MixedPrecisionConfig, MXQuantConfig
 from neural_compressor.torch.quantization.config.int8 import DynamicQuantConfig, SmoothQuantConfig, StaticQuantConfig
-from neural_compressor.torch.quantization.config.mixed_precision import MixedPrecisionConfig
-from neural_compressor.torch.quantization.config.mx import MXQuantConfig
-from neural_compressor.torch.quantization.config.rtn import RTNConfig
-from neural_compressor.torch.quantization.config.teq import TEQConfig
-from neural_compressor.torch.quantization.config.weight_only import WeightOnlyConfig
+from neural_compressor.torch.quantization.config.layerwise import AWQConfig, GPTQConfig, HQQConfig, RTNConfig, TEQConfig
+from neural_compressor.torch.quantization.config.weight_only import DoubleQuantConfig, WeightOnlyConfig
 
 __all__ = [
     "AWQConfig",

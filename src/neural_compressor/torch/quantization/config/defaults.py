@@ -8,15 +8,9 @@ from neural_compressor.config.composable import ComposableConfig
 from neural_compressor.errors import ConfigError
 from neural_compressor.registry import close_matches
 from neural_compressor.torch.quantization.config.autoround import AutoRoundConfig
-from neural_compressor.torch.quantization.config.awq import AWQConfig
-from neural_compressor.torch.quantization.config.fp8 import FP8Config
-from neural_compressor.torch.quantization.config.gptq import GPTQConfig
-from neural_compressor.torch.quantization.config.hqq import HQQConfig
+from neural_compressor.torch.quantization.config.floats import FP8Config, MixedPrecisionConfig, MXQuantConfig
 from neural_compressor.torch.quantization.config.int8 import DynamicQuantConfig, SmoothQuantConfig, StaticQuantConfig
-from neural_compressor.torch.quantization.config.mixed_precision import MixedPrecisionConfig
-from neural_compressor.torch.quantization.config.mx import MXQuantConfig
-from neural_compressor.torch.quantization.config.rtn import RTNConfig
-from neural_compressor.torch.quantization.config.teq import TEQConfig
+from neural_compressor.torch.quantization.config.layerwise import AWQConfig, GPTQConfig, HQQConfig, RTNConfig, TEQConfig
 
 _DOUBLE_QUANT: dict[str, dict[str, Any]] = {
     "BNB_NF4": {

@@ -1,4 +1,4 @@
-"""8-bit floating-point weights and activations."""
+"""Configurations of floating-point formats: fp8, MX blocks with a shared scale, half precision."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from neural_compressor.config.words import as_list, word
 from neural_compressor.dtypes import DType, dtype
 from neural_compressor.errors import ConfigError
 from neural_compressor.registry import close_matches
-from neural_compressor.torch.quantization.config.fields import Flag, Path
+from neural_compressor.torch.quantization.config.fields import Count, Flag, Path
 
 _RANGES = ("hw", "pow2", "arbitrary")
 SCALE_METHODS = (
@@ -106,3 +106,59 @@ class FP8Config(ComposableConfig):
         if values["fake_quant"] and values["use_qdq"] and {"fake_quant", "use_qdq"} <= given:
             raise ConfigError(f"{cls.__name__}: fake_quant and use_qdq are two ways to run the model; choose one")
         return {**super()._settled(values, given), "use_qdq": values["use_qdq"] and not values["fake_quant"]}
+
+
+ELEMENTS = ("int8", "int4", "int2", "fp8_e5m2", "fp8_e4m3", "fp6_e3m2", "fp6_e2m3", "fp4", "float16", "bfloat16")
+"""What the elements of a block can be; the last two leave the tensor without a scale."""
+ROUNDINGS = ("nearest", "dither", "floor", "even")
+
+
+def _named(known: tuple[str, ...]) -> Any:
+    """A validator that admits the types in ``known`` in any registered spelling, and keeps the one listed."""
+    listed = {dtype(name).name: name for name in known}
+
+    def check(value: Any) -> str:
+        try:
+            found = listed.get(dtype(value).name) if isinstance(value, str) else None
+        except ConfigError:
+            found = None  # the message below names what is known here, not every data type
+        if found is None:
+            raise ConfigError(f"got {value!r}; {close_matches(str(value), known)}")
+        return found
+
+    return check
+
+
+Element = Annotated[str, one_or_more(_named(ELEMENTS))]
+
+
+@register_config("torch", "mx_quant")
+class MXQuantConfig(ComposableConfig):
+    """Weights and activations in blocks of ``blocksize`` elements that share a scale, simulated in ``out_dtype``.
+
+    >>> MXQuantConfig(w_dtype="fp4_e2m1").w_dtype
+    'fp4'
+    """
+
+    w_dtype: Element = "int8"
+    act_dtype: Element = "int8"
+    out_dtype: Annotated[str, one_or_more(_named(("bfloat16", "float16", "float32")))] = "bfloat16"
+    blocksize: Count = 32
+    round_method: Annotated[str, one_or_more(word(ROUNDINGS))] = "nearest"
+    weight_only: Flag = False
+
+
+@register_config("torch", "mixed_precision")
+class MixedPrecisionConfig(ComposableConfig):
+    """Ops in fp16 or bf16; ``fp32`` leaves them as they are.
+
+    >>> [each.dtype for each in MixedPrecisionConfig(dtype=["fp16", "bf16"]).expand()]
+    ['fp16', 'bf16']
+    """
+
+    dtype: Annotated[str, one_or_more(word(("fp16", "bf16", "fp32")))] = "fp16"
+
+    @property
+    def quantizes(self) -> bool:
+        """Whether ops change at all."""
+        return self.dtype != "fp32"

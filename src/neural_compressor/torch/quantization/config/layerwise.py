@@ -1,0 +1,205 @@
+"""Configurations of the weight-only algorithms that work layer by layer: RTN, GPTQ, AWQ, TEQ, HQQ."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from neural_compressor.config.composition import register_config
+from neural_compressor.dtypes import IntType
+from neural_compressor.errors import ConfigError
+from neural_compressor.torch.quantization.config.fields import (
+    FLOAT,
+    Bits,
+    Count,
+    Flag,
+    Fraction,
+    GroupDim,
+    GroupSize,
+    LayerMap,
+    Path,
+    ScaleSearch,
+    WeightDtype,
+    dtype_of,
+)
+from neural_compressor.torch.quantization.config.weight_only import DoubleQuantConfig, WeightOnlyConfig
+
+
+class RoundingConfig(DoubleQuantConfig):
+    """The parameters that RTN, AWQ and TEQ share.
+
+    ``use_full_range`` lets the scale of a symmetric signed integer be negative: the largest weight of a group, whatever its
+    sign, gets the code that the negative side has more. Steps are finer and nothing is stored in addition, so it is on
+    wherever there is such a code; a grid without one (asymmetric, nf4, ...) has nothing to switch.
+    """
+
+    dtype: WeightDtype = "int"
+    bits: Bits = 4
+    use_sym: Flag = True
+    group_size: GroupSize = 32
+    group_dim: GroupDim = 1
+    use_full_range: Flag = True
+    use_mse_search: Flag = False
+    use_layer_wise: Flag = True
+    model_path: Path = ""
+    use_double_quant: Flag = False
+    double_quant_dtype: WeightDtype = "int"
+    double_quant_bits: Bits = 8
+    double_quant_use_sym: Flag = False
+    double_quant_group_size: GroupSize = 256
+    quant_lm_head: Flag = False
+
+
+@register_config("torch", "rtn")
+class RTNConfig(RoundingConfig):
+    """Round to nearest: each weight goes to the closest value of its grid. Needs no data.
+
+    ``scale_search`` narrows the range of each group to where the error is least: ``"mse"`` (``use_mse_search=True`` is
+    the same), or ``"importance"``, which weighs inputs by calibration data. ``hadamard`` rotates the input side of the
+    weight first, which helps at 2 and 3 bits.
+
+    >>> config = RTNConfig(bits=[4, 8], group_size=128).set_local("lm_head", RTNConfig(dtype="fp32"))
+    >>> [each.weight_scheme().dtype.name for each in config.expand()]
+    ['int4', 'int8']
+    """
+
+    scale_search: ScaleSearch = "none"
+    hadamard: Flag = False
+
+    @property
+    def needs_calibration(self) -> bool:
+        """Only where inputs are weighed by data."""
+        return self.scale_search == "importance"
+
+
+@register_config("torch", "gptq")
+class GPTQConfig(DoubleQuantConfig):
+    """GPTQ: weights not yet rounded make up for the error of those that are.
+
+    ``act_order`` takes the inputs with the largest activations first, ``hybrid_order`` does so group by group without
+    moving weights between groups. ``block_size`` changes the speed only. Models are always worked on block by block:
+    ``use_block_wise`` is another word for ``use_layer_wise``.
+
+    Two additions to the published algorithm are on, because language models lose less with each: ``correct_upstream``
+    makes a layer aim at the outputs of the float model, not at its own on inputs that already carry an error, and
+    ``scale_search`` looks for the scales with the least loss. ``correct_upstream=False, scale_search="none"`` gives the
+    algorithm as published. ``hadamard`` and ``use_full_range`` are those of :class:`RTNConfig`.
+
+    With ``amp`` calibration data runs through the blocks in bfloat16 where the device is fast at it (weights of float32
+    alone); ``amp=False`` keeps it in the type of the weights.
+    """
+
+    dtype: WeightDtype = "int"
+    bits: Bits = 4
+    use_sym: Flag = True
+    group_size: GroupSize = 32
+    use_mse_search: Flag = False
+    use_layer_wise: Flag = False
+    use_block_wise: Flag = False
+    model_path: Path = ""
+    use_double_quant: Flag = False
+    double_quant_dtype: WeightDtype = "int"
+    double_quant_bits: Bits = 8
+    double_quant_use_sym: Flag = False
+    double_quant_group_size: GroupSize = 256
+    act_order: Flag = False
+    hybrid_order: Flag = False
+    percdamp: Fraction = 0.01
+    block_size: Count = 2048
+    static_groups: Flag = False
+    true_sequential: Flag = False
+    quant_lm_head: Flag = False
+    correct_upstream: Flag = True
+    scale_search: ScaleSearch = "mse"
+    hadamard: Flag = False
+    use_full_range: Flag = True
+    amp: Flag = True
+
+    @property
+    def needs_calibration(self) -> bool:
+        """Always."""
+        return True
+
+    @classmethod
+    def _settled(cls, values: dict[str, Any], given: frozenset[str]) -> dict[str, Any]:
+        values = super()._settled(values, given)
+        if not (values["act_order"] and values["hybrid_order"]):
+            return values
+        if {"act_order", "hybrid_order"} <= given:
+            raise ConfigError(
+                f"{cls.__name__}: act_order and hybrid_order are two orders of the same inputs; choose one"
+            )
+        return {**values, "hybrid_order": False}
+
+
+@register_config("torch", "awq")
+class AWQConfig(RoundingConfig):
+    """AWQ: inputs that carry large activations are scaled up before rounding, and the layer before them scaled down.
+
+    ``use_auto_scale`` searches the scales, ``use_auto_clip`` (or ``use_mse_search``) then the ranges. ``folding`` lets the
+    normalisation before take the scales in, and leaves them out where there is none; without it they are applied to the
+    input at run time. ``absorb_layer_dict`` lists layers by the normalisation that takes in their scale, where watching
+    the model run does not find it. ``amp`` is that of :class:`GPTQConfig`.
+    """
+
+    use_layer_wise: Flag = False
+    double_quant_use_sym: Flag = True
+    use_auto_scale: Flag = True
+    use_auto_clip: Flag = True
+    folding: Flag = False
+    absorb_layer_dict: LayerMap = Field(default_factory=dict)
+    amp: Flag = True
+
+    @property
+    def needs_calibration(self) -> bool:
+        """Always."""
+        return True
+
+
+@register_config("torch", "teq")
+class TEQConfig(RoundingConfig):
+    """TEQ: scales of the inputs as in AWQ, trained by gradient descent.
+
+    ``absorb_to_layer`` and ``folding`` are the ``absorb_layer_dict`` and ``folding`` of :class:`AWQConfig`;
+    ``use_mse_search`` searches the ranges too. ``amp`` is that of
+    :class:`GPTQConfig`.
+    """
+
+    use_layer_wise: Flag = False
+    double_quant_use_sym: Flag = True
+    absorb_to_layer: LayerMap = Field(default_factory=dict)
+    folding: Flag = True
+    amp: Flag = True
+
+    @property
+    def needs_calibration(self) -> bool:
+        """Always."""
+        return True
+
+
+@register_config("torch", "hqq")
+class HQQConfig(WeightOnlyConfig):
+    """HQQ: zero points are fitted so that a few weights far off cost little. Needs no data; always asymmetric.
+
+    ``quant_zero`` and ``quant_scale`` store the zero points and the scales in 8 bits, the scales in groups of
+    ``scale_quant_group_size``.
+    """
+
+    dtype: WeightDtype = "int"
+    bits: Bits = 4
+    group_size: GroupSize = 64
+    quant_zero: Flag = True
+    quant_scale: Flag = False
+    scale_quant_group_size: GroupSize = 128
+    quant_lm_head: Flag = False
+
+    @classmethod
+    def _settled(cls, values: dict[str, Any], given: frozenset[str]) -> dict[str, Any]:
+        values = super()._settled(values, given)
+        if values["dtype"] != FLOAT and not isinstance(dtype_of(values["dtype"], values["bits"]), IntType):
+            raise ConfigError(
+                f"{cls.__name__}.dtype: got {values['dtype']!r}, expected an integer type: HQQ fits zero points, and only "
+                "integers have them"
+            )
+        return values

@@ -41,7 +41,7 @@ class TestGPTQActOrderStaticGroups(AlgorithmContract):
 
 
 class TestGPTQHybridOrder(AlgorithmContract):
-    algorithm, options = "gptq", {"hybrid_order": True, "search": "mse", "sweeps": 2}
+    algorithm, options = "gptq", {"hybrid_order": True, "search": "mse"}
 
 
 class TestGPTQRotated(AlgorithmContract):

@@ -7,7 +7,6 @@ from neural_compressor.algorithms.awq import awq_clip, awq_scale, round_scaled
 from neural_compressor.algorithms.bias_correction import bias_correction, mean_error
 from neural_compressor.algorithms.catalogue import ALGORITHMS, WeightOnlyAlgorithm, register_algorithm
 from neural_compressor.algorithms.double_quant import double_quant, quantize_parameter
-from neural_compressor.algorithms.equalization import equalize, equalizing_scale
 from neural_compressor.algorithms.float_zero_array import FloatZeroArray
 from neural_compressor.algorithms.gptq import gptq
 from neural_compressor.algorithms.hadamard import Rotation, hadamard_matrix, rotate
@@ -15,7 +14,6 @@ from neural_compressor.algorithms.hqq import hqq
 from neural_compressor.algorithms.layer_result import LayerResult
 from neural_compressor.algorithms.quadratic_loss import quadratic_loss
 from neural_compressor.algorithms.rtn import rtn
-from neural_compressor.algorithms.scale_refit import refit_scales
 from neural_compressor.algorithms.smoothquant import smooth_scale
 from neural_compressor.algorithms.statistics import InputStatistics
 from neural_compressor.algorithms.teq import teq_scale
@@ -33,15 +31,12 @@ __all__ = [
     "awq_scale",
     "bias_correction",
     "double_quant",
-    "equalize",
-    "equalizing_scale",
     "gptq",
     "hadamard_matrix",
     "hqq",
     "mean_error",
     "quadratic_loss",
     "quantize_parameter",
-    "refit_scales",
     "register_algorithm",
     "rotate",
     "round_scaled",

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from neural_compressor.algorithms.awq import awq_scale, round_scaled
+from neural_compressor.algorithms.gain import keep_gain
 from neural_compressor.algorithms.gptq import gptq
 from neural_compressor.algorithms.hadamard import Rotation
 from neural_compressor.algorithms.hqq import hqq
 from neural_compressor.algorithms.layer_result import LayerResult
 from neural_compressor.algorithms.rtn import rtn
-from neural_compressor.algorithms.scale_refit import keep_gain
 from neural_compressor.algorithms.statistics import InputStatistics
 from neural_compressor.algorithms.teq import teq_scale
 from neural_compressor.algorithms.upstream import Pull

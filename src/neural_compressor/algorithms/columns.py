@@ -72,15 +72,6 @@ class Columns:
         self.codes[place, :] = xp.astype(codes, self.codes.dtype)
         return (codes if zero_point is None else codes - zero_point) * scale
 
-    def values(self) -> Array:
-        """What all codes stand for, (inputs, outputs) float32."""
-        xp = array_namespace(self.codes)
-        group = xp.asarray(self.order.group, device=device(self.codes))
-        steps = decode(self.codes, element_type(self.scheme))
-        if self.zero_point is not None:
-            steps -= xp.take(self.zero_point, group, axis=0)
-        return steps * xp.take(self.scale, group, axis=0)
-
     def array(self, beforehand: QParams | None) -> QuantizedArray:
         """The quantized weight (outputs, inputs): at its places where groups have moved, else in its own order."""
         xp = array_namespace(self.codes)

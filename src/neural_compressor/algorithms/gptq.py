@@ -11,7 +11,6 @@ from neural_compressor.algorithms.checks import checked_hessian, checked_weight,
 from neural_compressor.algorithms.column_order import column_order
 from neural_compressor.algorithms.columns import Columns, chosen_beforehand
 from neural_compressor.algorithms.compensation import round_with_compensation
-from neural_compressor.algorithms.coordinate_descent import coordinate_descent
 from neural_compressor.algorithms.hessian_factor import inverse_factor
 from neural_compressor.algorithms.layer_result import LayerResult
 from neural_compressor.algorithms.upstream import Pull, add_upstream
@@ -36,7 +35,6 @@ def gptq(
     full_range: bool | None = None,
     pull: Pull | None = None,
     cross_mix: float = 0.35,
-    sweeps: int = 0,
     overwrite_hessian: bool = False,
 ) -> LayerResult:
     """``weight`` (outputs, inputs) quantized so that the outputs move least for inputs with the given ``hessian``.
@@ -55,8 +53,6 @@ def gptq(
       weights and :attr:`InputStatistics.cross`. The layer then aims at the float layer's outputs on the float model's
       inputs, not at its own outputs on inputs that already carry an error; ``cross_mix`` (0 to 1) says how far. All the
       way fits calibration data too closely: on a small language model a quarter to a half did best at 2 to 4 bits.
-    - ``sweeps``: how often every weight is then rounded once more, given all the others. That takes a second matrix of
-      the size of the Hessian.
     - ``overwrite_hessian``: work in the memory of ``hessian``, which is of no use afterwards, instead of a copy.
 
     >>> import numpy as np
@@ -72,8 +68,6 @@ def gptq(
         raise ConfigError(f"block_size is a number of inputs, at least 1, not {block_size}")
     if not 0 <= cross_mix <= 1:
         raise ConfigError(f"cross_mix goes from 0 (leave the upstream error) to 1 (correct all of it), not {cross_mix}")
-    if sweeps < 0:
-        raise ConfigError(f"sweeps is how often to go over the weights again, 0 or more, not {sweeps}")
     weight = checked_weight(weight, scheme)
     hessian = checked_hessian(hessian, weight)
     xp = array_namespace(weight)
@@ -91,7 +85,6 @@ def gptq(
     square = hessian if overwrite_hessian else xp.asarray(hessian, copy=True)
     if not order.is_natural:
         change_both_sides(square, lambda rows: xp.take(rows, index, axis=1))
-    damped = _damped(square, percdamp) if sweeps else None
     factor = inverse_factor(square, percdamp, overwrite=True)
     target = xp.take(weight.T, index, axis=0)
     if pull is not None and mean > 0 and cross_mix > 0:
@@ -111,22 +104,10 @@ def gptq(
         columns.set_all(qparams)
     one_group = replace(scheme, granularity=PER_CHANNEL)
     round_with_compensation(
-        xp.asarray(target, copy=True) if sweeps else target,
+        target,
         factor,
         columns,
         block_size,
         None if beforehand else lambda part, places: scales(part, one_group, importance[places]),
     )
-    if damped is not None:
-        coordinate_descent(target, damped, columns, sweeps=sweeps, block_size=block_size)
     return LayerResult(columns.array(qparams), index if order.moved else None)
-
-
-def _damped(hessian: Array, percdamp: float) -> Array:
-    xp = array_namespace(hessian)
-    diagonal = xp.linalg.diagonal(hessian)
-    mean = xp.mean(diagonal)
-    places = xp.arange(hessian.shape[0], device=device(hessian))
-    damped = xp.asarray(hessian, copy=True)
-    damped[places, places] += xp.where(diagonal == 0, xp.where(mean > 0, mean, xp.ones_like(mean)), percdamp * mean)
-    return damped

@@ -11,7 +11,7 @@ import pytest
 
 from neural_compressor.algorithms import gptq, quadratic_loss, rtn
 from neural_compressor.algorithms.checks import group_size
-from neural_compressor.algorithms.column_order import column_order
+from neural_compressor.algorithms.columns import column_order
 from neural_compressor.dtypes import dtype
 from neural_compressor.errors import ConfigError, QuantizationError
 from neural_compressor.schemes import PER_CHANNEL, PER_TENSOR, PerGroup, TensorScheme

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from neural_compressor.algorithms.gain import keep_gain
 
 from neural_compressor.algorithms import ALGORITHMS, hqq, rtn
+from neural_compressor.algorithms.rtn import keep_gain
 from neural_compressor.dtypes import dtype
 from neural_compressor.schemes import PER_CHANNEL, PerGroup, TensorScheme
 

@@ -13,6 +13,7 @@ from neural_compressor.algorithms.catalogue import (
     WeightOnlyAlgorithm,
     needs_data,
     options_of,
+    options_table,
     register_algorithm,
 )
 from neural_compressor.algorithms.double_quant import double_quant, quantize_parameter
@@ -54,6 +55,7 @@ __all__ = [
     "mean_error",
     "needs_data",
     "options_of",
+    "options_table",
     "quadratic_loss",
     "quantize_parameter",
     "register_algorithm",

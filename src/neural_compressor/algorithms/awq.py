@@ -15,6 +15,7 @@ from neural_compressor.algorithms.losses import block_quadratic, quadratic_loss
 from neural_compressor.algorithms.rtn import round_with, rtn
 from neural_compressor.algorithms.statistics import InputStatistics
 from neural_compressor.algorithms.weight_qparams import least_cost_qparams
+from neural_compressor.errors import ConfigError
 from neural_compressor.schemes import QParams, TensorScheme, value_range
 from neural_compressor.schemes.arrays import Array, array_namespace, like
 from neural_compressor.schemes.ranges import against_parts, from_parts, scale_granularity, to_parts
@@ -71,6 +72,8 @@ def awq_scale(
     >>> int(np.argmax(s))
     0
     """
+    if grid < 1:
+        raise ConfigError(f"the grid has at least one point, not {grid}")
     problem = ScalingProblem(weights, statistics.hessian, scheme, full_range)
     xp = array_namespace(problem.hessian)
     sample = problem.stacked(rows)

@@ -174,6 +174,20 @@ def needs_data(method: Method) -> bool:
     return ALGORITHMS[method.name].needs_statistics or options_of(method).needs_statistics
 
 
+def options_table(name: str) -> str:
+    """The options of an algorithm as a Markdown table.
+
+    >>> print(options_table("hqq").splitlines()[2])
+    | `p` | 0.7 | exponent of the error that is made small |
+    """
+    model = ALGORITHMS[name].options_model
+    rows = ["| option | default | |", "| --- | --- | --- |"]
+    for option in (*model.names(executor=False), *model.names(executor=True)):
+        field = model.model_fields[option]
+        rows.append(f"| `{option}` | {field.default} | {field.description} |")
+    return "\n".join(rows)
+
+
 def register_algorithm(
     name: str,
     *,

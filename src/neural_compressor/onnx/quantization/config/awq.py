@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from neural_compressor.algorithms import AWQOptions
 from neural_compressor.config.composition import register_config
 from neural_compressor.onnx.quantization.config.fields import Flag, Reader
 from neural_compressor.onnx.quantization.config.weight_only import WeightOnlyConfig
+
+_USUAL = AWQOptions()
 
 
 @register_config("onnxrt", "awq")
@@ -17,14 +18,6 @@ class AWQConfig(WeightOnlyConfig):
     ``enable_auto_scale`` searches the scales, ``enable_mse_search`` then the ranges.
     """
 
-    enable_auto_scale: Flag = True
-    enable_mse_search: Flag = True
+    enable_auto_scale: Flag = _USUAL.auto_scale
+    enable_mse_search: Flag = _USUAL.auto_clip
     calibration_data_reader: Reader = None
-
-    @property
-    def needs_calibration(self) -> bool:
-        """Where it quantizes anything."""
-        return self.quantizes
-
-    def algorithm_options(self) -> dict[str, Any]:
-        return {"auto_scale": self.enable_auto_scale, "auto_clip": self.enable_mse_search}

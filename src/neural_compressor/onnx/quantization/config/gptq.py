@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
+from neural_compressor.algorithms import GPTQOptions
 from neural_compressor.config.composition import register_config
 from neural_compressor.config.parameter_space import one_or_more
 from neural_compressor.config.words import flag
 from neural_compressor.errors import ConfigError
 from neural_compressor.onnx.quantization.config.fields import Count, Flag, Fraction, Reader
 from neural_compressor.onnx.quantization.config.weight_only import WeightOnlyConfig
+
+_USUAL = GPTQOptions()
 
 
 def _perchannel(value: Any) -> bool:
@@ -28,24 +31,10 @@ class GPTQConfig(WeightOnlyConfig):
     statistics, ``block_size`` changes the speed only.
     """
 
-    percdamp: Fraction = 0.01
-    block_size: Count = 128
-    actorder: Flag = False
-    mse: Flag = True
+    percdamp: Fraction = _USUAL.percdamp
+    block_size: Count = _USUAL.block_size
+    actorder: Flag = _USUAL.act_order
+    mse: Flag = _USUAL.search is not None
     perchannel: Annotated[bool, one_or_more(_perchannel)] = True
-    correct_upstream: Flag = True
+    correct_upstream: Flag = _USUAL.upstream
     calibration_data_reader: Reader = None
-
-    @property
-    def needs_calibration(self) -> bool:
-        """Where it quantizes anything."""
-        return self.quantizes
-
-    def algorithm_options(self) -> dict[str, Any]:
-        return {
-            "percdamp": self.percdamp,
-            "block_size": self.block_size,
-            "act_order": self.actorder,
-            "search": "mse" if self.mse else None,
-            "upstream": self.correct_upstream,
-        }

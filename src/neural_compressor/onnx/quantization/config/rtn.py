@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, PlainValidator
 
+from neural_compressor.algorithms import RTNOptions
 from neural_compressor.config.composition import register_config
 from neural_compressor.config.numbers import positive
 from neural_compressor.errors import ConfigError
@@ -35,10 +36,7 @@ class RTNConfig(WeightOnlyConfig):
     """
 
     ratios: Annotated[dict[str, float], PlainValidator(_ratios)] = Field(default_factory=dict)
-    mse: Flag = False
-
-    def algorithm_options(self) -> dict[str, Any]:
-        return {"search": "mse"} if self.mse else {}
+    mse: Flag = RTNOptions().search is not None
 
     @classmethod
     def _settled(cls, values: dict[str, Any], given: frozenset[str]) -> dict[str, Any]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from neural_compressor.algorithms import needs_data
+from neural_compressor.config.method_options import OptionTable, method_of, searched
 from neural_compressor.dtypes import dtype
 from neural_compressor.onnx.quantization.config.fields import (
     FLOAT,
@@ -20,7 +22,17 @@ from neural_compressor.onnx.quantization.config.fields import (
 )
 from neural_compressor.onnx.quantization.config.onnx_config import OnnxConfig
 from neural_compressor.onnx.quantization.quant_types import QuantFormat
-from neural_compressor.schemes import PER_CHANNEL, PerGroup, TensorScheme
+from neural_compressor.schemes import PER_CHANNEL, Method, PerGroup, TensorScheme
+
+_OPTIONS: OptionTable = {
+    "mse": searched,
+    "actorder": "act_order",
+    "correct_upstream": "upstream",
+    "enable_auto_scale": "auto_scale",
+    "enable_mse_search": "auto_clip",
+    "layer_wise_quant": "layer_wise",
+}
+"""The fields whose names are not those of the options they stand for."""
 
 
 class WeightOnlyConfig(OnnxConfig):
@@ -67,9 +79,15 @@ class WeightOnlyConfig(OnnxConfig):
         granularity = PER_CHANNEL if self.weight_group_size == -1 else PerGroup(self.weight_group_size)
         return TensorScheme(dtype(f"int{self.weight_bits}"), self.weight_sym, granularity, self.name)
 
-    def algorithm_options(self) -> dict[str, Any]:
-        """What the algorithm is called with."""
-        return {}
+    @property
+    def needs_calibration(self) -> bool:
+        """Where the method sees data, and anything is quantized."""
+        return any(each.quantizes and needs_data(each.method()) for each in self.alone().expand())
+
+    def method(self) -> Method:
+        """How the weights are found."""
+        self.require_single()
+        return method_of(self.name, self._values(), _OPTIONS)
 
     @classmethod
     def _settled(cls, values: dict[str, Any], given: frozenset[str]) -> dict[str, Any]:

@@ -101,7 +101,7 @@ def test_what_is_for_executors_means_nothing_to_one_weight(weight: Any, statisti
 class ShrunkOptions(LayerOptions):
     """The options of an algorithm of another package."""
 
-    times: PositiveInt = Field(2, description="how often it is halved")
+    times: PositiveInt = Field(default=2, description="how often it is halved")
 
 
 def test_a_registered_algorithm_brings_its_own_options(weight: Any, registry: None) -> None:
@@ -162,7 +162,7 @@ def test_the_example_of_the_guide_runs_as_printed(weight: Any, registry: None) -
     (code,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
     exec(compile(code, GUIDE.name, "exec"), {"__name__": "guide"})
     assert ALGORITHMS["coarse"](weight, SCHEME, passes=1).dequantize().shape == weight.shape
-    with pytest.raises(ConfigError, match="coarse.*passes: got 0"):
+    with pytest.raises(ConfigError, match=r"coarse.*passes: got 0"):
         ALGORITHMS["coarse"].method(passes=0)
 
 

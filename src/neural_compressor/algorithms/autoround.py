@@ -23,30 +23,35 @@ class AutoRoundOptions(LayerOptions):
     """
 
     iters: NonNegativeInt = Field(
-        100, description="steps of signed gradient descent; 0: nearest rounding with searched scales"
+        default=100, description="steps of signed gradient descent; 0: nearest rounding with searched scales"
     )
     # It falls linearly to zero, so that the last steps settle what the first found.
     lr: PositiveFloat | None = Field(
-        None, description="how far the first step moves a rounding, in steps of the grid; None: 1 / iters"
+        default=None, description="how far the first step moves a rounding, in steps of the grid; None: 1 / iters"
     )
     # The more codes there are, the less a scale may move before clipping costs more than it gains.
     minmax_lr: PositiveFloat | None = Field(
-        None, description="how far it moves a scale, as a fraction of it; None: so that the largest code moves by lr"
+        default=None,
+        description="how far it moves a scale, as a fraction of it; None: so that the largest code moves by lr",
     )
     # Few samples do: the noise of small steps averages out, and a step costs less.
-    batch_size: PositiveInt = Field(2, description="samples that run at a time in training")
-    gradient_accumulate_steps: PositiveInt = Field(1, description="such batches that a step sees")
-    enable_minmax_tuning: bool = Field(True, description="learn the scales too")
-    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="how much of earlier gradients is in a step")
-    seed: NonNegativeInt = Field(42, description="of the order in which samples are seen")
-    keep_best: bool = Field(True, description="give up what was learned where the error is no smaller than before")
+    batch_size: PositiveInt = Field(default=2, description="samples that run at a time in training")
+    gradient_accumulate_steps: PositiveInt = Field(default=1, description="such batches that a step sees")
+    enable_minmax_tuning: bool = Field(default=True, description="learn the scales too")
+    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0.0, description="how much of earlier gradients is in a step"
+    )
+    seed: NonNegativeInt = Field(default=42, description="of the order in which samples are seen")
+    keep_best: bool = Field(
+        default=True, description="give up what was learned where the error is no smaller than before"
+    )
     full_range: FullRange = None
     # Beside what it means elsewhere, training itself runs in it: an argument of the function.
     amp: bool | None = Field(
-        None, description="whether data and training run in bfloat16; None: where the device is fast at it"
+        default=None, description="whether data and training run in bfloat16; None: where the device is fast at it"
     )
     quantized_input: Annotated[bool, EXECUTOR] = Field(
-        True, description="train on inputs that come from quantized layers, not on those of the float model"
+        default=True, description="train on inputs that come from quantized layers, not on those of the float model"
     )
 
     @property

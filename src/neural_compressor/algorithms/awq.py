@@ -29,19 +29,20 @@ class ScaledInputOptions(LayerOptions):
 
     full_range: FullRange = None
     folding: Annotated[bool, EXECUTOR] = Field(
-        False, description="the normalisation before takes the scales in; where there is none they are left out"
+        default=False, description="the normalisation before takes the scales in; where there is none they are left out"
     )
     absorb: Annotated[dict[str, list[str]], EXECUTOR] = Field(
-        {}, description="layers that share an input by the name of what takes their scale in, where it is not found"
+        default={},
+        description="layers that share an input by the name of what takes their scale in, where it is not found",
     )
 
 
 class AWQOptions(ScaledInputOptions):
     """The options of AWQ."""
 
-    auto_scale: bool = Field(True, description="search the scales of the inputs")
-    auto_clip: bool = Field(True, description="then search the range of each group")
-    grid: PositiveInt = Field(20, description="exponents tried in the search of scales")
+    auto_scale: bool = Field(default=True, description="search the scales of the inputs")
+    auto_clip: bool = Field(default=True, description="then search the range of each group")
+    grid: PositiveInt = Field(default=20, description="exponents tried in the search of scales")
 
 
 def awq_scale(

@@ -40,14 +40,17 @@ class LayerOptions(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
 
     nsamples: Annotated[PositiveInt | None, EXECUTOR] = Field(
-        None, description="samples of the data it sees; None: all"
+        default=None, description="samples of the data it sees; None: all"
     )
-    seqlen: Annotated[PositiveInt | None, EXECUTOR] = Field(None, description="tokens of each sample; None: all")
+    seqlen: Annotated[PositiveInt | None, EXECUTOR] = Field(
+        default=None, description="tokens of each sample; None: all"
+    )
     amp: Annotated[bool | None, EXECUTOR] = Field(
-        None, description="whether data runs in bfloat16; None: where the device is fast at it"
+        default=None, description="whether data runs in bfloat16; None: where the device is fast at it"
     )
     layer_wise: Annotated[bool, EXECUTOR] = Field(
-        False, description="see each layer behind all that are quantized before it, not each block behind blocks"
+        default=False,
+        description="see each layer behind all that are quantized before it, not each block behind blocks",
     )
 
     def __init__(self, **values: Any) -> None:

@@ -31,28 +31,34 @@ _WIDEST = 128
 class GPTQOptions(LayerOptions):
     """The options of GPTQ. Two additions to the published algorithm are on: ``search`` and ``upstream``."""
 
-    act_order: bool = Field(False, description="take the inputs with the largest activations first")
-    hybrid_order: bool = Field(False, description="the same group by group, without moving inputs between groups")
-    static_groups: bool = Field(False, description="choose all scales beforehand, from the weights as they came")
+    act_order: bool = Field(default=False, description="take the inputs with the largest activations first")
+    hybrid_order: bool = Field(
+        default=False, description="the same group by group, without moving inputs between groups"
+    )
+    static_groups: bool = Field(
+        default=False, description="choose all scales beforehand, from the weights as they came"
+    )
     percdamp: Annotated[float, Field(ge=0, le=1)] = Field(
-        0.01, description="what is added to the diagonal of the Hessian, relative to its mean"
+        default=0.01, description="what is added to the diagonal of the Hessian, relative to its mean"
     )
     block_size: Annotated[PositiveInt, AfterValidator(lambda size: min(size, _WIDEST))] = Field(
-        128, description="inputs rounded between two matrix products, 128 at most; changes the speed and no result"
+        default=128,
+        description="inputs rounded between two matrix products, 128 at most; changes the speed and no result",
     )
     search: Literal["mse"] | None = Field(
-        "mse", description="scales with the least loss, each input weighted with what its error costs; None: the range"
+        default="mse",
+        description="scales with the least loss, each input weighted with what its error costs; None: the range",
     )
     full_range: FullRange = None
     upstream: bool = Field(
-        True, description="aim at the outputs of the float model, where inputs already carry an error"
+        default=True, description="aim at the outputs of the float model, where inputs already carry an error"
     )
     cross_mix: Annotated[float, Field(ge=0, le=1)] = Field(
-        0.35, description="how far to go with that; all the way fits calibration data too closely"
+        default=0.35, description="how far to go with that; all the way fits calibration data too closely"
     )
     hadamard: Hadamard = False
     true_sequential: Annotated[bool, EXECUTOR] = Field(
-        False, description="see the layers of a block behind those of the same block quantized before them"
+        default=False, description="see the layers of a block behind those of the same block quantized before them"
     )
 
     @model_validator(mode="after")

@@ -34,10 +34,10 @@ _STILL = 1e-5
 class HQQOptions(LayerOptions):
     """The options of HQQ."""
 
-    p: Annotated[float, Field(gt=0, le=1)] = Field(0.7, description="exponent of the error that is made small")
-    iterations: PositiveInt = Field(20, description="steps at most")
-    optimize_scale: bool = Field(True, description="fit the scales too, not the zero points alone")
-    integer_zero: bool = Field(False, description="zero points that are integers, as most kernels want them")
+    p: Annotated[float, Field(gt=0, le=1)] = Field(default=0.7, description="exponent of the error that is made small")
+    iterations: PositiveInt = Field(default=20, description="steps at most")
+    optimize_scale: bool = Field(default=True, description="fit the scales too, not the zero points alone")
+    integer_zero: bool = Field(default=False, description="zero points that are integers, as most kernels want them")
 
 
 def hqq(weight: Array, scheme: TensorScheme, **options: Any) -> FloatZeroArray | QuantizedArray:

@@ -28,9 +28,11 @@ class RTNOptions(LayerOptions):
     """The options of rounding to nearest."""
 
     full_range: FullRange = None
-    search: Literal["mse"] | None = Field(None, description="how the range of each group is narrowed; None: not at all")
-    ratio: PositiveFloat = Field(1.0, description="factor that the range is shrunk by")
-    importance: Annotated[bool, EXECUTOR] = Field(False, description="weigh the search with calibration data")
+    search: Literal["mse"] | None = Field(
+        default=None, description="how the range of each group is narrowed; None: not at all"
+    )
+    ratio: PositiveFloat = Field(default=1.0, description="factor that the range is shrunk by")
+    importance: Annotated[bool, EXECUTOR] = Field(default=False, description="weigh the search with calibration data")
     hadamard: Hadamard = False
 
     @property

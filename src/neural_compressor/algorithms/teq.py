@@ -24,10 +24,10 @@ _FARTHEST = 9.0  # of a logarithm: no useful scale is beyond, and float32 has ro
 class TEQOptions(ScaledInputOptions):
     """The options of TEQ."""
 
-    steps: PositiveInt = Field(100, description="steps of the training of scales")
-    lr: PositiveFloat = Field(0.05, description="how far the first step moves the logarithm of a scale")
-    rows: PositiveInt | None = Field(128, description="outputs that each step looks at, in turn; None: all")
-    clip: bool = Field(False, description="then search the range of each group")
+    steps: PositiveInt = Field(default=100, description="steps of the training of scales")
+    lr: PositiveFloat = Field(default=0.05, description="how far the first step moves the logarithm of a scale")
+    rows: PositiveInt | None = Field(default=128, description="outputs that each step looks at, in turn; None: all")
+    clip: bool = Field(default=False, description="then search the range of each group")
 
 
 def teq_scale(

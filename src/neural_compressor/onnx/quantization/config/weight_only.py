@@ -24,7 +24,7 @@ from neural_compressor.onnx.quantization.config.onnx_config import OnnxConfig
 from neural_compressor.onnx.quantization.quant_types import QuantFormat
 from neural_compressor.schemes import PER_CHANNEL, Method, PerGroup, TensorScheme
 
-_OPTIONS: OptionTable = {
+ONNX_OPTIONS: OptionTable = {
     "mse": searched,
     "actorder": "act_order",
     "correct_upstream": "upstream",
@@ -87,7 +87,7 @@ class WeightOnlyConfig(OnnxConfig):
     def method(self) -> Method:
         """How the weights are found."""
         self.require_single()
-        return method_of(self.name, self._values(), _OPTIONS)
+        return method_of(self.name, self._values(), ONNX_OPTIONS)
 
     @classmethod
     def _settled(cls, values: dict[str, Any], given: frozenset[str]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ def _search(value: str | None) -> dict[str, Any]:
     return {**options, "auto_clip": True} if value else options
 
 
-_OPTIONS: OptionTable = {
+TORCH_OPTIONS: OptionTable = {
     "use_full_range": lambda value: {} if value else {"full_range": False},
     "amp": lambda value: {} if value else {"amp": False},
     "use_auto_clip": "auto_clip",
@@ -70,7 +70,7 @@ class WeightOnlyConfig(ComposableConfig):
     def method(self) -> Method:
         """How the weights are found."""
         self.require_single()
-        return method_of(self.name, self._option_fields(), _OPTIONS)
+        return method_of(self.name, self._option_fields(), TORCH_OPTIONS)
 
     def _option_fields(self) -> dict[str, Any]:
         """The fields that may stand for options, less what means nothing on the grid of the weights."""

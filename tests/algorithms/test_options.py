@@ -160,7 +160,7 @@ def test_recipes_spell_options_through_their_table() -> None:
 
 def test_the_example_of_the_guide_runs_as_printed(weight: Any, registry: None) -> None:
     (code,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
-    exec(compile(code, GUIDE.name, "exec"), {"__name__": "guide"})
+    exec(compile(code, GUIDE.name, "exec", dont_inherit=True), {"__name__": "guide"})
     assert ALGORITHMS["coarse"](weight, SCHEME, passes=1).dequantize().shape == weight.shape
     with pytest.raises(ConfigError, match=r"coarse.*passes: got 0"):
         ALGORITHMS["coarse"].method(passes=0)

@@ -18,9 +18,9 @@ from neural_compressor.onnx import quantization as in_onnx  # noqa: E402
 from neural_compressor.onnx.files.model_file import read_model  # noqa: E402
 from neural_compressor.onnx.runtime.data_reader import CalibrationDataReader  # noqa: E402
 from neural_compressor.onnx.runtime.session import make_session  # noqa: E402
+from neural_compressor.schemes import Method  # noqa: E402
 from neural_compressor.torch import quantization as in_torch  # noqa: E402
 from neural_compressor.torch.modules import WeightOnlyLinear  # noqa: E402
-from neural_compressor.torch.quantization.layer_jobs import layer_job  # noqa: E402
 
 WIDTH, INNER = 64, 96
 
@@ -199,12 +199,11 @@ def test_hqq_differs_by_the_zero_points_that_fast_kernels_take(bits: int) -> Non
 
 @pytest.mark.parametrize("algorithm", ["RTN", "GPTQ", "AWQ"])
 def test_the_defaults_are_the_same(algorithm: str) -> None:
-    job = layer_job(getattr(in_torch, f"{algorithm}Config")())
-    config = getattr(in_onnx, f"{algorithm}Config")()
-    assert config.weight_scheme() == job.scheme
-    options = config.algorithm_options()
-    shared = {name for name in options if name in job.options} - {"block_size"}  # which changes no result
-    assert {name: options[name] for name in shared} == {name: job.options[name] for name in shared}
-    # Not said on one side, it is the algorithm's own: the whole range wherever there is one.
-    assert options.get("full_range") is None
-    assert job.options["full_range"] is True
+    ours, theirs = (getattr(api, f"{algorithm}Config")() for api in (in_torch, in_onnx))
+    assert ours.weight_scheme() == theirs.weight_scheme()
+    assert ours.method() == theirs.method() == Method(algorithm.lower())
+    changed = {"use_sym": False}, {"weight_sym": False}
+    ours, theirs = (
+        getattr(api, f"{algorithm}Config")(**given) for api, given in zip((in_torch, in_onnx), changed, strict=True)
+    )
+    assert ours.method() == theirs.method()

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neural_compressor.algorithms.column_order import column_order
+from neural_compressor.algorithms.columns import column_order
 
 moments = st.lists(st.floats(0, 1e6), min_size=1, max_size=40).map(np.asarray)
 

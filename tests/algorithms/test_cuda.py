@@ -28,7 +28,7 @@ def test_statistics(name: str, vectors: Any) -> None:
 
 
 @pytest.mark.parametrize(("name", "symmetric"), [("int4", True), ("uint3", False), ("nf4", True), ("mxfp4", True)])
-@pytest.mark.parametrize("algorithm", ALGORITHMS.names())
+@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS.names() if ALGORITHMS[name].scope == "layer"])
 def test_algorithms(algorithm: str, name: str, symmetric: bool, weight: Any, vectors: Any) -> None:
     if algorithm == "hqq" and symmetric:
         pytest.skip("hqq needs an asymmetric integer grid")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -163,10 +162,6 @@ class Adaptor(ABC):
         counts.
         """
         return nullcontext(False)
-
-    def copy_model(self, model: Model) -> Model:
-        """An independent copy of ``model``."""
-        return copy.deepcopy(model)
 
     def fingerprint(self, model: Model) -> str:
         """Identity of the float model (structure and weights), so that a journal is resumed only for the same one."""

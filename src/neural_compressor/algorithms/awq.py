@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
+from pydantic import Field, PositiveInt
+
+from neural_compressor.algorithms.catalogue import EXECUTOR, FullRange, LayerOptions, register_algorithm
 from neural_compressor.algorithms.checks import checked_hessian, checked_weight
-from neural_compressor.algorithms.group_loss import block_quadratic
 from neural_compressor.algorithms.input_scaling import ScalingProblem
 from neural_compressor.algorithms.layer_result import LayerResult
-from neural_compressor.algorithms.quadratic_loss import quadratic_loss
+from neural_compressor.algorithms.losses import block_quadratic, quadratic_loss
 from neural_compressor.algorithms.rtn import round_with, rtn
 from neural_compressor.algorithms.statistics import InputStatistics
 from neural_compressor.algorithms.weight_qparams import least_cost_qparams
@@ -19,6 +22,27 @@ from neural_compressor.schemes.ranges import against_parts, from_parts, scale_gr
 
 _SMALLEST = 1e-4
 _FINALISTS = 6
+
+
+class ScaledInputOptions(LayerOptions):
+    """The options of methods that scale the inputs of a layer, and may let the layer before take the scale in."""
+
+    full_range: FullRange = None
+    folding: Annotated[bool, EXECUTOR] = Field(
+        default=False, description="the normalisation before takes the scales in; where there is none they are left out"
+    )
+    absorb: Annotated[dict[str, list[str]], EXECUTOR] = Field(
+        default={},
+        description="layers that share an input by the name of what takes their scale in, where it is not found",
+    )
+
+
+class AWQOptions(ScaledInputOptions):
+    """The options of AWQ."""
+
+    auto_scale: bool = Field(default=True, description="search the scales of the inputs")
+    auto_clip: bool = Field(default=True, description="then search the range of each group")
+    grid: PositiveInt = Field(default=20, description="exponents tried in the search of scales")
 
 
 def awq_scale(
@@ -102,6 +126,21 @@ def round_scaled(
         if quadratic_loss(weight, clipped.dequantize(), hessian) < quadratic_loss(weight, best.dequantize(), hessian):
             best = clipped
     return LayerResult(best, input_scale=scale)
+
+
+@register_algorithm("awq", options=AWQOptions, needs_statistics=True)
+def _quantize(
+    weight: Array,
+    scheme: TensorScheme,
+    statistics: InputStatistics,
+    *,
+    auto_scale: bool,
+    auto_clip: bool,
+    full_range: bool | None,
+    grid: int,
+) -> LayerResult:
+    scale = awq_scale([weight], statistics, scheme, grid=grid, full_range=full_range) if auto_scale else None
+    return round_scaled(weight, scheme, statistics.hessian, scale, clip=auto_clip, full_range=full_range)
 
 
 def _relative_magnitude(weight: Array, scheme: TensorScheme) -> Array:

@@ -2,24 +2,70 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Annotated, Any, Literal
 
 from array_api_compat import device
+from pydantic import AfterValidator, Field, PositiveInt, model_validator
 
-from neural_compressor.algorithms.both_sides import change_both_sides
+from neural_compressor.algorithms.catalogue import EXECUTOR, FullRange, Hadamard, LayerOptions, register_algorithm
 from neural_compressor.algorithms.checks import checked_hessian, checked_weight, group_size
-from neural_compressor.algorithms.column_order import column_order
-from neural_compressor.algorithms.columns import Columns, chosen_beforehand
-from neural_compressor.algorithms.compensation import round_with_compensation
-from neural_compressor.algorithms.coordinate_descent import coordinate_descent
+from neural_compressor.algorithms.columns import Columns, chosen_beforehand, column_order
+from neural_compressor.algorithms.hadamard import Rotation, rotated
 from neural_compressor.algorithms.hessian_factor import inverse_factor
 from neural_compressor.algorithms.layer_result import LayerResult
+from neural_compressor.algorithms.matrix_parts import transform_both_axes
+from neural_compressor.algorithms.statistics import InputStatistics
 from neural_compressor.algorithms.upstream import Pull, add_upstream
 from neural_compressor.algorithms.weight_qparams import weight_qparams
-from neural_compressor.errors import ConfigError
 from neural_compressor.observers.base import to_numpy
 from neural_compressor.schemes import PER_CHANNEL, QParams, TensorScheme
 from neural_compressor.schemes.arrays import Array, array_namespace
+
+ChooseScales = Callable[[Array, slice], QParams]
+"""Scales, one an output, for weights (outputs, inputs) that stand at the given places."""
+_WIDEST = 128
+
+
+class GPTQOptions(LayerOptions):
+    """The options of GPTQ. Two additions to the published algorithm are on: ``search`` and ``upstream``."""
+
+    act_order: bool = Field(default=False, description="take the inputs with the largest activations first")
+    hybrid_order: bool = Field(
+        default=False, description="the same group by group, without moving inputs between groups"
+    )
+    static_groups: bool = Field(
+        default=False, description="choose all scales beforehand, from the weights as they came"
+    )
+    percdamp: Annotated[float, Field(ge=0, le=1)] = Field(
+        default=0.01, description="what is added to the diagonal of the Hessian, relative to its mean"
+    )
+    block_size: Annotated[PositiveInt, AfterValidator(lambda size: min(size, _WIDEST))] = Field(
+        default=128,
+        description="inputs rounded between two matrix products, 128 at most; changes the speed and no result",
+    )
+    search: Literal["mse"] | None = Field(
+        default="mse",
+        description="scales with the least loss, each input weighted with what its error costs; None: the range",
+    )
+    full_range: FullRange = None
+    upstream: bool = Field(
+        default=True, description="aim at the outputs of the float model, where inputs already carry an error"
+    )
+    cross_mix: Annotated[float, Field(ge=0, le=1)] = Field(
+        default=0.35, description="how far to go with that; all the way fits calibration data too closely"
+    )
+    hadamard: Hadamard = False
+    true_sequential: Annotated[bool, EXECUTOR] = Field(
+        default=False, description="see the layers of a block behind those of the same block quantized before them"
+    )
+
+    @model_validator(mode="after")
+    def _one_order(self) -> GPTQOptions:
+        if self.act_order and self.hybrid_order:
+            raise ValueError("act_order and hybrid_order are two orders of the same inputs; choose one")
+        return self
 
 
 def gptq(
@@ -27,17 +73,9 @@ def gptq(
     hessian: Array,
     scheme: TensorScheme,
     *,
-    act_order: bool = False,
-    hybrid_order: bool = False,
-    static_groups: bool = False,
-    percdamp: float = 0.01,
-    block_size: int = 128,
-    search: str | None = None,
-    full_range: bool | None = None,
     pull: Pull | None = None,
-    cross_mix: float = 0.35,
-    sweeps: int = 0,
     overwrite_hessian: bool = False,
+    **options: Any,
 ) -> LayerResult:
     """``weight`` (outputs, inputs) quantized so that the outputs move least for inputs with the given ``hessian``.
 
@@ -46,17 +84,11 @@ def gptq(
     group are chosen when its turn comes, from the weights as compensated by then, so ``block_size`` changes the speed and
     not the result.
 
-    - ``act_order``, ``hybrid_order``, ``static_groups``: see
-      :func:`~neural_compressor.algorithms.column_order.column_order`.
-    - ``percdamp``: what is added to the diagonal of the Hessian, relative to its mean.
-    - ``search="mse"``: scales with the least squared error, each input weighted with what its error will cost.
-    - ``full_range``: see :func:`~neural_compressor.algorithms.weight_qparams.weight_qparams`.
+    - ``options``: those of :class:`GPTQOptions` that are not for executors.
     - ``pull``: gives, for some outputs, what :func:`~neural_compressor.algorithms.upstream.upstream_pull` makes of their
       weights and :attr:`InputStatistics.cross`. The layer then aims at the float layer's outputs on the float model's
-      inputs, not at its own outputs on inputs that already carry an error; ``cross_mix`` (0 to 1) says how far. All the
-      way fits calibration data too closely: on a small language model a quarter to a half did best at 2 to 4 bits.
-    - ``sweeps``: how often every weight is then rounded once more, given all the others. That takes a second matrix of
-      the size of the Hessian.
+      inputs, not at its own outputs on inputs that already carry an error; ``cross_mix`` (0 to 1) says how far. On a small
+      language model a quarter to a half did best at 2 to 4 bits.
     - ``overwrite_hessian``: work in the memory of ``hessian``, which is of no use afterwards, instead of a copy.
 
     >>> import numpy as np
@@ -68,40 +100,38 @@ def gptq(
     >>> gptq(w, hessian, scheme).array.codes.tolist()  # one of the first two takes what the other lost
     [[-1, 0, -2]]
     """
-    if block_size < 1:
-        raise ConfigError(f"block_size is a number of inputs, at least 1, not {block_size}")
-    if not 0 <= cross_mix <= 1:
-        raise ConfigError(f"cross_mix goes from 0 (leave the upstream error) to 1 (correct all of it), not {cross_mix}")
-    if sweeps < 0:
-        raise ConfigError(f"sweeps is how often to go over the weights again, 0 or more, not {sweeps}")
+    read = GPTQOptions.of_function(options)
     weight = checked_weight(weight, scheme)
     hessian = checked_hessian(hessian, weight)
     xp = array_namespace(weight)
-    beforehand = static_groups or chosen_beforehand(scheme)
+    beforehand = read.static_groups or chosen_beforehand(scheme)
     diagonal = xp.linalg.diagonal(hessian)
     order = column_order(
         to_numpy(diagonal),
         group_size(scheme, weight.shape[1]),
-        act_order=act_order,
-        hybrid_order=hybrid_order,
+        act_order=read.act_order,
+        hybrid_order=read.hybrid_order,
         static_groups=beforehand,
     )
     mean = float(xp.mean(diagonal))
     index = xp.asarray(order.order, device=device(weight))
     square = hessian if overwrite_hessian else xp.asarray(hessian, copy=True)
     if not order.is_natural:
-        change_both_sides(square, lambda rows: xp.take(rows, index, axis=1))
-    damped = _damped(square, percdamp) if sweeps else None
-    factor = inverse_factor(square, percdamp, overwrite=True)
+        transform_both_axes(square, lambda rows: xp.take(rows, index, axis=1))
+    factor = inverse_factor(square, read.percdamp, overwrite=True)
     target = xp.take(weight.T, index, axis=0)
-    if pull is not None and mean > 0 and cross_mix > 0:
-        add_upstream(target, pull, index, factor, cross_mix / mean)
+    if pull is not None and read.upstream and mean > 0 and read.cross_mix > 0:
+        add_upstream(target, pull, index, factor, read.cross_mix / mean)
     # The loss is a sum over inputs of squared rounding errors over squared pivots: that is what an error will cost.
     importance = xp.linalg.diagonal(factor) ** -2.0
 
     def scales(part: Array, part_scheme: TensorScheme, weights: Array) -> QParams:
         return weight_qparams(
-            part, part_scheme, search=search, importance=weights if search else None, full_range=full_range
+            part,
+            part_scheme,
+            search=read.search,
+            importance=weights if read.search else None,
+            full_range=read.full_range,
         )
 
     columns, qparams = Columns.empty(weight, scheme, order), None
@@ -111,22 +141,71 @@ def gptq(
         columns.set_all(qparams)
     one_group = replace(scheme, granularity=PER_CHANNEL)
     round_with_compensation(
-        xp.asarray(target, copy=True) if sweeps else target,
+        target,
         factor,
         columns,
-        block_size,
+        read.block_size,
         None if beforehand else lambda part, places: scales(part, one_group, importance[places]),
     )
-    if damped is not None:
-        coordinate_descent(target, damped, columns, sweeps=sweeps, block_size=block_size)
     return LayerResult(columns.array(qparams), index if order.moved else None)
 
 
-def _damped(hessian: Array, percdamp: float) -> Array:
-    xp = array_namespace(hessian)
-    diagonal = xp.linalg.diagonal(hessian)
-    mean = xp.mean(diagonal)
-    places = xp.arange(hessian.shape[0], device=device(hessian))
-    damped = xp.asarray(hessian, copy=True)
-    damped[places, places] += xp.where(diagonal == 0, xp.where(mean > 0, mean, xp.ones_like(mean)), percdamp * mean)
-    return damped
+@register_algorithm("gptq", options=GPTQOptions, needs_statistics=True)
+def _quantize(
+    weight: Array,
+    scheme: TensorScheme,
+    statistics: InputStatistics,
+    *,
+    upstream: bool,
+    rotation: Rotation | None = None,
+    use_up: bool = False,
+    **options: Any,
+) -> LayerResult:
+    """With ``use_up`` the work is done in the memory of the statistics, which are of no use afterwards."""
+
+    def pull(rows: slice) -> Array:
+        return rotated(statistics.pull(weight, rows), rotation)
+
+    known_pull = pull if upstream and statistics.has_reference else None
+    hessian = statistics.take_hessian() if use_up else statistics.hessian
+    if rotation is not None:
+        hessian, use_up = rotation.apply_to_hessian(hessian, overwrite=use_up), True
+    found = gptq(rotated(weight, rotation), hessian, scheme, pull=known_pull, overwrite_hessian=use_up, **options)
+    return replace(found, rotation=rotation)
+
+
+def round_with_compensation(
+    work: Array, factor: Array, columns: Columns, block_size: int, choose: ChooseScales | None
+) -> None:
+    """Fill ``columns`` with codes for ``work`` (inputs, outputs), which is used up.
+
+    Where an input is done its row of ``work`` holds its error, scaled so that the rows of ``factor`` say what the others
+    owe to it. Errors are applied when a run of inputs begins and, inside the run, when a block begins: matrix products.
+    Only inside a block is it done input by input. Scales are chosen at the beginning of a run, or are there already.
+    """
+    for start, stop in columns.order.extents:
+        _apply_errors(work, factor, slice(0, start), slice(start, stop))
+        if choose is not None:
+            qparams = choose(work[start:stop, :].T, slice(start, stop))
+            columns.set_group(int(columns.order.group[start]), qparams)
+        for first in range(start, stop, block_size):
+            block = slice(first, min(first + block_size, stop))
+            _apply_errors(work, factor, slice(start, first), block)
+            _round_block(work, factor, columns, block)
+
+
+def _apply_errors(work: Array, factor: Array, done: slice, ahead: slice) -> None:
+    """Let the inputs ``ahead`` make up for the errors of those ``done``."""
+    if done.stop > done.start:
+        work[ahead, :] -= array_namespace(work).matmul(factor[done, ahead].T, work[done, :])
+
+
+def _round_block(work: Array, factor: Array, columns: Columns, block: slice) -> None:
+    xp = array_namespace(work)
+    coefficients = factor[block, block].T
+    pivots = xp.linalg.diagonal(coefficients)
+    for i, place in enumerate(range(block.start, block.stop)):
+        values = work[place, :]
+        if i:
+            values = values - xp.matmul(coefficients[i, :i], work[block.start : place, :])
+        work[place, :] = (values - columns.quantize(place, values)) / pivots[i]

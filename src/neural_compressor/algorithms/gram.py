@@ -6,7 +6,7 @@ from typing import Any
 
 from array_api_compat import device, is_torch_array
 
-from neural_compressor.algorithms.both_sides import strips_of
+from neural_compressor.algorithms.matrix_parts import strips_of
 from neural_compressor.schemes.arrays import Array, array_namespace, as_float32, like
 
 _STRIPS = {"narrowest": 256, "most": 8}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from neural_compressor.algorithms.both_sides import change_both_sides
+from neural_compressor.algorithms.matrix_parts import transform_both_axes
 from neural_compressor.errors import ConfigError, QuantizationError
 from neural_compressor.schemes.arrays import Array, array_namespace, as_float32, like
 
@@ -80,7 +80,7 @@ class Rotation:
     def apply_to_hessian(self, hessian: Array, *, overwrite: bool = False) -> Array:
         """The second moments of the turned inputs; with ``overwrite`` in the place of ``hessian``."""
         square = hessian if overwrite else array_namespace(hessian).asarray(hessian, copy=True)
-        change_both_sides(square, self.apply)
+        transform_both_axes(square, self.apply)
         return square
 
     def _checked(self, x: Array) -> Array:
@@ -112,3 +112,8 @@ def _walsh_hadamard(x: Array, block: int) -> Array:
         x = xp.stack([first + second, first - second], axis=1)
         half *= 2
     return xp.reshape(x, shape) * block**-0.5
+
+
+def rotated(weight: Array, rotation: Rotation | None) -> Array:
+    """``weight`` (outputs, inputs) for rotated inputs, or as it is."""
+    return weight if rotation is None else rotation.apply(weight)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Annotated, Any
 
 from array_api_compat import device
+from pydantic import Field, PositiveInt
 
+from neural_compressor.algorithms.catalogue import LayerOptions, register_algorithm
 from neural_compressor.algorithms.checks import checked_weight, group_size
 from neural_compressor.algorithms.float_zero_array import FloatZeroArray
-from neural_compressor.algorithms.group_loss import filled_up
-from neural_compressor.algorithms.row_blocks import row_blocks
+from neural_compressor.algorithms.hadamard import Rotation, rotated
+from neural_compressor.algorithms.layer_result import LayerResult
+from neural_compressor.algorithms.losses import filled_up
+from neural_compressor.algorithms.matrix_parts import row_blocks
+from neural_compressor.algorithms.rtn import keep_gain
+from neural_compressor.algorithms.statistics import InputStatistics
 from neural_compressor.dtypes import IntType
 from neural_compressor.errors import ConfigError
 from neural_compressor.schemes import PerTensor, QuantizedArray, TensorScheme, choose_qparams, value_range
@@ -25,31 +31,16 @@ _WORTH = 1 - 1e-5
 _STILL = 1e-5
 
 
-@dataclass(frozen=True)
-class HqqOptions:
-    """How hqq works: the exponent of the error, how long, and what it may move."""
+class HQQOptions(LayerOptions):
+    """The options of HQQ."""
 
-    p: float = 0.7
-    iterations: int = 20
-    optimize_scale: bool = True
-    integer_zero: bool = False
-
-    def __post_init__(self) -> None:
-        if not 0 < self.p <= 1:
-            raise ConfigError(f"hqq needs an exponent p above 0 and at most 1, not {self.p}")
-        if self.iterations < 1:
-            raise ConfigError(f"hqq needs at least one iteration, not {self.iterations}")
+    p: Annotated[float, Field(gt=0, le=1)] = Field(default=0.7, description="exponent of the error that is made small")
+    iterations: PositiveInt = Field(default=20, description="steps at most")
+    optimize_scale: bool = Field(default=True, description="fit the scales too, not the zero points alone")
+    integer_zero: bool = Field(default=False, description="zero points that are integers, as most kernels want them")
 
 
-def hqq(
-    weight: Array,
-    scheme: TensorScheme,
-    *,
-    p: float = 0.7,
-    iterations: int = 20,
-    optimize_scale: bool = True,
-    integer_zero: bool = False,
-) -> FloatZeroArray | QuantizedArray:
+def hqq(weight: Array, scheme: TensorScheme, **options: Any) -> FloatZeroArray | QuantizedArray:
     """``weight`` (outputs, inputs) on an asymmetric integer grid whose zero points make ``Σ |error|^p`` small.
 
     Half-quadratic splitting (Badri & Shaji 2023): the error is split into a sparse part, found by shrinking it, and a
@@ -69,7 +60,7 @@ def hqq(
     >>> q.codes.tolist(), q.zero.shape
     ([[0, 0, 1, 15]], (1, 1))
     """
-    options = HqqOptions(p, iterations, optimize_scale, integer_zero)
+    read = HQQOptions.of_function(options)
     kind = scheme.dtype
     if not isinstance(kind, IntType) or scheme.symmetric:
         raise ConfigError(
@@ -80,14 +71,28 @@ def hqq(
         raise ConfigError("hqq chooses a zero point for each group or channel; use per_group or per_channel")
     weight = checked_weight(weight, scheme)
     xp = array_namespace(weight)
-    solved = [_solve(in_order(weight[rows, :]), scheme, options) for rows in row_blocks(weight)]
+    solved = [_solve(in_order(weight[rows, :]), scheme, read) for rows in row_blocks(weight)]
     codes, scale, zero = (xp.concat(list(parts)) for parts in zip(*solved, strict=True))
-    if integer_zero:
+    if read.integer_zero:
         return QuantizedArray(codes, scale, xp.astype(zero, xp.int32), scheme, tuple(weight.shape))
     return FloatZeroArray(codes, scale, zero, scheme, tuple(weight.shape))
 
 
-def _solve(weight: Array, scheme: TensorScheme, options: HqqOptions) -> tuple[Array, Array, Array]:
+@register_algorithm("hqq", options=HQQOptions)
+def _quantize(
+    weight: Array,
+    scheme: TensorScheme,
+    statistics: InputStatistics | None = None,
+    *,
+    rotation: Rotation | None = None,
+    **options: Any,
+) -> LayerResult:
+    """Half-quadratic zero points, and scales that keep the gain; the inputs do not matter."""
+    weight = rotated(weight, rotation)
+    return LayerResult(keep_gain(hqq(weight, scheme, **options), weight), rotation=rotation)
+
+
+def _solve(weight: Array, scheme: TensorScheme, options: HQQOptions) -> tuple[Array, Array, Array]:
     """Codes, scales and zero points of some rows."""
     xp = array_namespace(weight)
     shape, limits = tuple(weight.shape), integer_limits(scheme)
@@ -107,7 +112,7 @@ def _solve(weight: Array, scheme: TensorScheme, options: HqqOptions) -> tuple[Ar
 
 
 def _half_quadratic(
-    steps: Array, counted: Array, zero: Array, limits: tuple[int, int], options: HqqOptions
+    steps: Array, counted: Array, zero: Array, limits: tuple[int, int], options: HQQOptions
 ) -> tuple[Array, Array]:
     """The best scale, relative to the step, and zero point for each group of ``steps`` (..., size)."""
     xp = array_namespace(steps)
@@ -143,7 +148,7 @@ def _fit_integers(
     found: tuple[Array, Array],
     allowed: Array,
     limits: tuple[int, int],
-    options: HqqOptions,
+    options: HQQOptions,
 ) -> tuple[Array, Array]:
     """Scales fitted to integer zero points, which stay where they are: those of ``found`` and their neighbours.
 

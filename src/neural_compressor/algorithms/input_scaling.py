@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from array_api_compat import device
 
 from neural_compressor.algorithms.checks import checked_hessian, checked_weight
-from neural_compressor.algorithms.quadratic_loss import quadratic_loss
+from neural_compressor.algorithms.losses import quadratic_loss
 from neural_compressor.algorithms.weight_qparams import weight_qparams
 from neural_compressor.errors import QuantizationError
 from neural_compressor.schemes import TensorScheme, fake_quantize

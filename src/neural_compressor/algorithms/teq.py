@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from neural_compressor.algorithms.awq import ScaledInputOptions, round_scaled
+from neural_compressor.algorithms.catalogue import register_algorithm
 from neural_compressor.algorithms.input_scaling import ScalingProblem
-from neural_compressor.algorithms.quadratic_loss import quadratic_loss
+from neural_compressor.algorithms.layer_result import LayerResult
+from neural_compressor.algorithms.losses import quadratic_loss
 from neural_compressor.algorithms.statistics import InputStatistics
 from neural_compressor.errors import ConfigError, QuantizationError
 from neural_compressor.schemes import TensorScheme, value_range
@@ -14,6 +19,15 @@ from neural_compressor.schemes.ranges import against_parts, from_parts, scale_gr
 
 _MOMENTUM, _MEMORY, _TINY = 0.9, 0.99, 1e-12
 _FARTHEST = 9.0  # of a logarithm: no useful scale is beyond, and float32 has room around it
+
+
+class TEQOptions(ScaledInputOptions):
+    """The options of TEQ."""
+
+    steps: PositiveInt = Field(default=100, description="steps of the training of scales")
+    lr: PositiveFloat = Field(default=0.05, description="how far the first step moves the logarithm of a scale")
+    rows: PositiveInt | None = Field(default=128, description="outputs that each step looks at, in turn; None: all")
+    clip: bool = Field(default=False, description="then search the range of each group")
 
 
 def teq_scale(
@@ -68,6 +82,22 @@ def teq_scale(
         log_scale = log_scale - rate * mean / (1 - _MOMENTUM ** (step + 1)) / size
         log_scale = xp.clip(log_scale, -_FARTHEST, _FARTHEST)
     return problem.best([first, xp.exp(log_scale)])
+
+
+@register_algorithm("teq", options=TEQOptions, needs_statistics=True)
+def _quantize(
+    weight: Array,
+    scheme: TensorScheme,
+    statistics: InputStatistics,
+    *,
+    steps: int,
+    lr: float,
+    rows: int | None,
+    clip: bool,
+    full_range: bool | None,
+) -> LayerResult:
+    scale = teq_scale([weight], statistics, scheme, steps=steps, lr=lr, rows=rows, full_range=full_range)
+    return round_scaled(weight, scheme, statistics.hessian, scale, clip=clip, full_range=full_range)
 
 
 def teq_gradient(weight: Array, scale: Array, problem: ScalingProblem) -> tuple[float, Array]:

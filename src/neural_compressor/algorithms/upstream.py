@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from neural_compressor.algorithms.both_sides import strips_of
 from neural_compressor.algorithms.checks import checked_hessian
+from neural_compressor.algorithms.matrix_parts import strips_of
 from neural_compressor.errors import QuantizationError
 from neural_compressor.schemes.arrays import Array, array_namespace, as_float32, like
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from neural_compressor.algorithms.checks import checked_importance
-from neural_compressor.algorithms.group_loss import GroupLoss, fourth_power, weighted_square
-from neural_compressor.algorithms.row_blocks import row_blocks
+from neural_compressor.algorithms.losses import GroupLoss, fourth_power, weighted_square
+from neural_compressor.algorithms.matrix_parts import row_blocks
 from neural_compressor.dtypes import BlockType, IntType
 from neural_compressor.errors import ConfigError
 from neural_compressor.schemes import PerTensor, QParams, TensorScheme, choose_qparams, fake_quantize, value_range

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from neural_compressor.errors import ConfigError
 from neural_compressor.paths import path_of
 from neural_compressor.registry import close_matches
+from neural_compressor.validation import explain
 
 C = TypeVar("C", bound="ConfigModel")
 
@@ -30,7 +31,7 @@ class ConfigModel(BaseModel):
         try:
             super().__init__(**values)
         except ValidationError as error:
-            raise ConfigError(_explain(type(self), error)) from None
+            raise ConfigError(explain(error, type(self).__name__, "field", type(self).model_fields)) from None
 
     def __setattr__(self, name: str, value: Any) -> None:
         before = dict(self.__dict__)
@@ -38,7 +39,7 @@ class ConfigModel(BaseModel):
             super().__setattr__(name, value)
         except ValidationError as error:
             self.__dict__.update(before)  # pydantic checks how fields fit each other after it has changed the one
-            raise ConfigError(_explain(type(self), error)) from None
+            raise ConfigError(explain(error, type(self).__name__, "field", type(self).model_fields)) from None
 
     def changed(self, *names: str) -> dict[str, tuple[Any, Any]]:
         """``{name: (value, default)}`` of those fields among ``names`` that this class has and that were changed."""
@@ -107,20 +108,6 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         names = [name for name, _ in pairs]
         raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} stands twice in one object")
     return found
-
-
-def _explain(model: type[BaseModel], error: ValidationError) -> str:
-    """One line for each thing that is wrong."""
-    return "\n".join(_sentence(model, dict(item)) for item in error.errors())
-
-
-def _sentence(model: type[BaseModel], item: dict[str, Any]) -> str:
-    field = ".".join(str(part) for part in item["loc"])
-    if item["type"] == "extra_forbidden":
-        return f"{model.__name__} has no field {field!r}; {close_matches(field, model.model_fields)}"
-    cause = item.get("ctx", {}).get("error")
-    problem = str(cause) if cause is not None else f"got {item['input']!r}; {item['msg']}"
-    return f"{model.__name__}.{field}: {problem}" if field else f"{model.__name__}.{problem}"
 
 
 def plain(value: Any) -> Any:

@@ -17,19 +17,20 @@ from neural_compressor.torch.quantization import config as torch_config
 from neural_compressor.torch.quantization.config.fields import LayerMap, Path, weight_dtype
 
 _FLOATS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
-_OTHER_NAMES = {
-    "use_sym": "sym",
-    "dtype": "weight_dtype",
-    "nsamples": "n_samples",
-    "seqlen": "seq_len",
-    "act_order": "desc_act",
-    "percdamp": "damp_percent",
-    "block_size": "blocksize",
-    "use_auto_scale": "auto_scale",
-    "use_auto_clip": "auto_clip",
-    "absorb_to_layer": "absorb_layer_dict",
+_TORCH_NAMES = {
+    "sym": "use_sym",
+    "weight_dtype": "dtype",
+    "n_samples": "nsamples",
+    "seq_len": "seqlen",
+    "desc_act": "act_order",
+    "damp_percent": "percdamp",
+    "blocksize": "block_size",
+    "mse_range": "use_mse_search",
+    "auto_scale": "use_auto_scale",
+    "auto_clip": "use_auto_clip",
+    "absorb_layer_dict": "absorb_to_layer",
 }
-"""The names that the parameters have in ``neural_compressor.torch``, which are understood too."""
+"""The fields that have another name in the configurations of ``neural_compressor.torch``, which is understood too."""
 
 
 def _precision(value: Any) -> str | None:
@@ -66,7 +67,6 @@ class PretrainedQuantConfig(ConfigModel):
 
     quant_method: ClassVar[str]
     _torch_class: ClassVar[type[torch_config.WeightOnlyConfig]]
-    _torch_names: ClassVar[dict[str, str]] = {}
 
     bits: Annotated[int, PlainValidator(whole_between(1, 8, "bits"))] = 4
     group_size: GroupSize = 32
@@ -78,8 +78,9 @@ class PretrainedQuantConfig(ConfigModel):
     modules_to_not_convert: Annotated[tuple[str, ...], PlainValidator(_names)] = ()
 
     def __init__(self, **values: Any) -> None:
-        for other, name in _OTHER_NAMES.items():
-            if other in values and name in type(self).model_fields:
+        fields = type(self).model_fields
+        for name, other in _TORCH_NAMES.items():
+            if other in values and other not in fields and name in fields:
                 if name in values:
                     raise ConfigError(f"{type(self).__name__} got {name} twice, as {name!r} and as {other!r}")
                 values[name] = values.pop(other)
@@ -92,10 +93,10 @@ class PretrainedQuantConfig(ConfigModel):
 
     def to_torch_config(self) -> torch_config.WeightOnlyConfig:
         """The same settings for :mod:`neural_compressor.torch.quantization`."""
-        names = {"bits": "bits", "group_size": "group_size", "sym": "use_sym", "weight_dtype": "dtype"}
-        names |= {"quant_lm_head": "quant_lm_head", **self._torch_names}
-        fields = type(self).model_fields
-        values = {target: getattr(self, name) for name, target in names.items()}
+        there, fields = self._torch_class.model_fields, type(self).model_fields
+        # A name that both sides have means the same.
+        names = {name: name if name in there else _TORCH_NAMES.get(name, name) for name in fields}
+        values = {target: getattr(self, name) for name, target in names.items() if target in there}
         # What was not spoken of follows from the data type, and from whether it is symmetric.
         follows = ("use_full_range",) if self.weight_dtype == "int" else ("bits", "group_size", "use_full_range")
         unspoken = {names[name] for name in follows if name in names and getattr(self, name) == fields[name].default}
@@ -131,9 +132,6 @@ class LayerWise(ConfigModel):
     model_path: Path = ""
 
 
-_LAYER_WISE = {"use_layer_wise": "use_layer_wise", "model_path": "model_path"}
-
-
 class RtnConfig(PretrainedQuantConfig, LayerWise):
     """Round to nearest.
 
@@ -143,7 +141,6 @@ class RtnConfig(PretrainedQuantConfig, LayerWise):
 
     quant_method = "rtn"
     _torch_class = torch_config.RTNConfig
-    _torch_names: ClassVar = {"use_full_range": "use_full_range", "mse_range": "use_mse_search", **_LAYER_WISE}
 
     use_full_range: Flag = True
     mse_range: Flag = False
@@ -154,15 +151,6 @@ class GPTQConfig(CalibratedConfig, LayerWise):
 
     quant_method = "gptq"
     _torch_class = torch_config.GPTQConfig
-    _torch_names: ClassVar = {
-        "desc_act": "act_order",
-        "damp_percent": "percdamp",
-        "blocksize": "block_size",
-        "static_groups": "static_groups",
-        "true_sequential": "true_sequential",
-        "use_mse_search": "use_mse_search",
-        **_LAYER_WISE,
-    }
 
     blocksize: Count = 128
     damp_percent: Annotated[float, PlainValidator(number_between(0, 1))] = 0.01
@@ -177,13 +165,6 @@ class AwqConfig(CalibratedConfig, LayerWise):
 
     quant_method = "awq"
     _torch_class = torch_config.AWQConfig
-    _torch_names: ClassVar = {
-        "auto_scale": "use_auto_scale",
-        "auto_clip": "use_auto_clip",
-        "folding": "folding",
-        "absorb_layer_dict": "absorb_layer_dict",
-        **_LAYER_WISE,
-    }
 
     sym: Flag = False
     zero_point: Flag = True
@@ -210,7 +191,6 @@ class TeqConfig(CalibratedConfig, LayerWise):
 
     quant_method = "teq"
     _torch_class = torch_config.TEQConfig
-    _torch_names: ClassVar = {"folding": "folding", "absorb_layer_dict": "absorb_to_layer", **_LAYER_WISE}
 
     folding: Flag = True
     absorb_layer_dict: LayerMap = Field(default_factory=dict)
@@ -221,15 +201,6 @@ class AutoRoundConfig(CalibratedConfig):
 
     quant_method = "autoround"
     _torch_class = torch_config.AutoRoundConfig
-    _torch_names: ClassVar = {
-        "n_samples": "nsamples",
-        "seq_len": "seqlen",
-        "batch_size": "batch_size",
-        "iters": "iters",
-        "lr": "lr",
-        "minmax_lr": "minmax_lr",
-        "seed": "seed",
-    }
 
     group_size: GroupSize = 128
     iters: Count = 200

@@ -37,24 +37,23 @@ def test_smoothing_needs_to_be_asked_for():
     assert len({one.smoothing_key, other.smoothing_key, Recipes().smoothing_key}) == 3
 
 
-SEARCH = {"search": "mse"}
-
-
 @pytest.mark.parametrize(
     ("asked", "options"),
     [
         ({"rtn_args": {"mse": True}}, {"rtn": {"search": "mse"}}),
-        ({"gptq_args": {"percdamp": 0.1, "actorder": True}}, {"gptq": {"percdamp": 0.1, "act_order": True, **SEARCH}}),
+        ({"gptq_args": {"percdamp": 0.1, "actorder": True}}, {"gptq": {"percdamp": 0.1, "act_order": True}}),
         ({"gptq_args": {"act_order": True, "mse": False}}, {"gptq": {"act_order": True, "search": None}}),
-        ({"gptq_args": {"correct_upstream": False}}, {"gptq": {"upstream": False, **SEARCH}}),
+        ({"gptq_args": {"correct_upstream": False}}, {"gptq": {"upstream": False}}),
         ({"awq_args": {"enable_mse_search": False}}, {"awq": {"auto_clip": False}}),
     ],
 )
 def test_arguments_of_weight_only_algorithms(asked, options):
     found = Recipes.of(asked, {}).algorithms
-    assert {name: given for name, given in found.items() if given} == {"gptq": SEARCH, **options}
+    assert {name: given for name, given in found.items() if given} == options
 
 
 def test_an_argument_that_is_unknown_is_an_error():
-    with pytest.raises(ConfigError, match="rtn_args has no 'percdamp'; known: mse"):
+    with pytest.raises(ConfigError, match=r"rtn_args has no 'percdamp'.*full_range.*mse, nsamples"):
         Recipes.of({"rtn_args": {"percdamp": 1}}, {})
+    with pytest.raises(ConfigError, match=r"gptq_args: .*percdamp: got 7"):
+        Recipes.of({"gptq_args": {"percdamp": 7}}, {})

@@ -20,7 +20,7 @@ from neural_compressor.onnx.quantization.config import (
 )
 from neural_compressor.onnx.quantization.quant_types import CalibrationMethod, QuantFormat, QuantType
 from neural_compressor.onnx.runtime.data_reader import CalibrationDataReader
-from neural_compressor.schemes import PER_CHANNEL, PER_TENSOR, PerGroup
+from neural_compressor.schemes import PER_CHANNEL, PER_TENSOR, Method, PerGroup
 
 ALL = [StaticQuantConfig, DynamicQuantConfig, SmoothQuantConfig, RTNConfig, GPTQConfig, AWQConfig, HQQConfig]
 
@@ -186,3 +186,24 @@ def test_the_integer_set_has_every_way_to_choose_ranges_and_bias_correction_befo
     assert all(config.per_channel and config.option("BiasCorrection") is not False for config in static)
     assert tried[: len(static)] == static
     assert type(tried[-1]) is configs.DynamicQuantConfig
+
+
+@pytest.mark.parametrize(
+    ("config", "method"),
+    [
+        (RTNConfig(), Method("rtn")),
+        (RTNConfig(mse=True, layer_wise_quant=True), Method("rtn", {"search": "mse", "layer_wise": True})),
+        (GPTQConfig(), Method("gptq")),
+        (GPTQConfig(mse=False, actorder=True), Method("gptq", {"search": None, "act_order": True})),
+        (GPTQConfig(percdamp=0.1, correct_upstream=False), Method("gptq", {"percdamp": 0.1, "upstream": False})),
+        (
+            AWQConfig(enable_auto_scale=False, enable_mse_search=False),
+            Method("awq", {"auto_scale": False, "auto_clip": False}),
+        ),
+        (HQQConfig(), Method("hqq")),
+    ],
+    ids=str,
+)
+def test_fields_are_options_of_the_method(config, method):
+    assert config.method() == method
+    assert config.needs_calibration == (method.name in ("gptq", "awq"))

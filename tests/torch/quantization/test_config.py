@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from neural_compressor.algorithms import ALGORITHMS
 from neural_compressor.config.composition import Composition
 from neural_compressor.dtypes import BlockType, CodebookType, FloatType, IntType, dtype
 from neural_compressor.errors import ConfigError
-from neural_compressor.schemes import PER_CHANNEL, PerGroup, TensorScheme
+from neural_compressor.schemes import PER_CHANNEL, Method, PerGroup, TensorScheme
 from neural_compressor.torch import quantization
 from neural_compressor.torch.quantization import (
     AutoRoundConfig,
@@ -33,6 +34,7 @@ from neural_compressor.torch.quantization import (
     get_default_double_quant_config,
     get_woq_tuning_config,
 )
+from neural_compressor.torch.quantization.config.weight_only import TORCH_OPTIONS
 
 ROUNDING = {
     "dtype": "int",
@@ -471,3 +473,51 @@ def test_the_whole_range_is_used_where_there_is_one(cls: type) -> None:
     assert not cls(use_sym=False).use_full_range
     assert not cls(dtype="nf4").use_full_range
     assert not cls.from_dict(cls(use_full_range=False).to_dict()).use_full_range
+
+
+METHODS: list[tuple[Any, Method]] = [
+    (RTNConfig(), Method("rtn")),
+    (RTNConfig(use_mse_search=True), Method("rtn", {"search": "mse"})),
+    (RTNConfig(scale_search="importance"), Method("rtn", {"search": "mse", "importance": True})),
+    (RTNConfig(use_full_range=False), Method("rtn", {"full_range": False})),
+    (RTNConfig(dtype="nf4", hadamard=True), Method("rtn", {"hadamard": True})),
+    (GPTQConfig(use_sym=False, block_size=64), Method("gptq", {"block_size": 64})),
+    (GPTQConfig(scale_search="none", amp=False), Method("gptq", {"search": None, "amp": False})),
+    (
+        GPTQConfig(act_order=True, percdamp=0.1, correct_upstream=False, true_sequential=True),
+        Method("gptq", {"act_order": True, "percdamp": 0.1, "upstream": False, "true_sequential": True}),
+    ),
+    (AWQConfig(use_auto_scale=False, use_auto_clip=False), Method("awq", {"auto_scale": False, "auto_clip": False})),
+    (AWQConfig(use_auto_clip=False, use_mse_search=True), Method("awq")),
+    (
+        AWQConfig(folding=True, absorb_layer_dict={"norm": "fc"}),
+        Method("awq", {"folding": True, "absorb": {"norm": ["fc"]}}),
+    ),
+    (TEQConfig(use_mse_search=True), Method("teq", {"clip": True, "folding": True})),
+    (TEQConfig(folding=False, absorb_to_layer={"norm": ["fc"]}), Method("teq", {"absorb": {"norm": ["fc"]}})),
+    (HQQConfig(), Method("hqq")),
+    (
+        AutoRoundConfig(iters=100, batch_size=2, lr=0.1, enable_quanted_input=False, use_sym=False),
+        Method("autoround", {"lr": 0.1, "nsamples": 128, "seqlen": 2048, "quantized_input": False}),
+    ),
+]
+
+
+@pytest.mark.parametrize(("config", "method"), METHODS, ids=[str(method) for _, method in METHODS])
+def test_fields_are_options_of_the_method(config: Any, method: Method) -> None:
+    assert config.method() == method
+
+
+def test_every_name_of_the_table_is_a_field_that_stands_for_an_option() -> None:
+    named = {option for name in ALGORITHMS.names() for option in ALGORITHMS[name].options_model.model_fields}
+    classes = (RTNConfig, GPTQConfig, AWQConfig, TEQConfig, HQQConfig, AutoRoundConfig)
+    fields = {field for each in classes for field in each.model_fields} | {"range_search"}
+    assert set(TORCH_OPTIONS) <= fields
+    assert {option for option in TORCH_OPTIONS.values() if isinstance(option, str)} <= named
+
+
+def test_a_space_has_no_one_method_and_needs_data_where_one_of_it_does() -> None:
+    space = RTNConfig(scale_search=["none", "importance"])
+    assert space.needs_calibration
+    with pytest.raises(ConfigError, match="spans a space"):
+        space.method()

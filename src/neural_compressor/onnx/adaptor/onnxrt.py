@@ -216,13 +216,6 @@ class ONNXRTAdaptor(Adaptor):
         kinds = Counter(node.op_type for node in self.ready(model).graph.node)
         return f"ONNX model of {', '.join(f'{count} {kind}' for kind, count in kinds.most_common())}"
 
-    def copy_model(self, model: Any) -> onnx.ModelProto:
-        import onnx
-
-        new = onnx.ModelProto()
-        new.CopyFrom(self.ready(model))
-        return new
-
     def fingerprint(self, model: Any) -> str:
         from neural_compressor.onnx.files.model_file import read_model
         from neural_compressor.onnx.files.serialized import fingerprint

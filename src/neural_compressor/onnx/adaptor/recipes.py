@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from neural_compressor.config.method_options import method_from_args
 from neural_compressor.config.words import as_list, word
 from neural_compressor.errors import ConfigError
 from neural_compressor.onnx.graph.sum_order import ANY, TARGET_CPUS
@@ -14,15 +15,8 @@ from neural_compressor.onnx.passes.corrections import Corrections
 from neural_compressor.registry import close_matches
 
 _SMOOTHING = ("alpha", "folding", "op_types", "calib_iter", "scales_per_op")
-_ALGORITHMS: Mapping[str, Mapping[str, str]] = {
-    "rtn": {"mse": "search"},
-    "gptq": {
-        **{"percdamp": "percdamp", "block_size": "block_size", "mse": "search"},
-        **{"actorder": "act_order", "act_order": "act_order", "correct_upstream": "upstream"},
-    },
-    "awq": {"enable_auto_scale": "auto_scale", "enable_mse_search": "auto_clip"},
-}
-"""The arguments of weight-only algorithms, and what the algorithms call them."""
+_ALGORITHMS = ("rtn", "gptq", "awq")
+"""The weight-only algorithms whose arguments are a recipe."""
 _STATIC, _ANY = ("static",), ("static", "dynamic", "weight_only")
 APPLIED: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("smooth_quant", "smooth_quant_args", "fast_bias_correction", "weight_correction"), _STATIC),
@@ -64,23 +58,13 @@ class Recipes:
             ),
             layer_wise=bool(asked.get("layer_wise_quant")),
             target_cpu=word(TARGET_CPUS)(asked.get("target_cpu", ANY)),
-            algorithms={name: _options(name, asked.get(f"{name}_args") or {}) for name in _ALGORITHMS},
+            algorithms={name: method_from_args(name, asked.get(f"{name}_args") or {}).options for name in _ALGORITHMS},
         )
 
     @property
     def smoothing_key(self) -> str:
         """Equal where the smoothed models are; empty where nothing is smoothed."""
         return "" if self.smoothing is None else json.dumps(self.smoothing, sort_keys=True, default=list)
-
-
-def _options(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    known = _known(f"{name}_args", given, _ALGORITHMS[name])
-    # What nothing is said of is as in the configuration of the algorithm.
-    options: dict[str, Any] = {"search": True} if name == "gptq" else {}
-    options |= {_ALGORITHMS[name][key]: value for key, value in known.items()}
-    if "search" in options:
-        options["search"] = "mse" if options["search"] else None
-    return options
 
 
 def _known(recipe: str, given: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
 import onnx
 import onnx_ir as ir
 
+from neural_compressor.algorithms import AWQOptions, GPTQOptions
 from neural_compressor.errors import ConfigError
 from neural_compressor.onnx.files.model_file import read_model, write_model
 from neural_compressor.onnx.files.serialized import as_proto
@@ -34,6 +35,11 @@ __all__ = [
 ]
 
 
+_GPTQ, _AWQ = GPTQOptions(), AWQOptions()
+_FIELDS = {"block_size": "weight_group_size", "is_symmetric": "weight_sym", "bits": "weight_bits"}
+"""The fields of ONNX configurations that have another name here; a block size of GPTQ is that of its computation."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class WeightOnlyQuantConfig:
     """The algorithm that finds the weights, with what is its own.
@@ -42,15 +48,23 @@ class WeightOnlyQuantConfig:
     """
 
     algorithm: ClassVar[str] = ""
+    _config: ClassVar[type[WeightOnlyConfig] | None] = None
+    _always: ClassVar[dict[str, Any]] = {}
 
     quant_format: Any = QuantFormat.QOperator
     op_types_to_quantize: Sequence[str] | None = None
 
     def config(self, **values: Any) -> WeightOnlyConfig:
-        """The same as a configuration of :func:`~neural_compressor.onnx.quantization.quantize`."""
-        raise ConfigError(
-            f"{type(self).__name__} names no algorithm; take RTNWeightOnlyQuantConfig or another of its children"
-        )
+        """The same as a configuration of :func:`~neural_compressor.onnx.quantization.quantize`, which has ``values`` too."""
+        if self._config is None:
+            raise ConfigError(
+                f"{type(self).__name__} names no algorithm; take RTNWeightOnlyQuantConfig or another of its children"
+            )
+        known = self._config.model_fields
+        own = {
+            each.name if each.name in known else _FIELDS[each.name]: getattr(self, each.name) for each in fields(self)
+        }
+        return self._config(**{**values, **own, **self._always})
 
 
 @dataclass(frozen=True)
@@ -58,12 +72,10 @@ class RTNWeightOnlyQuantConfig(WeightOnlyQuantConfig):
     """Round to nearest; ``ratios`` shrinks the range of some weights, by the name of the weight or node."""
 
     algorithm: ClassVar[str] = "RTN"
+    _config = RTNConfig
 
     ratios: dict[str, float] | None = None
     layer_wise_quant: bool = False
-
-    def config(self, **values: Any) -> RTNConfig:
-        return RTNConfig(ratios=self.ratios or {}, layer_wise_quant=self.layer_wise_quant, **values)
 
 
 @dataclass(frozen=True)
@@ -71,20 +83,12 @@ class DefaultWeightOnlyQuantConfig(WeightOnlyQuantConfig):
     """Round to nearest, with all that the quantizer is otherwise told said here."""
 
     algorithm: ClassVar[str] = "DEFAULT"
+    _config = RTNConfig
 
     block_size: int = 128
     is_symmetric: bool = False
     accuracy_level: int | None = None
     bits: int = 4
-
-    def config(self, **values: Any) -> RTNConfig:
-        own = {
-            "weight_group_size": self.block_size,
-            "weight_sym": self.is_symmetric,
-            "accuracy_level": self.accuracy_level,
-            "weight_bits": self.bits,
-        }
-        return RTNConfig(**{**values, **own})
 
 
 @dataclass(frozen=True)
@@ -92,26 +96,15 @@ class GPTQWeightOnlyQuantConfig(WeightOnlyQuantConfig):
     """GPTQ, whose data comes from ``calibration_data_reader``."""
 
     algorithm: ClassVar[str] = "GPTQ"
+    _config = GPTQConfig
 
     calibration_data_reader: Any = None
-    percdamp: float = 0.01
-    block_size: int = 128
-    actorder: bool = False
+    percdamp: float = _GPTQ.percdamp
+    block_size: int = _GPTQ.block_size
+    actorder: bool = _GPTQ.act_order
     mse: bool = False
     perchannel: bool = True
     layer_wise_quant: bool = False
-
-    def config(self, **values: Any) -> GPTQConfig:
-        return GPTQConfig(
-            calibration_data_reader=self.calibration_data_reader,
-            percdamp=self.percdamp,
-            block_size=self.block_size,
-            actorder=self.actorder,
-            mse=self.mse,
-            perchannel=self.perchannel,
-            layer_wise_quant=self.layer_wise_quant,
-            **values,
-        )
 
 
 @dataclass(frozen=True)
@@ -119,32 +112,23 @@ class AWQWeightOnlyQuantConfig(WeightOnlyQuantConfig):
     """AWQ, whose data comes from ``calibration_data_reader``."""
 
     algorithm: ClassVar[str] = "AWQ"
+    _config = AWQConfig
 
     calibration_data_reader: Any = None
-    enable_auto_scale: bool = True
-    enable_mse_search: bool = True
-
-    def config(self, **values: Any) -> AWQConfig:
-        return AWQConfig(
-            calibration_data_reader=self.calibration_data_reader,
-            enable_auto_scale=self.enable_auto_scale,
-            enable_mse_search=self.enable_mse_search,
-            **values,
-        )
+    enable_auto_scale: bool = _AWQ.auto_scale
+    enable_mse_search: bool = _AWQ.auto_clip
 
 
 @dataclass(frozen=True)
 class HQQWeightOnlyQuantConfig(WeightOnlyQuantConfig):
-    """HQQ, which has a group size and a width of its own."""
+    """HQQ, which has a group size and a width of its own, and is asymmetric whatever the quantizer says."""
 
     algorithm: ClassVar[str] = "HQQ"
+    _config = HQQConfig
+    _always: ClassVar[dict[str, Any]] = {"weight_sym": False}
 
     block_size: int = 128
     bits: int = 4
-
-    def config(self, **values: Any) -> HQQConfig:
-        own = {"weight_group_size": self.block_size, "weight_bits": self.bits, "weight_sym": False}
-        return HQQConfig(**{**values, **own})
 
 
 @dataclass
@@ -178,8 +162,6 @@ class MatMulNBitsQuantizer:
             accuracy_level=self.accuracy_level,
             nodes_to_exclude=self.nodes_to_exclude,
             providers=self.providers,
-            quant_format=algorithm.quant_format,
-            op_types_to_quantize=algorithm.op_types_to_quantize,
         )
         self.model = as_proto(quantized(self.model, config, self.optimization_level, None, graph_only=False)[0])
         self._processed = True

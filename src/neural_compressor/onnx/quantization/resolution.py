@@ -10,6 +10,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from neural_compressor.algorithms import ALGORITHMS
 from neural_compressor.config.composition import Composition
 from neural_compressor.errors import ConfigError
 from neural_compressor.onnx.graph.log_spectra import before_logarithm
@@ -236,7 +237,8 @@ def _weight_only(model: ir.Model, chosen: Chosen, capability: ProviderCapability
 
 
 def _options(config: Any, node: MatrixNode) -> dict[str, Any]:
-    options: dict[str, Any] = config.algorithm_options()
+    own = ALGORITHMS[config.name].options_model.names(executor=False)
+    options = {name: value for name, value in config.method().options.items() if name in own}
     ratios = getattr(config, "ratios", {})
     ratio = ratios.get(node.name, ratios.get(str(node.weight.name)))
     return options if ratio is None else {**options, "ratio": ratio}

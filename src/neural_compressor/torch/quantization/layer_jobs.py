@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
+from neural_compressor.algorithms import ALGORITHMS, options_of
 from neural_compressor.config.composition import Composition
 from neural_compressor.dtypes import dtype
 from neural_compressor.errors import ConfigError
@@ -16,43 +18,45 @@ from neural_compressor.schemes import PER_CHANNEL, PerGroup, TensorScheme
 from neural_compressor.torch.methods.autoround.rounding import check_scheme
 from neural_compressor.torch.methods.weight_only.jobs import BLOCKWISE, LayerJob
 from neural_compressor.torch.quantization.config.autoround import AutoRoundConfig
-from neural_compressor.torch.quantization.config.layerwise import GPTQConfig, HQQConfig
+from neural_compressor.torch.quantization.config.layerwise import HQQConfig
 from neural_compressor.torch.quantization.config.weight_only import WeightOnlyConfig
 from neural_compressor.torch.structure.ops import find_layers, outer_blocks, output_head
-from neural_compressor.torch.structure.replay import UNLIMITED, CalibrationLimit
+from neural_compressor.torch.structure.replay import CalibrationLimit
+
+_ACTIVATIONS = ("act_dtype", "act_group_size", "act_sym", "act_dynamic")
 
 
-def _rtn(config: Any) -> dict[str, Any]:
-    options: dict[str, Any] = {"full_range": config.use_full_range}
-    return {**options, "search": "mse"} if config.range_search else options
+def layer_job(config: WeightOnlyConfig) -> LayerJob:
+    """How a layer is quantized under the configuration of one algorithm."""
+    if not isinstance(config, WeightOnlyConfig):
+        raise ConfigError(
+            f"{type(config).__name__} is not a weight-only configuration; those are for {', '.join(ALGORITHMS)}"
+        )
+    scales = getattr(config, "double_quant_scheme", lambda: None)()
+    zeros = None
+    if isinstance(config, HQQConfig):
+        size = config.scale_quant_group_size
+        in_runs = TensorScheme(dtype("uint8"), False, PER_CHANNEL if size == -1 else PerGroup(size))
+        scales, zeros = in_runs if config.quant_scale else None, in_runs if config.quant_zero else None
+    if isinstance(config, AutoRoundConfig):
+        _check_training_alone(config)
+    options = options_of(config.method())
+    job = LayerJob(
+        config.name,
+        replace(config.weight_scheme(), scales=scales, zeros=zeros),
+        {name: value for name, value in options.distinct().items() if name in options.names(executor=False)},
+        limit=CalibrationLimit(options.nsamples or math.inf, options.seqlen or math.inf),
+    )
+    walked = {name: value for name, value in options.for_executor().items() if name in _OF_A_JOB}
+    return replace(job, **walked)
 
 
-def _gptq(config: Any) -> dict[str, Any]:
-    return {
-        "act_order": config.act_order,
-        "hybrid_order": config.hybrid_order,
-        "static_groups": config.static_groups,
-        "percdamp": config.percdamp,
-        "block_size": min(config.block_size, 128),  # the result is the same; 128 columns stay in the cache
-        "search": "mse" if config.range_search else None,
-        "upstream": config.correct_upstream,
-        "full_range": config.use_full_range,
-    }
+_OF_A_JOB = ("importance", "hadamard", "folding", "quantized_input", "absorb")
+"""The options that stand beside those of the function in a job."""
 
 
-def _awq(config: Any) -> dict[str, Any]:
-    return {
-        "auto_scale": config.use_auto_scale,
-        "auto_clip": config.use_auto_clip or bool(config.range_search),
-        "full_range": config.use_full_range,
-    }
-
-
-def _teq(config: Any) -> dict[str, Any]:
-    return {"clip": bool(config.range_search), "full_range": config.use_full_range}
-
-
-def _autoround(config: AutoRoundConfig) -> dict[str, Any]:
+def _check_training_alone(config: AutoRoundConfig) -> None:
+    """AutoRound trains weights; activations stay in float."""
     if config.activation_scheme() is not None:
         raise ConfigError(
             f"AutoRoundConfig.act_bits={config.act_bits}: layers with learned rounding take float activations; leave "
@@ -65,52 +69,6 @@ def _autoround(config: AutoRoundConfig) -> dict[str, Any]:
             "in float; leave it out"
         )
     check_scheme(config.weight_scheme())
-    return {
-        "iters": config.iters,
-        "lr": config.lr,
-        "minmax_lr": config.minmax_lr,
-        "batch_size": config.batch_size,
-        "enable_minmax_tuning": config.enable_minmax_tuning,
-        "seed": config.seed,
-        "amp": None if config.amp else False,
-        "full_range": config.use_full_range,
-    }
-
-
-_ACTIVATIONS = ("act_dtype", "act_group_size", "act_sym", "act_dynamic")
-_OPTIONS: Mapping[str, Callable[[Any], dict[str, Any]]] = {
-    "rtn": _rtn,
-    "gptq": _gptq,
-    "awq": _awq,
-    "teq": _teq,
-    "hqq": lambda config: {},
-    "autoround": _autoround,
-}
-
-
-def layer_job(config: WeightOnlyConfig) -> LayerJob:
-    """How a layer is quantized under the configuration of one algorithm."""
-    if config.name not in _OPTIONS:
-        raise ConfigError(
-            f"{type(config).__name__} is not a weight-only configuration; those are for {', '.join(_OPTIONS)}"
-        )
-    scales = getattr(config, "double_quant_scheme", lambda: None)()
-    zeros = None
-    if isinstance(config, HQQConfig):
-        size = config.scale_quant_group_size
-        in_runs = TensorScheme(dtype("uint8"), False, PER_CHANNEL if size == -1 else PerGroup(size))
-        scales, zeros = in_runs if config.quant_scale else None, in_runs if config.quant_zero else None
-    return LayerJob(
-        config.name,
-        replace(config.weight_scheme(), scales=scales, zeros=zeros),
-        _OPTIONS[config.name](config),
-        importance=getattr(config, "range_search", None) == "importance",
-        hadamard=getattr(config, "hadamard", False),
-        folding=getattr(config, "folding", False),
-        quantized_input=getattr(config, "enable_quanted_input", True),
-        absorb=getattr(config, "absorb_layer_dict", None) or getattr(config, "absorb_to_layer", {}),
-        limit=CalibrationLimit(config.nsamples, config.seqlen) if isinstance(config, AutoRoundConfig) else UNLIMITED,
-    )
 
 
 def _names_head(model: nn.Module, config: Any) -> bool:
@@ -145,9 +103,10 @@ def jobs_for(model: nn.Module, config: Any) -> tuple[dict[str, LayerJob], dict[t
             left[name, kind] = _needs_each_expert(each)
         else:
             jobs[name] = layer_job(each)
-            flags["upstream"] |= isinstance(each, GPTQConfig) and each.correct_upstream
-            flags["amp"] &= getattr(each, "amp", True)
-            flags["true_sequential"] |= isinstance(each, GPTQConfig) and each.true_sequential
+            options = options_of(each.method())
+            flags["upstream"] |= getattr(options, "upstream", False)
+            flags["amp"] &= options.amp is not False
+            flags["true_sequential"] |= getattr(options, "true_sequential", False)
     if not jobs:
         raise ConfigError("the configuration leaves every layer in float; nothing would be quantized")
     _check_absorbers(model, jobs)

@@ -7,7 +7,9 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, PlainValidator
 
+from neural_compressor.algorithms import AWQOptions, GPTQOptions, RTNOptions, needs_data
 from neural_compressor.config.composition import register_config
+from neural_compressor.config.method_options import OptionTable, method_of, searched
 from neural_compressor.config.numbers import positive
 from neural_compressor.config.parameter_space import one_or_more
 from neural_compressor.config.words import flag
@@ -31,7 +33,18 @@ from neural_compressor.onnx.quantization.config.fields import (
 )
 from neural_compressor.onnx.quantization.config.onnx_config import OnnxConfig
 from neural_compressor.onnx.quantization.quant_types import QuantFormat
-from neural_compressor.schemes import PER_CHANNEL, PerGroup, TensorScheme
+from neural_compressor.schemes import PER_CHANNEL, Method, PerGroup, TensorScheme
+
+_GPTQ, _AWQ = GPTQOptions(), AWQOptions()
+ONNX_OPTIONS: OptionTable = {
+    "mse": searched,
+    "actorder": "act_order",
+    "correct_upstream": "upstream",
+    "enable_auto_scale": "auto_scale",
+    "enable_mse_search": "auto_clip",
+    "layer_wise_quant": "layer_wise",
+}
+"""The fields whose names are not those of the options they stand for."""
 
 
 class WeightOnlyConfig(OnnxConfig):
@@ -78,9 +91,15 @@ class WeightOnlyConfig(OnnxConfig):
         granularity = PER_CHANNEL if self.weight_group_size == -1 else PerGroup(self.weight_group_size)
         return TensorScheme(dtype(f"int{self.weight_bits}"), self.weight_sym, granularity, self.name)
 
-    def algorithm_options(self) -> dict[str, Any]:
-        """What the algorithm is called with."""
-        return {}
+    @property
+    def needs_calibration(self) -> bool:
+        """Where the method sees data, and anything is quantized."""
+        return any(each.quantizes and needs_data(each.method()) for each in self.alone().expand())
+
+    def method(self) -> Method:
+        """How the weights are found."""
+        self.require_single()
+        return method_of(self.name, self._values(), ONNX_OPTIONS)
 
     @classmethod
     def _settled(cls, values: dict[str, Any], given: frozenset[str]) -> dict[str, Any]:
@@ -116,10 +135,7 @@ class RTNConfig(WeightOnlyConfig):
     """
 
     ratios: Annotated[dict[str, float], PlainValidator(_ratios)] = Field(default_factory=dict)
-    mse: Flag = False
-
-    def algorithm_options(self) -> dict[str, Any]:
-        return {"search": "mse"} if self.mse else {}
+    mse: Flag = RTNOptions().search is not None
 
     @classmethod
     def _settled(cls, values: dict[str, Any], given: frozenset[str]) -> dict[str, Any]:
@@ -144,27 +160,13 @@ class GPTQConfig(WeightOnlyConfig):
     statistics, ``block_size`` changes the speed only.
     """
 
-    percdamp: Fraction = 0.01
-    block_size: Count = 128
-    actorder: Flag = False
-    mse: Flag = True
+    percdamp: Fraction = _GPTQ.percdamp
+    block_size: Count = _GPTQ.block_size
+    actorder: Flag = _GPTQ.act_order
+    mse: Flag = _GPTQ.search is not None
     perchannel: Annotated[bool, one_or_more(_perchannel)] = True
-    correct_upstream: Flag = True
+    correct_upstream: Flag = _GPTQ.upstream
     calibration_data_reader: Reader = None
-
-    @property
-    def needs_calibration(self) -> bool:
-        """Where it quantizes anything."""
-        return self.quantizes
-
-    def algorithm_options(self) -> dict[str, Any]:
-        return {
-            "percdamp": self.percdamp,
-            "block_size": self.block_size,
-            "act_order": self.actorder,
-            "search": "mse" if self.mse else None,
-            "upstream": self.correct_upstream,
-        }
 
 
 @register_config("onnxrt", "awq")
@@ -175,17 +177,9 @@ class AWQConfig(WeightOnlyConfig):
     ``enable_auto_scale`` searches the scales, ``enable_mse_search`` then the ranges.
     """
 
-    enable_auto_scale: Flag = True
-    enable_mse_search: Flag = True
+    enable_auto_scale: Flag = _AWQ.auto_scale
+    enable_mse_search: Flag = _AWQ.auto_clip
     calibration_data_reader: Reader = None
-
-    @property
-    def needs_calibration(self) -> bool:
-        """Where it quantizes anything."""
-        return self.quantizes
-
-    def algorithm_options(self) -> dict[str, Any]:
-        return {"auto_scale": self.enable_auto_scale, "auto_clip": self.enable_mse_search}
 
 
 def _asymmetric(value: Any) -> bool:

@@ -9,12 +9,11 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from neural_compressor.algorithms import InputStatistics, LayerResult, quadratic_loss
+from neural_compressor.algorithms import AutoRoundOptions, InputStatistics, LayerResult, quadratic_loss
 from neural_compressor.algorithms.weight_qparams import weight_qparams
 from neural_compressor.errors import CalibrationError, ConfigError, NeuralCompressorError, QuantizationError
 from neural_compressor.schemes import TensorScheme
 from neural_compressor.torch.methods.autoround.block import RecordedBlock, Sample, batches, samples_of, weight_of
-from neural_compressor.torch.methods.autoround.options import AutoRoundOptions
 from neural_compressor.torch.methods.autoround.rounding import LearnedRounding, check_scheme
 from neural_compressor.torch.modules.weight_only import is_conv1d
 from neural_compressor.torch.structure.replay import Arguments

@@ -11,6 +11,7 @@ from torch import nn
 
 from neural_compressor.algorithms import (
     ALGORITHMS,
+    AutoRoundOptions,
     InputStatistics,
     LayerResult,
     Rotation,
@@ -18,7 +19,6 @@ from neural_compressor.algorithms import (
 )
 from neural_compressor.errors import ConfigError
 from neural_compressor.schemes import TensorScheme
-from neural_compressor.torch.methods.autoround.options import AutoRoundOptions
 from neural_compressor.torch.methods.autoround.training import tune_layer
 from neural_compressor.torch.modules.weight_only import is_conv1d
 from neural_compressor.torch.structure.replay import UNLIMITED, CalibrationLimit

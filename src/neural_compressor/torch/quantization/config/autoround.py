@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any
 
+from neural_compressor.algorithms import AutoRoundOptions
 from neural_compressor.config.composition import register_config
 from neural_compressor.config.numbers import group_size, is_whole, rate, whole_between
 from neural_compressor.config.parameter_space import one_or_more, optional
@@ -29,6 +30,7 @@ _SCHEME = re.compile(r"W([1-8])A([1-8]|16|32)(?:G(\d+))?")
 _BLOCK_SCHEMES = {"MXFP4": "mxfp4", "MXFP8": "mxfp8", "NVFP4": "nvfp4"}
 """Schemes named after the format of both weights and activations."""
 _FLOAT_BITS = (16, 32)
+_USUAL = AutoRoundOptions()
 
 
 # Outside the class, in which the name is that of a field.
@@ -96,20 +98,15 @@ class AutoRoundConfig(WeightOnlyConfig):
     nsamples: Count = 128
     seqlen: Count = 2048
     batch_size: _BatchSize = 8
-    lr: Annotated[float | None, one_or_more(optional(rate))] = None
-    minmax_lr: Annotated[float | None, one_or_more(optional(rate))] = None
-    enable_minmax_tuning: Flag = True
-    enable_quanted_input: Flag = True
-    seed: Seed = 42
+    lr: Annotated[float | None, one_or_more(optional(rate))] = _USUAL.lr
+    minmax_lr: Annotated[float | None, one_or_more(optional(rate))] = _USUAL.minmax_lr
+    enable_minmax_tuning: Flag = _USUAL.enable_minmax_tuning
+    enable_quanted_input: Flag = _USUAL.quantized_input
+    seed: Seed = _USUAL.seed
     scheme: Annotated[str, one_or_more(_scheme)] = "W4A16"
     quant_lm_head: Flag = False
     amp: Flag = True
     use_full_range: Flag = True
-
-    @property
-    def needs_calibration(self) -> bool:
-        """Always."""
-        return True
 
     def activation_scheme(self) -> TensorScheme | None:
         """How activations are quantized: as the weights where nothing else is said; None where they stay in float."""

@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
+from neural_compressor.algorithms import AWQOptions, GPTQOptions, RTNOptions
 from neural_compressor.config.composition import register_config
 from neural_compressor.dtypes import IntType
 from neural_compressor.errors import ConfigError
@@ -24,6 +25,8 @@ from neural_compressor.torch.quantization.config.fields import (
     dtype_of,
 )
 from neural_compressor.torch.quantization.config.weight_only import DoubleQuantConfig, WeightOnlyConfig
+
+_GPTQ, _AWQ = GPTQOptions(), AWQOptions()
 
 
 class RoundingConfig(DoubleQuantConfig):
@@ -65,12 +68,7 @@ class RTNConfig(RoundingConfig):
     """
 
     scale_search: ScaleSearch = "none"
-    hadamard: Flag = False
-
-    @property
-    def needs_calibration(self) -> bool:
-        """Only where inputs are weighed by data."""
-        return self.scale_search == "importance"
+    hadamard: Flag = RTNOptions().hadamard
 
 
 @register_config("torch", "gptq")
@@ -103,23 +101,18 @@ class GPTQConfig(DoubleQuantConfig):
     double_quant_bits: Bits = 8
     double_quant_use_sym: Flag = False
     double_quant_group_size: GroupSize = 256
-    act_order: Flag = False
-    hybrid_order: Flag = False
-    percdamp: Fraction = 0.01
+    act_order: Flag = _GPTQ.act_order
+    hybrid_order: Flag = _GPTQ.hybrid_order
+    percdamp: Fraction = _GPTQ.percdamp
     block_size: Count = 2048
-    static_groups: Flag = False
-    true_sequential: Flag = False
+    static_groups: Flag = _GPTQ.static_groups
+    true_sequential: Flag = _GPTQ.true_sequential
     quant_lm_head: Flag = False
-    correct_upstream: Flag = True
-    scale_search: ScaleSearch = "mse"
-    hadamard: Flag = False
+    correct_upstream: Flag = _GPTQ.upstream
+    scale_search: ScaleSearch = _GPTQ.search or "none"
+    hadamard: Flag = _GPTQ.hadamard
     use_full_range: Flag = True
     amp: Flag = True
-
-    @property
-    def needs_calibration(self) -> bool:
-        """Always."""
-        return True
 
     @classmethod
     def _settled(cls, values: dict[str, Any], given: frozenset[str]) -> dict[str, Any]:
@@ -145,16 +138,11 @@ class AWQConfig(RoundingConfig):
 
     use_layer_wise: Flag = False
     double_quant_use_sym: Flag = True
-    use_auto_scale: Flag = True
-    use_auto_clip: Flag = True
-    folding: Flag = False
+    use_auto_scale: Flag = _AWQ.auto_scale
+    use_auto_clip: Flag = _AWQ.auto_clip
+    folding: Flag = _AWQ.folding
     absorb_layer_dict: LayerMap = Field(default_factory=dict)
     amp: Flag = True
-
-    @property
-    def needs_calibration(self) -> bool:
-        """Always."""
-        return True
 
 
 @register_config("torch", "teq")
@@ -171,11 +159,6 @@ class TEQConfig(RoundingConfig):
     absorb_to_layer: LayerMap = Field(default_factory=dict)
     folding: Flag = True
     amp: Flag = True
-
-    @property
-    def needs_calibration(self) -> bool:
-        """Always."""
-        return True
 
 
 @register_config("torch", "hqq")

@@ -4,11 +4,34 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from neural_compressor.algorithms import needs_data
+from neural_compressor.algorithms.weight_qparams import has_full_range
 from neural_compressor.config.composable import ComposableConfig
+from neural_compressor.config.method_options import OptionTable, method_of
 from neural_compressor.dtypes import BlockType, IntType
 from neural_compressor.errors import ConfigError
-from neural_compressor.schemes import PER_CHANNEL, PerGroup, TensorScheme
+from neural_compressor.schemes import PER_CHANNEL, Method, PerGroup, TensorScheme
 from neural_compressor.torch.quantization.config.fields import FLOAT, dtype_of
+
+
+def _search(value: str | None) -> dict[str, Any]:
+    """The options for a search of ranges: what it is called differs between algorithms."""
+    options = {"search": value and "mse", "importance": value == "importance", "clip": value is not None}
+    return {**options, "auto_clip": True} if value else options
+
+
+TORCH_OPTIONS: OptionTable = {
+    "use_full_range": lambda value: {} if value else {"full_range": False},
+    "amp": lambda value: {} if value else {"amp": False},
+    "use_auto_clip": "auto_clip",
+    "range_search": _search,
+    "use_auto_scale": "auto_scale",
+    "correct_upstream": "upstream",
+    "absorb_layer_dict": "absorb",
+    "absorb_to_layer": "absorb",
+    "enable_quanted_input": "quantized_input",
+}
+"""The fields whose names are not those of the options they stand for."""
 
 
 class WeightOnlyConfig(ComposableConfig):
@@ -38,6 +61,21 @@ class WeightOnlyConfig(ComposableConfig):
     def symmetric(self) -> bool:
         """Whether zero is in the middle of the grid."""
         return bool(getattr(self, "use_sym", False))
+
+    @property
+    def needs_calibration(self) -> bool:
+        """Whether the method sees data."""
+        return any(needs_data(each.method()) for each in self.alone().expand())
+
+    def method(self) -> Method:
+        """How the weights are found."""
+        self.require_single()
+        return method_of(self.name, self._option_fields(), TORCH_OPTIONS)
+
+    def _option_fields(self) -> dict[str, Any]:
+        """The fields that may stand for options, less what means nothing on the grid of the weights."""
+        without = () if has_full_range(self.weight_scheme()) else ("use_full_range",)
+        return {name: value for name, value in self._values().items() if name not in without}
 
     def weight_scheme(self) -> TensorScheme:
         """How a weight (outputs, inputs) is mapped to its data type."""
@@ -95,6 +133,9 @@ class DoubleQuantConfig(WeightOnlyConfig):
         """How scales are searched: None (they span the range), ``"mse"``, or ``"importance"`` (weighted by the data)."""
         search = getattr(self, "scale_search", "none")
         return search if search != "none" else "mse" if self.use_mse_search else None
+
+    def _option_fields(self) -> dict[str, Any]:
+        return {**super()._option_fields(), "range_search": self.range_search}
 
     def double_quant_scheme(self) -> TensorScheme | None:
         """How the scales are quantized; None where they stay in float."""

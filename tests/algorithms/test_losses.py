@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from neural_compressor.algorithms.group_loss import block_quadratic, weighted_square
+from neural_compressor.algorithms.losses import block_quadratic, weighted_square
 from neural_compressor.dtypes import dtype
 from neural_compressor.schemes import PER_CHANNEL, PER_TENSOR, PerGroup, TensorScheme
 

@@ -1,4 +1,4 @@
-"""What an error in a weight costs, for each part of it that has its own scale."""
+"""What replacing a weight costs: the error of its outputs, of a whole layer and of each group that has its own scale."""
 
 from __future__ import annotations
 
@@ -8,9 +8,28 @@ import numpy as np
 from array_api_compat import device
 
 from neural_compressor.algorithms.checks import group_size
+from neural_compressor.algorithms.matrix_parts import row_blocks
 from neural_compressor.schemes import PER_TENSOR, PerGroup, TensorScheme, value_range
-from neural_compressor.schemes.arrays import Array, array_namespace, like
+from neural_compressor.schemes.arrays import Array, array_namespace, as_float32, like
 from neural_compressor.schemes.ranges import scale_granularity, to_parts
+
+
+def quadratic_loss(weight: Array, approximation: Array, hessian: Array) -> float:
+    """``tr(E H Eᵀ)`` with ``E = weight - approximation``: the squared output error summed over the inputs seen.
+
+    >>> import numpy as np
+    >>> quadratic_loss(np.float32([[1.0, 2.0]]), np.float32([[1.0, 1.0]]), np.float32([[5.0, 1.0], [1.0, 3.0]]))
+    3.0
+    """
+    weight = as_float32(weight)
+    approximation, hessian = like(approximation, weight), like(hessian, weight)
+    xp = array_namespace(weight)
+    total = 0.0
+    for rows in row_blocks(weight):
+        error = weight[rows, :] - approximation[rows, :]
+        total += float(xp.sum(xp.matmul(error, hessian) * error, dtype=xp.float64))
+    return total
+
 
 GroupLoss = Callable[[Array], Array]
 """From the error of a weight (rows, inputs) to its cost in the shape of the scales."""

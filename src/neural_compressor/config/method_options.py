@@ -1,0 +1,73 @@
+"""Methods as the APIs spell them: a table from the names of each API to the options of the algorithms.
+
+A name that an option has itself needs no entry, and one that stands for options an algorithm does not have says nothing
+to it: a table holds for all the algorithms of its API.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from neural_compressor.algorithms import ALGORITHMS
+from neural_compressor.errors import ConfigError
+from neural_compressor.registry import close_matches
+from neural_compressor.schemes import Method
+
+Spelling = str | Callable[[Any], Mapping[str, Any]]
+"""The option that a name stands for, or what makes options of its value."""
+OptionTable = Mapping[str, Spelling]
+
+
+def searched(value: bool) -> dict[str, Any]:
+    """The option for a yes or no to a search of ranges."""
+    return {"search": "mse" if value else None}
+
+
+RECIPE_OPTIONS: OptionTable = {
+    "mse": searched,
+    "actorder": "act_order",
+    "correct_upstream": "upstream",
+    "enable_auto_scale": "auto_scale",
+    "enable_mse_search": "auto_clip",
+}
+"""The names in the recipes ``rtn_args``, ``gptq_args`` and so on of the 2.x API."""
+
+
+def method_of(algorithm: str, fields: Mapping[str, Any], table: OptionTable) -> Method:
+    """The method that the ``fields`` of a configuration ask for; those that are no options of it are left aside.
+
+    >>> method_of("gptq", {"bits": 4, "actorder": True, "percdamp": 0.1}, RECIPE_OPTIONS)
+    Method(name='gptq', options={'act_order': True, 'percdamp': 0.1})
+    """
+    known = ALGORITHMS[algorithm].options_model.model_fields
+    options: dict[str, Any] = {}
+    for field, value in fields.items():
+        spelling = table.get(field, field)
+        found = spelling(value) if callable(spelling) else {spelling: value}
+        options |= {name: option for name, option in found.items() if name in known}
+    return ALGORITHMS[algorithm].method(**options)
+
+
+def method_from_args(algorithm: str, args: Mapping[str, Any]) -> Method:
+    """The method that the recipe ``<algorithm>_args`` asks for, where every name has to mean something.
+
+    >>> method_from_args("gptq", {"actoder": True})
+    Traceback (most recent call last):
+    neural_compressor.errors.ConfigError: recipe gptq_args has no 'actoder'; did you mean 'actorder', ...
+    """
+    options = ALGORITHMS[algorithm].options_model.model_fields
+    spelled = {name for name in RECIPE_OPTIONS if _stands_for(RECIPE_OPTIONS[name], options)}
+    for name in args:
+        if name not in spelled and name not in options:
+            raise ConfigError(
+                f"recipe {algorithm}_args has no {name!r}; {close_matches(str(name), {*spelled, *options})}"
+            )
+    try:
+        return method_of(algorithm, args, RECIPE_OPTIONS)
+    except ConfigError as error:
+        raise ConfigError(f"recipe {algorithm}_args: {error}") from None
+
+
+def _stands_for(spelling: Spelling, options: Mapping[str, Any]) -> bool:
+    return any(name in options for name in (spelling(None) if callable(spelling) else (spelling,)))

@@ -1,12 +1,17 @@
-"""Paths that a user gives, checked before anything is read or written there."""
+"""Paths: those a user gives, checked; where a result is put; and what keeps a file from being written."""
 
 from __future__ import annotations
 
+import errno
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from neural_compressor.errors import ConfigError
+from neural_compressor.errors import ConfigError, NeuralCompressorError, WorkspaceError
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 def path_of(value: Any, what: str = "") -> Path:
@@ -23,3 +28,66 @@ def path_of(value: Any, what: str = "") -> Path:
     if not text or "\0" in text:
         raise ConfigError(f"{where}got {text!r}, expected a path: not empty and without NUL characters")
     return Path(text)
+
+
+def output_file(path: str | Path) -> Path:
+    """The file to write for ``path``: what a link leads to, so that the link stays one.
+
+    A folder, a device, a pipe or a socket there is an error: putting a file in its place would destroy it.
+
+    >>> output_file("model.onnx").name
+    'model.onnx'
+    """
+    found = _target(Path(path))
+    if found.is_dir():
+        raise WorkspaceError(f"{path} is a folder; give the path of the file to write")
+    if found.exists() and not found.is_file():
+        raise WorkspaceError(f"{path} is no regular file but a device, a pipe or a socket; give the path of a file")
+    return found
+
+
+def output_folder(path: str | Path) -> Path:
+    """The folder to write for ``path``: what a link leads to, so that the link stays one."""
+    return _target(Path(path))
+
+
+def _target(path: Path) -> Path:
+    if not path.is_symlink():
+        return path
+    found = Path(os.path.realpath(path))
+    if found.is_symlink():  # as it is where links lead in a circle
+        raise WorkspaceError(f"{path} is a link that leads nowhere; remove it, or give another path")
+    return found
+
+
+@contextmanager
+def write_errors(path: Path, needed: int | None = None) -> Iterator[None]:
+    """What keeps ``path`` from being written, ``needed`` bytes long, becomes a :class:`WorkspaceError`.
+
+    For writers that leave what was at ``path`` alone until the new is complete.
+    """
+    try:
+        yield
+    except NeuralCompressorError:
+        raise
+    except Exception as error:
+        full = is_full(error)
+        if not full and not isinstance(error, OSError):
+            raise
+        size = f", where {needed:,} bytes are to be written" if full and needed else ""
+        advice = ". Free some space, or choose another place" if full else ""
+        raise WorkspaceError(
+            f"{path} cannot be written: {reason(error)}{size}; nothing that was there has been changed{advice}"
+        ) from (None if full else error)
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether ``error`` says that a disk is full; libraries that write for themselves say it only in words."""
+    return getattr(error, "errno", None) in _FULL or "no space left" in str(error).lower()
+
+
+def reason(error: BaseException) -> str:
+    """Why a file could not be written, in one line."""
+    if not is_full(error):
+        return str(error)
+    return getattr(error, "strerror", None) or "No space left on device"

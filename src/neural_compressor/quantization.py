@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from neural_compressor.adaptor.contract import Adaptor, adaptor_for
-from neural_compressor.adaptor.records import OpRecord
 from neural_compressor.config import PostTrainingQuantConfig
 from neural_compressor.errors import CalibrationError, ConfigError
 from neural_compressor.paths import path_of
-from neural_compressor.report.evidence import add_evidence
-from neural_compressor.report.html import keep_report
-from neural_compressor.report.terminal import TuningProgress, print_result
-from neural_compressor.strategy.build import build_space, unapplied_recipes
-from neural_compressor.strategy.choice import strategy_for
-from neural_compressor.strategy.space import TuningSpace
+from neural_compressor.report.run_report import RunReport
+from neural_compressor.strategy import build_space, strategy_for, unapplied_recipes
 from neural_compressor.tuning.evaluator import Evaluator, require_repeatable
 from neural_compressor.tuning.loop import tune
 from neural_compressor.tuning.result import TuningResult
@@ -104,7 +98,6 @@ def fit(
         "graph_only": eval_func is None and eval_dataloader is None,
     }
     writable_folder(workspace)
-    title = title or (Path(model).stem if isinstance(model, str | Path) else type(model).__name__)
     adaptor = adaptor_for(model)(info)
     adaptor.check_settings(conf)
     model = adaptor.ready(model)
@@ -118,33 +111,20 @@ def fit(
     evaluator = None
     if eval_func is not None or eval_dataloader is not None:
         evaluator = Evaluator(adaptor, eval_func=eval_func, eval_dataloader=eval_dataloader, eval_metric=eval_metric)
-    trials = conf.tuning_criterion.max_trials if evaluator else 1
-
-    def conclude(result: TuningResult) -> None:
-        result.ops = [_explained(record, space) for record in result.ops]
-        add_evidence(result, adaptor, conf)
-        result.report = keep_report(result, workspace)
-
-    with TuningProgress(trials, quiet=quiet, title=title) as progress:
-        best, result = tune(
-            adaptor,
-            model,
-            conf,
-            space,
-            strategy_for(conf, space),
-            evaluator=evaluator,
-            calib_dataloader=calib_dataloader,
-            calib_func=calib_func,
-            example_batch=getattr(adaptor, "example", None),
-            workspace=workspace,
-            storage=storage,
-            title=title,
-            progress=progress,
-            resume=resume,
-            conclude=conclude,
-        )
-    if not quiet:
-        print_result(result)
+    best, result = tune(
+        adaptor,
+        model,
+        conf,
+        strategy_for(conf, space),
+        evaluator=evaluator,
+        calib_dataloader=calib_dataloader,
+        calib_func=calib_func,
+        workspace=workspace,
+        storage=storage,
+        title=title,
+        reporter=RunReport(quiet),
+        resume=resume,
+    )
     return QuantizedModel(best, adaptor, result)
 
 
@@ -152,12 +132,6 @@ def load(path: str | Path, model: Any) -> Any:
     """The quantized model that was saved to ``path``; ``model`` is the float model it was made from."""
     adaptor = adaptor_for(model)
     return adaptor().load(path_of(path, "load"), model)
-
-
-def _explained(record: OpRecord, space: TuningSpace) -> OpRecord:
-    """Say which rule keeps an op in float, where one does."""
-    op = space.ops.get((record.name, record.op_type))
-    return replace(record, reason=op.reason) if record.mode == "float" and op and op.reason else record
 
 
 def _check_arguments(

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from neural_compressor.adaptor.event_files import EventFile, flatten, run_folder
+from neural_compressor.adaptor.evaluation import EventFile, flatten, run_folder
 from neural_compressor.errors import WorkspaceError
 
 
@@ -70,7 +70,7 @@ def test_flatten_numbers_iterations():
 
 def test_writing_imports_no_framework(tmp_path):
     code = (
-        "import sys; from pathlib import Path; from neural_compressor.adaptor.event_files import EventFile\n"
+        "import sys; from pathlib import Path; from neural_compressor.adaptor.evaluation import EventFile\n"
         f"with EventFile(Path({str(tmp_path)!r})) as events:\n"
         "    events.scalar('a', 1.0); events.histogram('b', [1.0, 2.0])\n"
         "print([name for name in ('torch', 'tensorflow') if name in sys.modules])"

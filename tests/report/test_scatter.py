@@ -3,7 +3,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neural_compressor.report.scatter import Axis, Point, scatter
+from neural_compressor.report.plots import Axis, Mark, scatter
 
 numbers = st.floats(-1e9, 1e9, allow_subnormal=False).map(lambda x: round(x, 6))
 
@@ -20,7 +20,7 @@ def test_every_value_lies_on_the_axis_and_ticks_are_even(values, from_zero):
 
 
 def test_points_stand_where_their_values_are():
-    points = [Point(0, 0.0, "miss", "a"), Point(100, 1.0, "pass", "b"), Point(50, 0.5, "pass", "c")]
+    points = [Mark(0, 0.0, "miss", "a"), Mark(100, 1.0, "pass", "b"), Mark(50, 0.5, "pass", "c")]
     svg = scatter(points, title="t", x_label="x", y_label="y", x_text=str)
     at = {tip: (float(x), float(y)) for x, y, tip in re.findall(r'cx="(.*?)" cy="(.*?)" r="5"><title>(.)<', svg)}
     assert at["a"][0] < at["c"][0] < at["b"][0]
@@ -30,7 +30,7 @@ def test_points_stand_where_their_values_are():
 
 
 def test_what_is_not_finite_is_left_out_and_texts_are_escaped():
-    points = [Point(1, float("nan"), "miss", "x"), Point(1, 2, "pass", "<b>"), Point(2, 3, "pass", "&")]
+    points = [Mark(1, float("nan"), "miss", "x"), Mark(1, 2, "pass", "<b>"), Mark(2, 3, "pass", "&")]
     svg = scatter(points, title="<t>", x_label="<x>", y_label="<y>", x_text=lambda v: f"<{v}>")
     assert svg.count('class="mark') == 2
     assert not re.findall(r"<(b|t|x|y)>", svg)

@@ -8,7 +8,7 @@ from sample_result import sample_result
 
 from neural_compressor.report.quantities import shown_loss
 from neural_compressor.report.terminal import TuningProgress, print_ops, print_result
-from neural_compressor.tuning.progress import Progress
+from neural_compressor.tuning.reporter import Progress
 from neural_compressor.tuning.result import Measurement
 
 

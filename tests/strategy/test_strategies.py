@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from neural_compressor.schemes import OpKey, OpScheme, Plan
 from neural_compressor.strategy import STRATEGIES, OpSpace, Outcome, TuningSpace
-from neural_compressor.strategy.candidate import Candidates
-from neural_compressor.strategy.random_search import count_candidates
+from neural_compressor.strategy.enumeration import count_points
 from neural_compressor.strategy.search import rank
+from neural_compressor.strategy.space import Grid
 from neural_compressor.testing.strategy import op_space, space_of
 
 CONV, MATMUL, FC, HEAD = ("conv", "Conv2d"), ("mm", "MatMul"), ("fc", "Linear"), ("head", "Linear")
@@ -25,9 +25,10 @@ FAIL = Outcome(1.0, False, 1.0)
 def drive(name: str, space: TuningSpace, judge: Callable[[Plan], Outcome], limit: int = 500) -> list[tuple[str, Plan]]:
     strategy = STRATEGIES[name](space)
     tried = []
-    while (proposal := strategy.ask()) is not None and len(tried) < limit:
+    while len(tried) < limit and (proposals := strategy.ask()):
+        (proposal,) = proposals
         tried.append((proposal.stage, proposal.plan))
-        strategy.tell(judge(proposal.plan))
+        strategy.tell(proposal, judge(proposal.plan))
     return tried
 
 
@@ -149,10 +150,30 @@ def test_conservative_goes_by_op_type_and_keeps_what_passes() -> None:
 def test_conservative_asks_not_to_be_stopped_before_its_last_step() -> None:
     strategy = STRATEGIES["conservative"](space_of(CONV, FC))
     stops = []
-    while strategy.ask() is not None:
-        strategy.tell(Outcome(0.0, True, 1.0))
+    while proposals := strategy.ask():
+        strategy.tell(proposals[0], Outcome(0.0, True, 1.0))
         stops.append(strategy.may_stop)
     assert stops == [False, True]
+
+
+# -- mse ------------------------------------------------------------------------------------------------------------
+
+
+def test_mse_lets_ops_fall_back_by_their_errors() -> None:
+    space = TuningSpace({(name, "Linear"): op_space(1, ("fp32",)) for name in "abc"})
+    strategy = STRATEGIES["mse"](space)
+    strategy.op_errors = lambda plan: {("a", "Linear"): 0.1, ("b", "Linear"): 0.3}
+    tried = []
+    while proposals := strategy.ask():
+        tried.append((proposals[0].stage, quantized(proposals[0].plan)))
+        strategy.tell(proposals[0], FAIL)
+    assert tried == [
+        ("default", {"a", "b", "c"}),
+        ("b to fp32", {"a", "c"}),
+        ("a to fp32", {"b", "c"}),
+        ("c to fp32", {"a", "b"}),
+        ("2 ops to fp32", {"c"}),
+    ]
 
 
 # -- auto -----------------------------------------------------------------------------------------------------------
@@ -168,17 +189,18 @@ def test_auto_is_default_then_conservative_then_basic() -> None:
 
 def test_auto_may_be_stopped_when_the_default_passes() -> None:
     strategy = STRATEGIES["auto"](space_of(CONV, FC))
-    strategy.ask()
-    strategy.tell(Outcome(0.0, True, 1.0))
+    (proposal,) = strategy.ask()
+    strategy.tell(proposal, Outcome(0.0, True, 1.0))
     assert strategy.may_stop
 
 
 def test_auto_may_not_be_stopped_before_the_conservative_part_is_through() -> None:
     strategy = STRATEGIES["auto"](space_of(CONV, MATMUL, FC))
     stops = []
-    while (proposal := strategy.ask()) is not None and len(stops) < 4:
+    while len(stops) < 4:
+        (proposal,) = strategy.ask()
         good = "mm" not in quantized(proposal.plan)
-        strategy.tell(Outcome(0.0 if good else 0.5, good, 1.0))
+        strategy.tell(proposal, Outcome(0.0 if good else 0.5, good, 1.0))
         stops.append((sorted(quantized(proposal.plan)), strategy.may_stop))
     assert stops == [
         (["conv", "fc", "mm"], False),  # the default, which failed
@@ -216,7 +238,27 @@ def test_random_and_exhaustive_see_every_plan_once(ops: list[tuple[int, bool]], 
     drawn = [plan.digest for _, plan in drive("random", space, lambda plan: FAIL)]
     assert len(exhaustive) == expected
     assert sorted(drawn) == sorted(exhaustive)
-    assert count_candidates(Candidates(space)) == expected + 1
+    assert count_points(Grid(space)) == expected + 1
+
+
+@pytest.mark.parametrize("name", ["random", "exhaustive"])
+def test_plans_that_depend_on_nothing_are_given_all_at_once(name: str) -> None:
+    assert len(STRATEGIES[name](space_of(CONV, FC)).ask(10)) == 10
+
+
+def test_ops_that_fall_back_alone_are_given_at_once_and_their_sum_is_not() -> None:
+    space = TuningSpace({(f"op{i}", "Linear"): op_space(1, ("fp32",)) for i in range(4)})
+    strategy = STRATEGIES["basic"](space)
+    (default,) = strategy.ask(10)
+    assert strategy.ask(10) == []  # what comes next depends on it
+    strategy.tell(default, FAIL)
+    alone = strategy.ask(10)
+    assert [proposal.stage for proposal in alone] == [f"op{i} to fp32" for i in range(4)]
+    for proposal in reversed(alone):
+        assert strategy.ask() == []
+        strategy.tell(proposal, replace(FAIL, loss=1.0 - int(proposal.stage[2]) / 10))
+    best_two = strategy.ask(10)[0]
+    assert (best_two.stage, quantized(best_two.plan)) == ("2 ops to fp32", {"op0", "op1"})
 
 
 def test_exhaustive_starts_with_the_default() -> None:
@@ -231,8 +273,9 @@ def test_the_seed_decides_what_random_draws() -> None:
         strategy = STRATEGIES["random"](space, seed)
         digests = []
         for _ in range(5):
-            digests.append(strategy.ask().plan.digest)
-            strategy.tell(FAIL)
+            (proposal,) = strategy.ask()
+            digests.append(proposal.plan.digest)
+            strategy.tell(proposal, FAIL)
         return digests
 
     assert first(1) == first(1)

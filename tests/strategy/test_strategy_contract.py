@@ -19,6 +19,17 @@ class TestBasic(Named):
     name = "basic"
 
 
+class TestMse(Named):
+    name = "mse"
+
+
+class TestMseWithErrors(StrategyContract):
+    def make_strategy(self, space: TuningSpace, seed: int = 42) -> Strategy:
+        strategy = STRATEGIES["mse"](space, seed)
+        strategy.op_errors = lambda plan: {key: len(key[0]) / 10 for key in plan}
+        return strategy
+
+
 class TestConservative(Named):
     name = "conservative"
 

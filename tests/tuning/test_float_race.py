@@ -8,10 +8,9 @@ from toy_tuning import plan_of
 
 from neural_compressor.adaptor.records import OpRecord
 from neural_compressor.tuning.criterion import Criterion
-from neural_compressor.tuning.float_race import beats_float, not_faster, slower_note
 from neural_compressor.tuning.objective import Scoring
 from neural_compressor.tuning.result import Measurement, Trial, TuningResult
-from neural_compressor.tuning.verdict import verdict
+from neural_compressor.tuning.verdict import beats_float, not_faster, slower_note, verdict
 
 BASELINE = Measurement(0.9, 10.0, 1000, latency_spread=0.01)
 SIMULATED = OpRecord("a", "Conv2d", "int4", mode="static", simulated=True)

@@ -14,22 +14,20 @@ from toy_tuning import COSTS, Accuracy, Narrowing, Scripted, ToyAdaptor, ToyMode
 
 from neural_compressor.errors import WorkspaceError
 from neural_compressor.schemes import Plan
-from neural_compressor.tuning.file_lock import FileLock
-from neural_compressor.tuning.journal import Entry, Journal
+from neural_compressor.tuning.journal import Journal, TrialRecord
+from neural_compressor.tuning.journal_file import FileLock
 from neural_compressor.tuning.loop import tune
 from neural_compressor.tuning.result import Measurement
 
 SPACE = toy_space()
-ENTRY = Entry("first", Measurement(0.5, 1.25, 100, None), 0.1 + 0.2, True, 4 / 3, 0.01)
-FAILURE = Entry("second", None, None, False, 0.0, 0.01, "RuntimeError: boom")
+ENTRY = TrialRecord("first", Measurement(0.5, 1.25, 100, None), 0.1 + 0.2, True, 4 / 3, 0.01)
+FAILURE = TrialRecord("second", None, None, False, 0.0, 0.01, "RuntimeError: boom")
 
 
 def run(workspace, accuracy=None, strategy=None, **kwargs):
     strategy = strategy or Narrowing(SPACE)
     evaluator = accuracy or Accuracy()
-    return tune(
-        ToyAdaptor(), ToyModel(COSTS), toy_conf(), SPACE, strategy, evaluator=evaluator, workspace=workspace, **kwargs
-    )
+    return tune(ToyAdaptor(), ToyModel(COSTS), toy_conf(), strategy, evaluator=evaluator, workspace=workspace, **kwargs)
 
 
 def test_what_is_recorded_is_read_back_exactly(tmp_path):
@@ -201,7 +199,7 @@ def test_a_lock_dies_with_its_process(tmp_path):
     code = f"""
         import os, signal, sys
         from pathlib import Path
-        from neural_compressor.tuning.file_lock import FileLock
+        from neural_compressor.tuning.journal_file import FileLock
         lock = FileLock(Path({str(tmp_path / "lock")!r}))
         lock.acquire()
         print("held", flush=True)

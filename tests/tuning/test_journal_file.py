@@ -13,9 +13,7 @@ RECORDS = b'{"op_code":0,"study_name":"a"}\n{"op_code":2}\n'
 
 def run(workspace):
     space = toy_space()
-    return tune(
-        ToyAdaptor(), ToyModel(COSTS), toy_conf(), space, Narrowing(space), evaluator=Accuracy(), workspace=workspace
-    )
+    return tune(ToyAdaptor(), ToyModel(COSTS), toy_conf(), Narrowing(space), evaluator=Accuracy(), workspace=workspace)
 
 
 @pytest.mark.parametrize("tail", [b'{"op_co', b"\x00\x00\x00", b"{}", b"[1]\n", b"\xff\xfe\n"])
@@ -68,7 +66,7 @@ def test_an_outcome_that_cannot_be_read_names_the_trial(tmp_path):
     text = path.read_text()
     text = text[: text.index('"verdict"')].rpartition("\n")[0] + "\n"
     path.write_text(text.replace('"measurement":{"accuracy"', '"measurement":{"acuracy"', 1))
-    with pytest.raises(WorkspaceError, match=r"trial 0 of study model-.*cannot be read"):
+    with pytest.raises(WorkspaceError, match=r"trial 0 of study ToyModel-.*cannot be read"):
         run(tmp_path)
 
 

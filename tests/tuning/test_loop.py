@@ -7,6 +7,7 @@ from toy_tuning import COSTS, Accuracy, Narrowing, Scripted, ToyAdaptor, ToyMode
 
 from neural_compressor.errors import CalibrationError, ConfigError, EvaluationError, QuantizationError
 from neural_compressor.tuning.loop import tune
+from neural_compressor.tuning.reporter import Silent
 from neural_compressor.tuning.run import TuningRun
 
 SPACE = toy_space()
@@ -23,7 +24,7 @@ def run(tmp_path):
     def run(strategy, conf=None, model=None, **kwargs):
         kwargs.setdefault("evaluator", run.accuracy)
         kwargs.setdefault("workspace", tmp_path / "work")
-        return tune(run.adaptor, model or ToyModel(COSTS), conf or toy_conf(), SPACE, strategy, **kwargs)
+        return tune(run.adaptor, model or ToyModel(COSTS), conf or toy_conf(), strategy, **kwargs)
 
     run.adaptor, run.accuracy = ToyAdaptor(), Accuracy()
     return run
@@ -93,7 +94,8 @@ def test_a_strategy_that_only_repeats_itself_is_stopped(run):
 
 
 def test_no_evaluation_quantizes_once_and_promises_nothing(run, tmp_path):
-    model, result = run(scripted("a"), evaluator=None, example_batch=1)
+    run.adaptor.example = 1
+    model, result = run(scripted("a"), evaluator=None)
     assert model.quantized == set("abcd")
     assert result.verdict.startswith("not checked")
     assert not result.met
@@ -238,8 +240,8 @@ def test_at_most_one_quantized_model_is_kept(run):
     assert max(seen) == 2  # the best so far and the one being measured
 
 
-class Recorder:
-    """A progress object that keeps what it is told."""
+class Recorder(Silent):
+    """A reporter that keeps what it is told."""
 
     def __init__(self):
         self.events = []
@@ -262,7 +264,7 @@ class Recorder:
 
 def test_progress_is_told_everything_in_order(run):
     recorder = Recorder()
-    run(scripted("abcd", "a"), progress=recorder)
+    run(scripted("abcd", "a"), reporter=recorder)
     assert recorder.events == ["baseline", 0.9, (1, "step 0"), False, (2, "step 1"), True]
 
 
@@ -273,7 +275,7 @@ def test_an_interrupt_keeps_what_was_done_and_says_how_to_go_on(run, tmp_path):
     recorder = Recorder()
     run.accuracy.at[3] = interrupt
     with pytest.raises(KeyboardInterrupt, match="Run the same command again"):
-        run(scripted("abcd", "bcd", "a"), progress=recorder)
+        run(scripted("abcd", "bcd", "a"), reporter=recorder)
     assert "interrupted after 1 trials" in recorder.events[-1]
     assert str(tmp_path / "work") in recorder.events[-1]
     _, result = run(scripted("abcd", "bcd", "a"))
@@ -284,7 +286,7 @@ class Racing(ToyAdaptor):
     """Latencies as ``latency(model)`` gives them in each of a model's turns; the wall clock counts."""
 
     def __init__(self, latency):
-        super().__init__()
+        super().__init__(example=1)
         self.latency, self.now, self.turns = latency, 0.0, {}
 
     def predict(self, model, inputs):
@@ -298,7 +300,7 @@ def race(run, monkeypatch):
     def race(latency, strategy, **conf):
         run.adaptor = Racing(latency)
         monkeypatch.setattr("time.perf_counter", lambda: run.adaptor.now)
-        return run(strategy, toy_conf(**{"objective": "performance", "timeout": 1e9, **conf}), example_batch=1)
+        return run(strategy, toy_conf(**{"objective": "performance", "timeout": 1e9, **conf}))
 
     return race
 

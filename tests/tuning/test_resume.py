@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 from toy_tuning import COSTS, Accuracy, Narrowing, Scripted, ToyAdaptor, ToyModel, toy_conf, toy_space
 
 from neural_compressor.errors import WorkspaceError
-from neural_compressor.report.html import keep_report
+from neural_compressor.report.run_report import RunReport
 from neural_compressor.tuning.loop import tune
+from neural_compressor.tuning.reporter import Silent
 
 SPACE = toy_space()
 #: Each record is flushed to the disk, which a property test does thousands of times.
@@ -31,13 +32,12 @@ class PulledPlugError(BaseException):
     """Ends a run as no handler of errors can stop."""
 
 
-def attempt(workspace, accuracy, conf=None, strategy=None, **kwargs):
+def attempt(workspace, accuracy, conf=None, strategy=None, example=None, **kwargs):
     strategy = strategy or Narrowing(SPACE)
     return tune(
-        ToyAdaptor(),
+        ToyAdaptor(example),
         ToyModel(COSTS),
         conf or toy_conf(),
-        SPACE,
         strategy,
         evaluator=accuracy,
         workspace=workspace,
@@ -151,7 +151,7 @@ def test_resume_false_begins_again(tmp_path):
         {"strategy": Narrowing(SPACE, seed=7)},
         {"title": "another"},
         {"calib_dataloader": [1, 2, 3]},
-        {"example_batch": 1},
+        {"example": 1},
     ],
     ids=["promise", "objective", "seed", "title", "calibration", "measured"],
 )
@@ -342,7 +342,7 @@ class Slow(Accuracy):
         return super().__call__(model)
 
 space = toy_space()
-model, result = tune(ToyAdaptor(), ToyModel(COSTS), toy_conf(), space, Narrowing(space), evaluator=Slow())
+model, result = tune(ToyAdaptor(), ToyModel(COSTS), toy_conf(), Narrowing(space), evaluator=Slow())
 print("".join(sorted(model.quantized)), result.verdict, sum(t.resumed for t in result.trials), sep="|")
 """
 
@@ -368,18 +368,29 @@ def test_kill_9_in_the_middle_of_tuning(tmp_path):
     assert len(log.read_text().splitlines()) == calls + cut_off + 1  # the baseline is looked at again
 
 
+class Keeping(Silent):
+    """A reporter that does something in place of writing a report."""
+
+    def __init__(self, act):
+        self.act = act
+
+    def keep(self, *args):
+        self.act()
+
+
 def full_disk(*_):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 @pytest.mark.parametrize("step", ["fsync", "replace"])
 def test_a_report_that_does_not_fit_costs_neither_the_model_nor_an_evaluation(tmp_path, monkeypatch, caplog, step):
-    def conclude(result):
-        with monkeypatch.context() as patch:
-            patch.setattr(os, step, full_disk)
-            result.report = keep_report(result, tmp_path)
+    class OnFullDisk(RunReport):
+        def keep(self, *args):
+            with monkeypatch.context() as patch:
+                patch.setattr(os, step, full_disk)
+                super().keep(*args)
 
-    model, result = attempt(tmp_path, Accuracy(), conclude=conclude)
+    model, result = attempt(tmp_path, Accuracy(), reporter=OnFullDisk(quiet=True))
     quantized, expected, _, _ = uninterrupted()
     assert model.quantized == quantized
     assert result.report is None
@@ -390,9 +401,7 @@ def test_a_report_that_does_not_fit_costs_neither_the_model_nor_an_evaluation(tm
     assert not list((tmp_path / "reports").iterdir())
 
     accuracy = Accuracy()
-    model, again = attempt(
-        tmp_path, accuracy, conclude=lambda r: setattr(r, "report", keep_report(r, tmp_path)), title="model"
-    )
+    model, again = attempt(tmp_path, accuracy, reporter=RunReport(quiet=True))
     assert accuracy.calls == 1  # the baseline
     assert facts(again) == expected
     assert model.quantized == quantized
@@ -402,7 +411,7 @@ def test_a_report_that_does_not_fit_costs_neither_the_model_nor_an_evaluation(tm
 
 def test_an_end_that_cannot_be_journaled_costs_nothing(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        _, result = attempt(tmp_path, Accuracy(), conclude=lambda result: patch.setattr(os, "fsync", full_disk))
+        _, result = attempt(tmp_path, Accuracy(), reporter=Keeping(lambda: patch.setattr(os, "fsync", full_disk)))
     assert "that this run has ended is not in the journal" in result.metadata["notes"][0]
     accuracy = Accuracy()
     _, again = attempt(tmp_path, accuracy)
@@ -411,9 +420,9 @@ def test_an_end_that_cannot_be_journaled_costs_nothing(tmp_path, monkeypatch):
 
 
 def test_without_an_evaluation_a_lost_report_costs_nothing_either(tmp_path):
-    def conclude(result):
+    def full():
         raise WorkspaceError("no space")
 
-    model, result = attempt(tmp_path, None, conclude=conclude)
+    model, result = attempt(tmp_path, None, reporter=Keeping(full))
     assert model.quantized == set(COSTS)
     assert "no space" in result.metadata["notes"][0]

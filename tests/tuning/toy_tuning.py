@@ -6,7 +6,7 @@ A toy model is ``{op name: accuracy lost when the op is quantized}``; a quantize
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +15,7 @@ from neural_compressor.adaptor.contract import Adaptor
 from neural_compressor.adaptor.records import OpRecord
 from neural_compressor.dtypes import dtype
 from neural_compressor.schemes import OpScheme, Plan, TensorScheme, float_op
-from neural_compressor.strategy.base import Outcome, Proposal, Strategy
+from neural_compressor.strategy.base import Proposal, Proposals, Strategy
 from neural_compressor.strategy.space import OpSpace, TuningSpace
 
 INT8 = OpScheme(weight=TensorScheme(dtype("int8")), activation=TensorScheme(dtype("uint8")), mode="static")
@@ -30,8 +30,9 @@ class ToyModel:
 
 
 class ToyAdaptor(Adaptor):
-    def __init__(self) -> None:
+    def __init__(self, example: Any = None) -> None:
         super().__init__({})
+        self.example = example
         self.quantized: list[str] = []
         self.saved: list[frozenset[str]] = []
         self.fail: Callable[[ToyModel], None] = lambda model: None
@@ -103,7 +104,7 @@ class Accuracy:
 class Scripted(Strategy):
     """Proposes the sets of ops in ``options['sets']`` one after the other."""
 
-    def proposals(self) -> Generator[Proposal, Outcome, None]:
+    def proposals(self) -> Proposals:
         for number, names in enumerate(self.options["sets"]):
             yield Proposal(plan_of(names, self.space), f"step {number}")
 
@@ -111,7 +112,7 @@ class Scripted(Strategy):
 class Narrowing(Strategy):
     """Takes one op after the other back to float, the one that helped most first: depends on what it is told."""
 
-    def proposals(self) -> Generator[Proposal, Outcome, None]:
+    def proposals(self) -> Proposals:
         names = {name for name, _ in self.space.ops}
         outcome = yield Proposal(plan_of(names, self.space), "all")
         while names and not outcome.passed:

@@ -14,7 +14,7 @@ from neural_compressor.adaptor.framework_config import to_framework_config
 from neural_compressor.adaptor.records import OpRecord
 from neural_compressor.errors import ConfigError, MissingDependencyError
 from neural_compressor.registry import Registry
-from neural_compressor.schemes import OpKey
+from neural_compressor.schemes import OpKey, Plan
 
 Model = Any
 """A model of the adaptor's framework; the core never looks inside."""
@@ -213,6 +213,22 @@ class Adaptor(ABC):
     def set_tensor(self, model: Model, tensor_dict: Mapping[str, Any]) -> Model:
         """A new model with tensors written into it: ``{'op.tensor': array}``, named as :meth:`inspect_tensor` does."""
         raise self._unsupported("set_tensor")
+
+    def op_errors(self, plan: Plan, model: Model, dataloader: Iterable[Any] | None = None) -> dict[OpKey, float]:
+        """How far the output of each op that ``plan`` quantizes is from that in the float model, as a share of it.
+
+        sum |quantized - float|^2 / sum |float|^2 over as much data as the plan calibrates with, batch by batch. Each op is
+        quantized alone, on the inputs it has in the float model; where a framework computes whole graphs only, what came in
+        from quantized ops before it counts too, and the adaptor says so. Without data, it is what the adaptor was given.
+        """
+        raise self._unsupported("op_errors")
+
+    def op_gains(self, model: Model, dataloader: Iterable[Any] | None = None) -> dict[OpKey, float]:
+        """By which factor such an error of each op's output comes out of the model, to first order.
+
+        ``op_errors * op_gains`` is the share of the model's output error that is due to an op. Needs derivatives.
+        """
+        raise self._unsupported("op_gains")
 
     def convert_bf16(self, model: Model) -> Model:
         """Convert the ops in ``self.bf16_ops`` to bf16."""

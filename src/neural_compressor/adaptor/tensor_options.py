@@ -8,7 +8,7 @@ from itertools import chain
 from typing import Any, NoReturn
 
 from neural_compressor.algorithms import ALGORITHMS
-from neural_compressor.dtypes import DTYPES, FloatType, IntType
+from neural_compressor.dtypes import DTYPES
 from neural_compressor.errors import ConfigError
 from neural_compressor.observers import OBSERVERS
 from neural_compressor.registry import close_matches
@@ -70,7 +70,7 @@ def _read_listed(data: Mapping[str, Any], mode: str, where: str, is_open: Sequen
     """The fields of a tensor less those of ``is_open`` that list nothing."""
     dtypes = [] if "dtype" in is_open and not data["dtype"] else _read_dtypes(data, where)
     data = {field: value for field, value in data.items() if field not in is_open or value}
-    if dtypes and all(_is_plain_float(name) for name in dtypes):
+    if dtypes and not any(DTYPES[name].needs_scale for name in dtypes):
         return {"dtype": dtypes}
     tensor: dict[str, Any] = {"dtype": dtypes}
     # Weights that are quantized alone may have an algorithm that looks at what they are multiplied with.
@@ -80,7 +80,7 @@ def _read_listed(data: Mapping[str, Any], mode: str, where: str, is_open: Sequen
         if field in is_open and field not in data:
             continue
         tensor[field] = _options(data.get(field, _DEFAULTS[field]), f"{where}.{field}", str, *names)
-    not_affine = [name for name in dtypes if not isinstance(DTYPES[name], IntType) and not _is_plain_float(name)]
+    not_affine = [name for name in dtypes if DTYPES[name].needs_scale and not DTYPES[name].is_integer]
     if "asym" in tensor["scheme"] and not_affine:
         _fail(
             f"{where}.scheme",
@@ -114,11 +114,6 @@ def _read_dtypes(data: Mapping[str, Any], where: str) -> list[str]:
         if name not in DTYPES:
             _fail(f"{where}.dtype", f"admits the unknown data type {name!r}; {close_matches(name, DTYPES.names())}")
     return [DTYPES[name].name for name in names]
-
-
-def _is_plain_float(name: str) -> bool:
-    kind = DTYPES[name]
-    return isinstance(kind, FloatType) and kind.bits >= 16
 
 
 def _options(data: Any, where: str, kind: type[Any], *known: Iterable[str]) -> list[Any]:

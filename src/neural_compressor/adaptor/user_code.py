@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from neural_compressor.errors import CalibrationError, NeuralCompressorError
@@ -15,8 +15,8 @@ def name_of(function: Any) -> str:
     >>> name_of(print)
     'builtins.print'
     """
-    inside = getattr(function, "func", None)
-    function = inside if callable(inside) else function
+    while callable(inside := getattr(function, "func", None)):
+        function = inside
     named = function if hasattr(function, "__qualname__") else type(function)
     return f"{getattr(named, '__module__', '?')}.{named.__qualname__}"
 
@@ -27,37 +27,40 @@ def batches(loader: Iterable[Any]) -> Iterator[Any]:
     >>> list(batches([1, 2]))
     [1, 2]
     """
-    what, shown = "the calibration data", name_of(loader)
+    who = f"the calibration data ({name_of(loader)})"
     try:
-        iterator = iter(loader)
+        with user_errors(lambda error: _raised(who, "before its first batch", error), TypeError):
+            iterator = iter(loader)
     except TypeError as error:
-        raise CalibrationError(f"{what} ({shown}) is not iterable; give a list of batches or a dataloader") from error
-    except Exception as error:
-        raise _raised(f"{what} ({shown})", "before its first batch", error) from error
-    index = 0
-    while True:
-        try:
-            batch = next(iterator)
-        except StopIteration:
-            return
-        except NeuralCompressorError:
-            raise
-        except Exception as error:
-            raise _raised(f"{what} ({shown})", f"at batch {index}", error) from error
+        raise CalibrationError(f"{who} is not iterable; give a list of batches or a dataloader") from error
+    done, index = object(), 0
+    while (batch := _batch(iterator, who, index, done)) is not done:
         yield batch
         index += 1
 
 
-@contextmanager
-def calibrating(function: Callable[..., Any], what: str, calls: Callable[[], int]) -> Iterator[None]:
+def _batch(iterator: Iterator[Any], who: str, index: int, done: object) -> Any:
+    with user_errors(lambda error: _raised(who, f"at batch {index}", error)):
+        return next(iterator, done)
+
+
+def calibrating(function: Callable[..., Any], what: str, calls: Callable[[], int]) -> AbstractContextManager[None]:
     """Around a call of ``function``, the argument ``what``; ``calls`` tells how often it has run the model so far."""
+    who = f"{what} ({name_of(function)})"
+    return user_errors(lambda error: _raised(who, f"at batch {max(calls() - 1, 0)}", error))
+
+
+@contextmanager
+def user_errors(message: Callable[[Exception], str], *passing: type[Exception]) -> Iterator[None]:
+    """Around a call of a user's code: what it raises is a :class:`CalibrationError` with ``message(error)``, so that nobody
+    looks for the fault elsewhere. Errors of this package, and those of the types ``passing``, stay as they are."""
     try:
         yield
-    except NeuralCompressorError:
-        raise
     except Exception as error:
-        raise _raised(f"{what} ({name_of(function)})", f"at batch {max(calls() - 1, 0)}", error) from error
+        if isinstance(error, (NeuralCompressorError, *passing)):
+            raise
+        raise CalibrationError(message(error)) from error
 
 
-def _raised(who: str, when: str, error: Exception) -> CalibrationError:
-    return CalibrationError(f"{who} raised {type(error).__name__} {when}: {error}")
+def _raised(who: str, when: str, error: Exception) -> str:
+    return f"{who} raised {type(error).__name__} {when}: {error}"

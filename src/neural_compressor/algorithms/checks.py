@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from neural_compressor.dtypes import BlockType
 from neural_compressor.errors import ConfigError, QuantizationError
 from neural_compressor.schemes import PER_TENSOR, PerChannel, PerGroup, TensorScheme, value_range
 from neural_compressor.schemes.arrays import Array, array_namespace, as_float32, like
-from neural_compressor.schemes.ranges import require_finite
+from neural_compressor.schemes.ranges import require_finite, scale_granularity
 
 
 def checked_weight(weight: Array, scheme: TensorScheme) -> Array:
@@ -56,6 +55,5 @@ def group_size(scheme: TensorScheme, inputs: int) -> int:
     >>> [group_size(TensorScheme(dtype("int4"), granularity=g), 100) for g in (PerGroup(32), PerChannel())]
     [32, 100]
     """
-    if isinstance(scheme.dtype, BlockType):
-        return min(scheme.dtype.block, inputs)
-    return min(scheme.granularity.size, inputs) if isinstance(scheme.granularity, PerGroup) else inputs
+    part = scale_granularity(scheme)
+    return min(part.size, inputs) if isinstance(part, PerGroup) else inputs

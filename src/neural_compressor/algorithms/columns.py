@@ -10,13 +10,11 @@ import numpy as np
 import numpy.typing as npt
 from array_api_compat import device
 
-from neural_compressor.dtypes import IntType
 from neural_compressor.errors import ConfigError
 from neural_compressor.schemes import PerTensor, QParams, QuantizedArray, TensorScheme
 from neural_compressor.schemes.affine import integer_limits
 from neural_compressor.schemes.arrays import Array, array_namespace
 from neural_compressor.schemes.grid import code_dtype, decode, encode
-from neural_compressor.schemes.mapping import element_type
 from neural_compressor.schemes.ranges import scale_granularity, scale_shape
 
 Index = npt.NDArray[np.int64]
@@ -114,10 +112,9 @@ class Columns:
         xp = array_namespace(weight)
         outputs, inputs = weight.shape
         groups, where = int(order.group.max()) + 1, device(weight)
-        codes = xp.zeros((inputs, outputs), dtype=code_dtype(xp, element_type(scheme)), device=where)
+        codes = xp.zeros((inputs, outputs), dtype=code_dtype(xp, scheme.dtype.element_type), device=where)
         scale = xp.ones((groups, outputs), dtype=xp.float32, device=where)
-        has_zero = isinstance(scheme.dtype, IntType) and not (scheme.symmetric and scheme.dtype.signed)
-        return cls(codes, scale, xp.zeros_like(scale) if has_zero else None, order, scheme)
+        return cls(codes, scale, xp.zeros_like(scale) if scheme.has_zero_point else None, order, scheme)
 
     def set_group(self, group: int, qparams: QParams) -> None:
         """Take over the scales chosen for one group, one an output."""
@@ -140,8 +137,8 @@ class Columns:
         xp = array_namespace(values)
         group = int(self.order.group[place])
         scale, steps = self.scale[group], values / self.scale[group]
-        if not isinstance(self.scheme.dtype, IntType):
-            kind = element_type(self.scheme)
+        if not self.scheme.dtype.is_integer:
+            kind = self.scheme.dtype.element_type
             codes = encode(steps, kind)
             self.codes[place, :] = codes
             return decode(codes, kind) * scale
@@ -172,7 +169,7 @@ class Columns:
 
 def chosen_beforehand(scheme: TensorScheme) -> bool:
     """Whether scales cannot be chosen group by group, because the format ties them all together."""
-    return isinstance(scale_granularity(scheme), PerTensor) or bool(getattr(scheme.dtype, "tensor_scale", False))
+    return isinstance(scale_granularity(scheme), PerTensor) or scheme.dtype.has_tensor_scale
 
 
 def _by_group(parameter: Array, like_scale: Array) -> Array:

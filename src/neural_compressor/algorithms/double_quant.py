@@ -7,11 +7,11 @@ from typing import Any
 
 from neural_compressor.algorithms.float_zero_array import FloatZeroArray
 from neural_compressor.algorithms.rtn import round_with
-from neural_compressor.dtypes import BlockType, IntType
 from neural_compressor.errors import ConfigError, QuantizationError
 from neural_compressor.schemes import PerTensor, QuantizedArray, TensorScheme, quantize
 from neural_compressor.schemes.affine import integer_limits
 from neural_compressor.schemes.arrays import Array, array_namespace
+from neural_compressor.schemes.ranges import scale_granularity
 
 
 def double_quant(
@@ -38,7 +38,7 @@ def double_quant(
     if not wanted:
         return array
     scheme = array.scheme
-    if scheme.is_float or isinstance(scheme.dtype, BlockType) or isinstance(scheme.granularity, PerTensor):
+    if scheme.is_float or scheme.dtype.scale_type or isinstance(scale_granularity(scheme), PerTensor):
         raise QuantizationError(
             f"a {scheme.dtype.name} weight quantized {scheme.granularity.name} has no float32 scales worth "
             "quantizing; double quantization is for per_group and per_channel weights"
@@ -61,12 +61,12 @@ def quantize_parameter(values: Array, scheme: TensorScheme) -> QuantizedArray:
 
     A group whose scale was rounded to zero would lose all its weights, where one step up costs little.
     """
-    if scheme.is_float or isinstance(scheme.dtype, BlockType):
+    if scheme.is_float or scheme.dtype.block_size is not None:
         raise ConfigError(f"scales are quantized to an integer, float or codebook type, not {scheme.dtype.name}")
     xp = array_namespace(values)
     row = xp.reshape(values, (1, -1))
     quantized = quantize(row, scheme)
-    if not isinstance(scheme.dtype, IntType):
+    if not scheme.dtype.is_integer:
         return quantized
     lost = xp.logical_and(quantized.dequantize() == 0, row != 0)
     low, high = integer_limits(scheme)

@@ -16,13 +16,11 @@ from neural_compressor.algorithms.losses import filled_up
 from neural_compressor.algorithms.matrix_parts import row_blocks
 from neural_compressor.algorithms.rtn import keep_gain
 from neural_compressor.algorithms.statistics import InputStatistics
-from neural_compressor.dtypes import IntType
 from neural_compressor.errors import ConfigError
 from neural_compressor.schemes import PerTensor, QuantizedArray, TensorScheme, choose_qparams, value_range
 from neural_compressor.schemes.affine import integer_limits
 from neural_compressor.schemes.arrays import Array, array_namespace, in_order
 from neural_compressor.schemes.grid import code_dtype
-from neural_compressor.schemes.mapping import element_type
 from neural_compressor.schemes.ranges import against_parts, from_parts, scale_shape, to_parts
 
 _BETA, _KAPPA = 10.0, 1.01
@@ -62,7 +60,7 @@ def hqq(weight: Array, scheme: TensorScheme, **options: Any) -> FloatZeroArray |
     """
     read = HQQOptions.of_function(options)
     kind = scheme.dtype
-    if not isinstance(kind, IntType) or scheme.symmetric:
+    if not kind.is_integer or scheme.symmetric:
         raise ConfigError(
             f"hqq moves zero points, which only asymmetric integer types have; got {kind.name}"
             f"{' sym' if scheme.symmetric else ''}"
@@ -106,7 +104,7 @@ def _solve(weight: Array, scheme: TensorScheme, options: HQQOptions) -> tuple[Ar
         allowed = _costs(_error(steps, xp.ones_like(first), first, limits)[0], counted, options.p)[1]
         scale, zero = _fit_integers(steps, counted, (scale, zero), allowed, limits, options)
     codes = xp.clip(xp.round(steps / scale + zero), *limits)
-    codes = xp.astype(from_parts(codes, shape, scheme.granularity), code_dtype(xp, element_type(scheme)))
+    codes = xp.astype(from_parts(codes, shape, scheme.granularity), code_dtype(xp, scheme.dtype.element_type))
     lead = scale_shape(shape, scheme.granularity)
     return codes, xp.reshape(unit * scale, lead), xp.reshape(zero, lead)
 

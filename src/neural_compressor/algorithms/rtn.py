@@ -16,9 +16,9 @@ from neural_compressor.algorithms.layer_result import LayerResult, rows_of
 from neural_compressor.algorithms.matrix_parts import row_blocks
 from neural_compressor.algorithms.statistics import InputStatistics
 from neural_compressor.algorithms.weight_qparams import weight_qparams
-from neural_compressor.dtypes import BlockType
 from neural_compressor.schemes import PerTensor, QParams, QuantizedArray, TensorScheme, quantize_with
 from neural_compressor.schemes.arrays import Array, array_namespace, as_float32, in_order
+from neural_compressor.schemes.ranges import scale_granularity
 
 Q = TypeVar("Q", bound=QuantizedArray | FloatZeroArray)
 _GAINS = 0.5, 2.0  # farther off, hardly any code is left to tell from
@@ -75,7 +75,7 @@ def rtn(
 
 def round_with(weight: Array, scheme: TensorScheme, qparams: QParams) -> QuantizedArray:
     """``weight`` rounded with scales already chosen, a few rows at a time so that temporaries stay small."""
-    if isinstance(scheme.granularity, PerTensor) and not isinstance(scheme.dtype, BlockType):
+    if isinstance(scale_granularity(scheme), PerTensor):
         return quantize_with(weight, scheme, qparams)
     xp = array_namespace(weight)
     scale: Array = qparams.scale
@@ -138,7 +138,7 @@ def keep_gain(array: Q, weight: Array) -> Q:
 
 def _has_free_scales(scheme: TensorScheme) -> bool:
     """Whether scales are numbers of their own, one a row or group."""
-    return not isinstance(scheme.dtype, BlockType) and not isinstance(scheme.granularity, PerTensor)
+    return scheme.dtype.scale_type is None and not isinstance(scale_granularity(scheme), PerTensor)
 
 
 def _grouped(x: Array, size: int) -> Array:

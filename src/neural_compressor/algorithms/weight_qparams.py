@@ -8,13 +8,11 @@ from dataclasses import replace
 from neural_compressor.algorithms.checks import checked_importance
 from neural_compressor.algorithms.losses import GroupLoss, fourth_power, weighted_square
 from neural_compressor.algorithms.matrix_parts import row_blocks
-from neural_compressor.dtypes import BlockType, IntType
 from neural_compressor.errors import ConfigError
 from neural_compressor.schemes import PerTensor, QParams, TensorScheme, choose_qparams, fake_quantize, value_range
 from neural_compressor.schemes.affine import integer_limits
 from neural_compressor.schemes.arrays import Array, array_namespace
-from neural_compressor.schemes.block import is_power_of_two_scale
-from neural_compressor.schemes.grid import nearest
+from neural_compressor.schemes.block import is_power_of_two_scale, storable_scale
 from neural_compressor.schemes.ranges import scale_granularity
 from neural_compressor.schemes.step import step_size
 
@@ -87,7 +85,7 @@ def least_cost_qparams(
 
 def has_full_range(scheme: TensorScheme) -> bool:
     """Whether there is a code more on one side of zero, so that ``full_range`` means something."""
-    return isinstance(scheme.dtype, IntType) and scheme.dtype.signed and scheme.symmetric
+    return scheme.dtype.is_integer and scheme.dtype.signed and scheme.symmetric
 
 
 def _uses_full_range(scheme: TensorScheme, full_range: bool | None) -> bool:
@@ -120,7 +118,8 @@ def _search(weight: Array, scheme: TensorScheme, spanning: QParams, loss: GroupL
     if scheme.symmetric:
 
         def scaled(point: Point) -> QParams:
-            return replace(spanning, scale=_storable(spanning.scale * point[0], scheme))
+            scale, stored_as = spanning.scale * point[0], scheme.dtype.scale_type
+            return replace(spanning, scale=scale if stored_as is None else storable_scale(scale, stored_as))
 
         best = _descend(weight, scheme, loss, scaled, (one,), _scalings(scheme, full_range))
         return scaled(best)
@@ -160,9 +159,9 @@ def _descend(
 def _scalings(scheme: TensorScheme, full_range: bool) -> list[Move]:
     """Factors for a scale: a coarse walk over all, then steps around the best."""
     kind = scheme.dtype
-    if isinstance(kind, BlockType) and is_power_of_two_scale(kind.scale):
+    if kind.scale_type is not None and is_power_of_two_scale(kind.scale_type):
         return [_to(factor) for factor in (2.0, 0.5)]
-    widest = 1.0 if isinstance(kind, IntType) else _WIDEST_OF_FLOATS
+    widest = 1.0 if kind.is_integer else _WIDEST_OF_FLOATS
     if full_range:
         codes = -integer_limits(scheme)[0]
         widest = codes / max(codes - 1, 1)
@@ -196,12 +195,3 @@ def _end(end: int, offset: float) -> Move:
         return (*best[:end], moved, *best[end + 1 :])
 
     return move
-
-
-def _storable(scale: Array, scheme: TensorScheme) -> Array:
-    """The nearest scale that can be stored: a block format keeps its scales in a small type, and none may be zero."""
-    if not isinstance(scheme.dtype, BlockType):
-        return scale
-    kind = scheme.dtype.scale
-    smallest = next(value for value in kind.positive if value > 0)
-    return nearest(array_namespace(scale).clip(scale, smallest, None), kind)

@@ -8,7 +8,6 @@ from typing import Any
 
 from neural_compressor.adaptor.tensor_options import ANY
 from neural_compressor.config.words import as_list
-from neural_compressor.dtypes import IntType
 from neural_compressor.schemes import OpScheme, TensorScheme
 
 TensorFields = dict[str, Any]
@@ -100,4 +99,4 @@ def _granularities(fields: TensorFields) -> list[TensorFields]:
 
 
 def _has_zero_point_only_on_integers(*tensors: TensorScheme | None) -> bool:
-    return all(t is None or t.is_float or t.symmetric or isinstance(t.dtype, IntType) for t in tensors)
+    return all(t is None or t.is_float or t.symmetric or t.dtype.is_integer for t in tensors)

@@ -15,7 +15,7 @@ from neural_compressor.algorithms import ALGORITHMS
 from neural_compressor.config.op_options import op_options
 from neural_compressor.config.op_rule import DTYPE_FIELDS, OpRule, Values
 from neural_compressor.config.words import FLOAT_PRECISIONS, listed
-from neural_compressor.dtypes import IntType, dtype
+from neural_compressor.dtypes import dtype
 from neural_compressor.errors import CapabilityError
 from neural_compressor.schemes import OpKey, OpScheme, PerChannel, PerGroup, TensorScheme, float_op, reduced
 
@@ -360,7 +360,7 @@ def _default_precision(options: tuple[OpScheme, ...], modes: Sequence[str]) -> t
 
 
 def _is_8bit(tensor: TensorScheme | None) -> bool:
-    return tensor is None or (isinstance(tensor.dtype, IntType) and tensor.dtype.bits == 8)
+    return tensor is None or (tensor.dtype.is_integer and tensor.dtype.bits == 8)
 
 
 def _excluded(option: OpScheme, names: Sequence[str]) -> bool:

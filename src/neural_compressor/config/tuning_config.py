@@ -13,6 +13,8 @@ from neural_compressor.config.accuracy_criterion import AccuracyCriterion, check
 from neural_compressor.config.base import ConfigModel
 from neural_compressor.config.composition import Composition
 from neural_compressor.config.fields import Flag, Seed
+from neural_compressor.config.objective import objectives
+from neural_compressor.config.tuning_criterion import TuningCriterion
 from neural_compressor.config.words import at_least, non_negative, word
 from neural_compressor.errors import ConfigError
 from neural_compressor.paths import path_of
@@ -89,6 +91,11 @@ class TuningConfig(ConfigModel):
         return AccuracyCriterion(
             higher_is_better=self.higher_is_better, criterion=self.criterion, tolerable_loss=self.tolerable_loss
         )
+
+    @property
+    def tuning_criterion(self) -> TuningCriterion:
+        """The budget; of the models that keep the promise the smallest is the best."""
+        return TuningCriterion(max_trials=self.max_trials, timeout=self.timeout, objective=objectives("modelsize"))
 
     def expand(self) -> list[Composition]:
         """The single configurations of all sets in their order, each once."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from statistics import NormalDist
 
+from neural_compressor.dtypes.base import DType
 from neural_compressor.dtypes.block import BlockType
 from neural_compressor.dtypes.codebook import CodebookType
 from neural_compressor.dtypes.integer import IntType
 from neural_compressor.dtypes.minifloat import FloatType
+from neural_compressor.errors import ConfigError
 from neural_compressor.registry import Registry
-
-DType = IntType | FloatType | CodebookType | BlockType
 
 DTYPES: Registry[DType] = Registry("data type", entry_point_group="neural_compressor.dtypes")
 
@@ -21,6 +21,13 @@ def register_dtype(dtype: DType, *aliases: str, replace: bool = False) -> DType:
     >>> register_dtype(CodebookType("doc_ternary", (-1.0, 0.0, 1.0))).bits
     2
     """
+    if not isinstance(dtype, DType):
+        raise ConfigError(f"got {dtype!r}, expected a value of a class derived from neural_compressor.dtypes.DType")
+    if type(dtype).code_values is DType.code_values:
+        raise ConfigError(
+            f"data type {dtype.name!r}: its class {type(dtype).__name__} does not say what codes stand for; give it "
+            "the property code_values"
+        )
     return DTYPES.add(dtype.name, dtype, aliases, replace=replace)
 
 

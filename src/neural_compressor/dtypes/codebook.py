@@ -7,11 +7,12 @@ import struct
 from dataclasses import dataclass
 from functools import cached_property
 
+from neural_compressor.dtypes.base import DType
 from neural_compressor.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class CodebookType:
+class CodebookType(DType):
     """Codes are positions in ``values``, which are normalised so that the largest magnitude is what scales map to.
 
     >>> CodebookType("ternary", (-1.0, 0.0, 1.0)).bits
@@ -40,22 +41,6 @@ class CodebookType:
     def bits(self) -> int:
         return (len(self.values) - 1).bit_length()
 
-    @property
-    def is_float(self) -> bool:
-        return False
-
-    @property
-    def signed(self) -> bool:
-        return min(self.values) < 0
-
-    @property
-    def max(self) -> float:
-        return max(self.values)
-
-    @property
-    def min(self) -> float:
-        return min(self.values)
-
     @cached_property
-    def grid(self) -> tuple[float, ...]:
-        return tuple(sorted(self.values))
+    def code_values(self) -> tuple[float, ...]:
+        return self.values

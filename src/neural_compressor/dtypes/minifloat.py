@@ -6,13 +6,14 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
+from neural_compressor.dtypes.base import Binades, DType
 from neural_compressor.errors import ConfigError
 
 _FLOAT32_MAX = (2 - 2.0**-23) * 2.0**127
 
 
 @dataclass(frozen=True)
-class FloatType:
+class FloatType(DType):
     """Sign, exponent and mantissa bits, as the OCP and IEEE documents define them.
 
     ``specials`` says what the top exponent holds: ``"ieee"`` infinities and NaNs, ``"nan"`` one NaN a sign
@@ -46,9 +47,13 @@ class FloatType:
     def bits(self) -> int:
         return int(self.signed) + self.exponent + self.mantissa
 
-    @property
-    def is_float(self) -> bool:
-        return True
+    @cached_property
+    def needs_scale(self) -> bool:
+        return self.bits < 16
+
+    @cached_property
+    def is_float32(self) -> bool:
+        return (self.exponent, self.mantissa, self.signed) == (8, 23, True)
 
     @cached_property
     def exponent_bias(self) -> int:
@@ -68,7 +73,7 @@ class FloatType:
                 fraction -= 2.0**-self.mantissa
         return float(math.ldexp(fraction, top - self.exponent_bias))
 
-    @property
+    @cached_property
     def min(self) -> float:
         return -self.max if self.signed else self.positive[0]
 
@@ -90,7 +95,22 @@ class FloatType:
         return tuple(values)
 
     @cached_property
-    def grid(self) -> tuple[float, ...]:
-        """Every finite value once, ascending."""
-        negative = tuple(-v for v in reversed(self.positive) if v) if self.signed else ()
-        return negative + self.positive
+    def code_values(self) -> tuple[float, ...]:
+        half = 1 << (self.exponent + self.mantissa)
+        positive = self.positive + (math.nan,) * (half - len(self.positive))
+        return positive + tuple(-value for value in positive) if self.signed else positive
+
+    @cached_property
+    def sign_magnitude(self) -> bool:
+        return self.signed
+
+    @cached_property
+    def binades(self) -> Binades | None:
+        lowest = 1 - self.exponent_bias
+        # With less than two values to a power of two, or none below, even values do not have even codes.
+        regular = self.signed and self.mantissa > 0 and self.subnormals and lowest >= -126
+        return Binades(lowest, self.mantissa) if regular else None
+
+    @cached_property
+    def unit(self) -> float:
+        return math.ldexp(1.0, int(self.subnormals) - self.exponent_bias - self.mantissa)

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from neural_compressor.disk_errors import write_errors
 from neural_compressor.errors import FormatError, WorkspaceError
 from neural_compressor.formats.json_files import read_json, write_json
 from neural_compressor.formats.safetensors_files import INDEX, PICKLES, WEIGHTS, SafetensorsCheckpoint, indexed_files
 from neural_compressor.formats.safetensors_writer import DEFAULT_SHARD_BYTES, shards_in
-from neural_compressor.output_paths import output_folder
+from neural_compressor.paths import output_folder, write_errors
 from neural_compressor.schemes.arrays import Array
 
 CONFIG, QCONFIG = "config.json", "qconfig.json"

@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from neural_compressor.disk_errors import write_errors
 from neural_compressor.errors import FormatError, MissingDependencyError
 from neural_compressor.formats.gguf_blocks import BLOCK, BLOCK_BYTES, GGUF, block_type
 from neural_compressor.formats.linear_weight import LinearWeight
-from neural_compressor.output_paths import output_file
+from neural_compressor.paths import output_file, write_errors
 from neural_compressor.schemes.arrays import Array, as_float32
 
 #: How a float matrix may be stored.

@@ -151,7 +151,7 @@ class LinearWeight:
         """
         kind, part, scale = array.scheme.dtype, array.scheme.granularity, array.qparams.scale
         per_row = isinstance(part, PerChannel) and part.axis in (0, -2)
-        if not isinstance(kind, IntType) or kind.bits > 8 or len(array.shape) != 2 or scale is None:
+        if not kind.is_integer or kind.bits > 8 or len(array.shape) != 2 or scale is None:
             raise FormatError(
                 f"a linear weight is a matrix of integers of up to 8 bits; this is {kind.name} of shape {array.shape}"
             )

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from neural_compressor.dtypes import IntType
 from neural_compressor.observers.base import OBSERVERS, Floats
 from neural_compressor.observers.divergence import Divergence, bins_inside, running_sum
 from neural_compressor.observers.histogram import Histogram, Ints
 from neural_compressor.observers.histogram_observer import HistogramObserver
 from neural_compressor.observers.threshold_search import Loss, best_symmetric, quantized_rows
 from neural_compressor.schemes import TensorScheme
-from neural_compressor.schemes.mapping import element_type
 
 _OUTLIERS = 1e-4
 """The share of values so rare that they may be clipped however far away they are."""
@@ -72,5 +70,5 @@ def clipping_loss(histogram: Histogram, scheme: TensorScheme) -> Loss:
 
 
 def _levels(scheme: TensorScheme) -> int:
-    kind = element_type(scheme)
-    return 1 << (kind.bits - scheme.reduce_range) if isinstance(kind, IntType) else len(kind.grid)
+    kind = scheme.dtype.element_type
+    return len(kind.grid) >> (kind.is_integer and scheme.reduce_range)

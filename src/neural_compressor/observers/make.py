@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from neural_compressor.dtypes import BlockType
 from neural_compressor.errors import ConfigError
 from neural_compressor.observers.base import OBSERVERS, Observer
 from neural_compressor.schemes import PerChannel, PerGroup, TensorScheme
+from neural_compressor.schemes.ranges import scale_granularity
 
 
 def make_observer(scheme: TensorScheme) -> Observer:
@@ -16,8 +16,8 @@ def make_observer(scheme: TensorScheme) -> Observer:
     'KLObserver'
     """
     observer = OBSERVERS[scheme.algorithm]
-    if isinstance(scheme.granularity, PerGroup) or isinstance(scheme.dtype, BlockType):
-        what = scheme.dtype.name if isinstance(scheme.dtype, BlockType) else scheme.granularity.name
+    if isinstance(scale_granularity(scheme), PerGroup):
+        what = scheme.granularity.name if scheme.dtype.block_size is None else scheme.dtype.name
         raise ConfigError(
             f"{what} takes its scales from each tensor it is applied to, so there is no range to observe beforehand; "
             "quantize dynamically, or observe per_tensor or per_channel with a data type without blocks"

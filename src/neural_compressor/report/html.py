@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import math
+from collections.abc import Mapping
 from datetime import datetime
 from html import escape
 from importlib.resources import files
@@ -14,7 +15,8 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from neural_compressor.report.background import background
+import yaml
+
 from neural_compressor.report.cards import cards
 from neural_compressor.report.differences import differences
 from neural_compressor.report.plots import plots
@@ -138,3 +140,40 @@ def _finite(data: Any) -> Any:
     if isinstance(data, (list, tuple)):
         return [_finite(value) for value in data]
     return None if isinstance(data, float) and not math.isfinite(data) else data
+
+
+def background(result: TuningResult) -> str:
+    """Panels for the loading snippet, the configuration, the machine and the versions; nothing for what is not known."""
+    known = result.metadata.get("environment", {})
+    panels = [
+        _panel("Load the model", _code(result.metadata.get("loading", ""))),
+        _panel("Configuration as given", _configuration(result.metadata.get("configuration"))),
+        _panel("Machine", _definitions(known.get("machine", {}))),
+        _panel("Versions", _definitions(known.get("versions", {}))),
+    ]
+    found = "".join(panels)
+    return f'<h2>Use it, repeat it</h2><section class="plots">{found}</section>' if found else ""
+
+
+def _panel(title: str, content: str) -> str:
+    return f'<div class="panel"><h3>{escape(title)}</h3>{content}</div>' if content else ""
+
+
+def _configuration(given: Any) -> str:
+    if given is None:
+        return ""
+    if not given:
+        return "<p>The defaults.</p>"
+    return _code(yaml.safe_dump(given, sort_keys=False, allow_unicode=True, default_flow_style=None, width=100))
+
+
+def _code(text: str) -> str:
+    lines = "\n".join(printable(line) for line in text.splitlines())
+    return f"<pre><code>{escape(lines)}</code></pre>" if text else ""
+
+
+def _definitions(facts: Mapping[str, Any]) -> str:
+    rows = [
+        f"<dt>{escape(printable(name))}</dt><dd>{escape(printable(str(fact)))}</dd>" for name, fact in facts.items()
+    ]
+    return f"<dl>{''.join(rows)}</dl>" if rows else ""

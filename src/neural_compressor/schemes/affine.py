@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 from array_api_compat import is_array_api_obj
 
-from neural_compressor.dtypes import BlockType, FloatType, IntType
 from neural_compressor.errors import ConfigError, QuantizationError
 from neural_compressor.schemes.arrays import Array, array_namespace, as_float32, like
 from neural_compressor.schemes.block import block_scales
@@ -32,23 +31,26 @@ class QParams:
 def integer_limits(scheme: TensorScheme) -> tuple[int, int]:
     """The smallest and largest integer a scheme uses; ``reduce_range`` leaves the top bit unused.
 
-    >>> integer_limits(TensorScheme(IntType(8), reduce_range=True))
+    >>> from neural_compressor.dtypes import dtype
+    >>> integer_limits(TensorScheme(dtype("int8"), reduce_range=True))
     (-64, 63)
     """
     kind = scheme.dtype
-    if not isinstance(kind, IntType):
+    if not kind.is_integer:
         raise ConfigError(f"{kind.name} is not an integer type")
-    if scheme.reduce_range:
-        if kind.bits == 1:
-            raise ConfigError(f"reduce_range takes one bit from {kind.name}, which has no other; leave it off")
-        kind = IntType(kind.bits - 1, kind.signed)
-    return kind.min, kind.max
+    low, high = int(kind.min), int(kind.max)
+    if not scheme.reduce_range:
+        return low, high
+    if kind.bits == 1:
+        raise ConfigError(f"reduce_range takes one bit from {kind.name}, which has no other; leave it off")
+    return low // 2, high // 2
 
 
 def choose_qparams(low: Array, high: Array, scheme: TensorScheme) -> QParams:
     """Scale and zero point that map ``[low, high]`` onto the data type of ``scheme``.
 
-    >>> p = choose_qparams(-1.0, 2.0, TensorScheme(IntType(8, signed=False), symmetric=False))
+    >>> from neural_compressor.dtypes import dtype
+    >>> p = choose_qparams(-1.0, 2.0, TensorScheme(dtype("uint8"), symmetric=False))
     >>> round(float(p.scale), 6), int(p.zero_point)
     (0.011765, 85)
     """
@@ -67,15 +69,15 @@ def qparams_over(low: Array, high: Array, scheme: TensorScheme) -> QParams:
     if scheme.is_float:
         return QParams(None)
     kind = scheme.dtype
-    if isinstance(kind, IntType):
+    if kind.is_integer:
         return _integer_symmetric(low, high, scheme) if scheme.symmetric else _integer_asymmetric(low, high, scheme)
     if not scheme.symmetric:
         raise ConfigError(f"{kind.name} has no zero point, so it cannot be asymmetric; use scheme 'sym'")
     magnitude = xp.maximum(xp.abs(low), xp.abs(high))
-    if isinstance(kind, BlockType):
-        return QParams(*block_scales(magnitude, kind))
-    peak = kind.max if isinstance(kind, FloatType) else max(abs(kind.min), abs(kind.max))
-    return QParams(step_size(magnitude, peak))
+    if kind.scale_type is not None:
+        scale, tensor_scale = block_scales(magnitude, kind, kind.scale_type)
+        return QParams(scale, None, tensor_scale)
+    return QParams(step_size(magnitude, kind.peak))
 
 
 def _integer_symmetric(low: Array, high: Array, scheme: TensorScheme) -> QParams:
@@ -83,8 +85,8 @@ def _integer_symmetric(low: Array, high: Array, scheme: TensorScheme) -> QParams
     qmin, qmax = integer_limits(scheme)
     magnitude = xp.maximum(xp.abs(low), xp.abs(high))
     if qmin < 0:
-        # The formula divides by qmax - qmin - 1, which one bit makes zero: there the codes -1, 0 mean -magnitude, 0.
-        return QParams(step_size(magnitude, max(qmax - qmin - 1, 2) / 2))
+        # Of one bit there are the codes -1 and 0, which mean -magnitude and 0.
+        return QParams(step_size(magnitude, max(min(-qmin, qmax), 1)))
     negative = low < 0
     middle = (qmax + 1) // 2
     # Two levels around a zero point of 1 are -magnitude and 0, as for one signed bit.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import numpy as np
 
-from neural_compressor.dtypes import BlockType, FloatType
+from neural_compressor.dtypes import DType
 from neural_compressor.schemes.arrays import Array, array_namespace, like
 from neural_compressor.schemes.grid import nearest
 from neural_compressor.schemes.step import step_size
@@ -15,42 +16,50 @@ _EXPONENTS = range(-149, 128)
 _POWERS = np.asarray([math.ldexp(1.0, e) for e in _EXPONENTS], dtype=np.float32)
 
 
-def block_scales(magnitude: Array, kind: BlockType) -> tuple[Array, Array | None, Array | None]:
-    """Scale, zero point (none) and tensor scale for blocks whose largest absolute values are ``magnitude``.
+def block_scales(magnitude: Array, kind: DType, scale_type: DType) -> tuple[Array, Array | None]:
+    """Scales, and tensor scale, for blocks whose largest absolute values are ``magnitude``.
 
     >>> from neural_compressor.dtypes import dtype
-    >>> block_scales(np.float32([6.0, 7.9, 0.3]), dtype("mxfp4"))[0].tolist()
+    >>> block_scales(np.float32([6.0, 7.9, 0.3]), dtype("mxfp4"), dtype("e8m0"))[0].tolist()
     [1.0, 1.0, 0.0625]
     """
-    if is_power_of_two_scale(kind.scale):
-        return _shared_exponent(magnitude, kind), None, None
+    peak = kind.element_type.peak
+    if is_power_of_two_scale(scale_type):
+        return _shared_exponent(magnitude, peak, scale_type), None
     xp = array_namespace(magnitude)
-    if not kind.tensor_scale:
-        tensor_scale = None
-        wanted = magnitude / kind.element.max
-    else:
-        tensor_scale = step_size(xp.max(magnitude), kind.scale.max * kind.element.max)
-        wanted = magnitude / kind.element.max / tensor_scale
-    # A block that is small beside its tensor must not get a scale of zero.
-    floor = next(v for v in kind.scale.positive if v > 0)
-    rounded = nearest(xp.clip(wanted, floor, None), kind.scale)
-    return xp.where(magnitude > 0, rounded, xp.ones_like(rounded)), None, tensor_scale
+    wanted, tensor_scale = magnitude / peak, None
+    if kind.has_tensor_scale:
+        tensor_scale = step_size(xp.max(magnitude), scale_type.max * peak)
+        wanted = wanted / tensor_scale
+    rounded = storable_scale(wanted, scale_type)
+    return xp.where(magnitude > 0, rounded, xp.ones_like(rounded)), tensor_scale
 
 
-def is_power_of_two_scale(kind: FloatType) -> bool:
-    """Whether the scale type is a bare exponent (e8m0)."""
-    return kind.mantissa == 0 and not kind.subnormals
+def storable_scale(scale: Array, scale_type: DType) -> Array:
+    """The nearest scales that can be stored; a block that is small beside its tensor must not get one of zero."""
+    return nearest(array_namespace(scale).clip(scale, _positive(scale_type)[0], None), scale_type)
 
 
-def _shared_exponent(magnitude: Array, kind: BlockType) -> Array:
+@lru_cache(maxsize=64)
+def is_power_of_two_scale(kind: DType) -> bool:
+    """Whether scales are bare exponents (e8m0): powers of two, without a zero."""
+    return 0.0 not in kind.grid and all(math.frexp(value)[0] == 0.5 for value in _positive(kind))
+
+
+@lru_cache(maxsize=64)
+def _positive(kind: DType) -> tuple[float, ...]:
+    return tuple(value for value in kind.grid if value > 0)
+
+
+def _shared_exponent(magnitude: Array, peak: float, scale_type: DType) -> Array:
     """OCP MX v1.0, section 6.3: the exponent of the largest value less that of the element type's largest."""
     xp = array_namespace(magnitude)
     powers = like(_POWERS, magnitude)
     # Counting powers of two is exact where log2 is not.
     floor_log2 = xp.searchsorted(powers, magnitude, side="right") - 1 + _EXPONENTS[0]
-    largest_power = math.floor(math.log2(kind.element.max))
-    lowest = math.floor(math.log2(kind.scale.positive[0]))
-    highest = math.floor(math.log2(kind.scale.max))
+    largest_power = math.floor(math.log2(peak))
+    lowest = math.floor(math.log2(_positive(scale_type)[0]))
+    highest = math.floor(math.log2(scale_type.max))
     exponent = xp.clip(floor_log2 - largest_power, lowest, highest)
     scale = xp.reshape(xp.take(powers, xp.reshape(exponent - _EXPONENTS[0], (-1,)), axis=0), magnitude.shape)
     return xp.where(magnitude > 0, scale, xp.ones_like(scale))

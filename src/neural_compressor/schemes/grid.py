@@ -12,40 +12,38 @@ import numpy as np
 import numpy.typing as npt
 from array_api_compat import device
 
-from neural_compressor.dtypes import CodebookType, FloatType, IntType
+from neural_compressor.dtypes import Binades, DType
 from neural_compressor.schemes.arrays import Array, array_namespace, like
 
-ElementType = IntType | FloatType | CodebookType
 _Table = npt.NDArray[Any]
 _EXPONENT_FIELD = 0x7F800000  # of a float32
 
 
-def encode(x: Array, kind: ElementType) -> Array:
+def encode(x: Array, kind: DType) -> Array:
     """Codes of the values of ``kind`` nearest to ``x``: half to even, saturating.
 
-    An integer's code is the integer; a float's is its bit pattern; a codebook's is the position in its list.
+    An integer's code is the integer; a float's is its bit pattern; that of others is the position in their values.
 
     >>> from neural_compressor.dtypes import dtype
     >>> encode(np.float32([0.3, -2.6, 99.0]), dtype("fp4_e2m1")).tolist()
     [1, 13, 7]
     """
     xp = array_namespace(x)
-    if isinstance(kind, IntType):
-        return xp.astype(xp.clip(xp.round(x), kind.min, kind.max), code_dtype(xp, kind))
-    if isinstance(kind, CodebookType):
-        bounds, order = _codebook_bounds(kind)
-        return xp.astype(_look_up(order, xp.searchsorted(like(bounds, x), x)), code_dtype(xp, kind))
-    if not kind.signed or not _has_binades(kind):
-        magnitude = xp.searchsorted(like(_float_bounds(kind), x), xp.abs(x) if kind.signed else x)
+    if kind.is_integer:
+        return xp.astype(nearest(x, kind), code_dtype(xp, kind))
+    if not kind.sign_magnitude:
+        return xp.astype(_in_table(x, kind), code_dtype(xp, kind))
+    if kind.binades is None:
+        magnitude = _in_table(xp.abs(x), kind)
     else:
-        binade, digits = _binade_and_digits(xp.abs(x), kind)
-        above_lowest = (binade.view(xp.int32) >> 23) - (127 + 1 - kind.exponent_bias)
-        magnitude = xp.astype(digits, xp.int32) + (above_lowest << kind.mantissa)
+        binade, digits = _binade_and_digits(xp.abs(x), kind, kind.binades)
+        above_lowest = (binade.view(xp.int32) >> 23) - (127 + kind.binades.lowest)
+        magnitude = xp.astype(digits, xp.int32) + (above_lowest << kind.binades.mantissa)
     codes = xp.astype(magnitude, code_dtype(xp, kind))
-    return codes + xp.astype(xp.signbit(x), codes.dtype) * (1 << (kind.bits - 1)) if kind.signed else codes
+    return codes + xp.astype(xp.signbit(x), codes.dtype) * (1 << (kind.bits - 1))
 
 
-def decode(codes: Array, kind: ElementType) -> Array:
+def decode(codes: Array, kind: DType) -> Array:
     """The float32 values of ``codes``.
 
     >>> from neural_compressor.dtypes import dtype
@@ -53,10 +51,10 @@ def decode(codes: Array, kind: ElementType) -> Array:
     [0.5, -3.0, 6.0]
     """
     xp = array_namespace(codes)
-    return xp.astype(codes, xp.float32) if isinstance(kind, IntType) else _look_up(_values_by_code(kind), codes)
+    return xp.astype(codes, xp.float32) if kind.is_integer else _look_up(_values_by_code(kind), codes)
 
 
-def nearest(x: Array, kind: ElementType) -> Array:
+def nearest(x: Array, kind: DType) -> Array:
     """``decode(encode(x, kind), kind)``, by a shorter way where there is one.
 
     >>> from neural_compressor.dtypes import dtype
@@ -64,34 +62,35 @@ def nearest(x: Array, kind: ElementType) -> Array:
     [0.5, -3.0, 6.0]
     """
     xp = array_namespace(x)
-    if isinstance(kind, IntType):
+    if kind.is_integer:
         return xp.clip(xp.round(x), kind.min, kind.max)
-    if isinstance(kind, FloatType) and kind.signed and _has_binades(kind):
-        binade, digits = _binade_and_digits(x, kind)
-        return digits * (binade * 2.0**-kind.mantissa)
+    if kind.binades is not None:
+        binade, digits = _binade_and_digits(x, kind, kind.binades)
+        return digits * (binade * 2.0**-kind.binades.mantissa)
     return decode(encode(x, kind), kind)
 
 
-def code_dtype(xp: Any, kind: ElementType) -> Any:
+def code_dtype(xp: Any, kind: DType) -> Any:
     """The smallest array dtype that holds the codes of ``kind`` and that every array library computes with."""
-    if isinstance(kind, IntType) and kind.signed:
+    if kind.is_integer and kind.signed:
         return xp.int8 if kind.bits <= 8 else xp.int16
     # uint16 exists in torch, but almost nothing is implemented for it.
     return xp.uint8 if kind.bits <= 8 else xp.int32
 
 
-def _has_binades(kind: FloatType) -> bool:
-    """Whether the values between two powers of two are evenly spaced, more than one, and even ones have even codes."""
-    return kind.mantissa > 0 and kind.subnormals and 1 - kind.exponent_bias >= -126
-
-
-def _binade_and_digits(x: Array, kind: FloatType) -> tuple[Array, Array]:
+def _binade_and_digits(x: Array, kind: DType, binades: Binades) -> tuple[Array, Array]:
     """The power of two below ``x`` (not below the smallest normal number), and ``x`` in units of its last digit."""
     xp = array_namespace(x)
     x = xp.clip(x, -kind.max, kind.max)
     power = (x.view(xp.int32) & _EXPONENT_FIELD).view(xp.float32)
-    binade = xp.clip(power, 2.0 ** (1 - kind.exponent_bias), None)
-    return binade, xp.round(x / (binade * 2.0**-kind.mantissa))
+    binade = xp.clip(power, 2.0**binades.lowest, None)
+    return binade, xp.round(x / (binade * 2.0**-binades.mantissa))
+
+
+def _in_table(x: Array, kind: DType) -> Array:
+    """The codes of the values nearest to ``x``, or to magnitudes ``x`` where codes have a sign bit."""
+    bounds, order = _sorted_values(kind)
+    return _look_up(order, array_namespace(x).searchsorted(like(bounds, x), x))
 
 
 def _look_up(table: _Table, index: Array) -> Array:
@@ -102,26 +101,20 @@ def _look_up(table: _Table, index: Array) -> Array:
 
 
 @lru_cache(maxsize=64)
-def _float_bounds(kind: FloatType) -> _Table:
-    return _bounds(kind.positive, range(len(kind.positive)))
-
-
-@lru_cache(maxsize=64)
-def _codebook_bounds(kind: CodebookType) -> tuple[_Table, _Table]:
+def _sorted_values(kind: DType) -> tuple[_Table, _Table]:
     """Bounds between the sorted values, and the code of each sorted value."""
-    values = np.asarray(kind.values, dtype=np.float32)
-    order = np.argsort(values).astype(np.int32)
+    values = np.asarray(kind.code_values, dtype=np.float32)
+    values = values[: 1 << (kind.bits - 1)] if kind.sign_magnitude else values
+    numbers = np.flatnonzero(np.isfinite(values))
+    order = numbers[np.argsort(values[numbers], kind="stable")].astype(np.int32)
     return _bounds(values[order].tolist(), order.tolist()), order
 
 
 @lru_cache(maxsize=64)
-def _values_by_code(kind: FloatType | CodebookType) -> _Table:
-    # Codes that are no number of the type stay NaN, so that a corrupted file cannot pass for data.
+def _values_by_code(kind: DType) -> _Table:
+    # Codes that are no number of the type are NaN, so that a corrupted file cannot pass for data.
     table = np.full(1 << kind.bits, np.nan, dtype=np.float32)
-    values = np.asarray(kind.values if isinstance(kind, CodebookType) else kind.positive, dtype=np.float32)
-    table[: values.size] = values
-    if isinstance(kind, FloatType) and kind.signed:
-        table[1 << (kind.bits - 1) :][: values.size] = -values
+    table[: len(kind.code_values)] = kind.code_values
     return table
 
 

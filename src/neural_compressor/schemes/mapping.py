@@ -2,23 +2,10 @@
 
 from __future__ import annotations
 
-from neural_compressor.dtypes import BlockType, FloatType
 from neural_compressor.schemes.affine import QParams
 from neural_compressor.schemes.arrays import Array, array_namespace
-from neural_compressor.schemes.grid import ElementType
 from neural_compressor.schemes.ranges import against_parts, from_parts, scale_granularity, to_parts
 from neural_compressor.schemes.scheme import TensorScheme
-
-
-def element_type(scheme: TensorScheme) -> ElementType:
-    """The type of a single value: the element of a block format, else the data type itself."""
-    return scheme.dtype.element if isinstance(scheme.dtype, BlockType) else scheme.dtype
-
-
-def is_plain_float32(scheme: TensorScheme) -> bool:
-    """Whether values are stored as the float32 numbers they are."""
-    kind = scheme.dtype
-    return isinstance(kind, FloatType) and (kind.exponent, kind.mantissa, kind.signed) == (8, 23, True)
 
 
 def to_steps(x: Array, scheme: TensorScheme, qparams: QParams) -> Array:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from neural_compressor.dtypes import IntType
 from neural_compressor.errors import QuantizationError
 from neural_compressor.schemes.affine import QParams, choose_qparams, integer_limits
 from neural_compressor.schemes.arrays import Array, array_namespace, as_float32, like
 from neural_compressor.schemes.granularity import PER_TENSOR
 from neural_compressor.schemes.grid import code_dtype, encode, nearest
-from neural_compressor.schemes.mapping import element_type, from_steps, is_plain_float32, to_steps, zero_points
+from neural_compressor.schemes.mapping import from_steps, to_steps, zero_points
 from neural_compressor.schemes.quantized_array import QuantizedArray
 from neural_compressor.schemes.ranges import from_parts, require_finite, scale_granularity, value_range
 from neural_compressor.schemes.scheme import TensorScheme
@@ -46,11 +45,11 @@ def qparams_of(x: Array, scheme: TensorScheme, low: Array | None = None, high: A
 def quantize_with(x: Array, scheme: TensorScheme, qparams: QParams | None = None) -> QuantizedArray:
     """``x`` quantized with scales and zero points already known (from ``x`` itself where they are None)."""
     x, qparams = _checked(x, scheme, qparams)
-    shape, kind = tuple(x.shape), element_type(scheme)
-    if is_plain_float32(scheme):
+    shape, kind = tuple(x.shape), scheme.dtype.element_type
+    if scheme.dtype.is_float32:
         return QuantizedArray(x, None, None, scheme, shape)
     steps = to_steps(x, scheme, qparams)
-    if isinstance(scheme.dtype, IntType):
+    if scheme.dtype.is_integer:
         xp = array_namespace(x)
         codes = xp.astype(_integers(steps, scheme, zero_points(scheme, qparams, shape)), code_dtype(xp, kind))
     else:
@@ -74,15 +73,15 @@ def fake_quantize(x: Array, scheme: TensorScheme, qparams: QParams | None = None
 def round_values(x: Array, scheme: TensorScheme, qparams: QParams) -> Array:
     """:func:`fake_quantize` of a float32 array that is known to be finite, or whose values nobody can look at yet."""
     shape = tuple(x.shape)
-    if is_plain_float32(scheme):
+    if scheme.dtype.is_float32:
         return x
     steps = to_steps(x, scheme, qparams)
-    if isinstance(scheme.dtype, IntType):
+    if scheme.dtype.is_integer:
         zero_point = zero_points(scheme, qparams, shape)
         steps = _integers(steps, scheme, zero_point)
         steps = steps if zero_point is None else steps - zero_point
     else:
-        steps = nearest(steps, element_type(scheme))
+        steps = nearest(steps, scheme.dtype.element_type)
     return from_steps(steps, scheme, qparams, shape)
 
 

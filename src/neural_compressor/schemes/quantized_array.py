@@ -8,12 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from neural_compressor.dtypes import BlockType, IntType
 from neural_compressor.errors import FormatError, QuantizationError
 from neural_compressor.schemes.affine import QParams
 from neural_compressor.schemes.arrays import Array, array_namespace
 from neural_compressor.schemes.grid import code_dtype, decode, encode
-from neural_compressor.schemes.mapping import element_type, from_steps, is_plain_float32, zero_points
+from neural_compressor.schemes.mapping import from_steps, zero_points
 from neural_compressor.schemes.packing import pack_bits, packed_bytes, unpack_bits
 from neural_compressor.schemes.ranges import scale_granularity, scale_shape, to_parts
 from neural_compressor.schemes.scheme import TensorScheme
@@ -23,7 +22,7 @@ from neural_compressor.schemes.scheme import TensorScheme
 class QuantizedArray:
     """Codes in the tensor's shape, with the scales that give them meaning.
 
-    The code of an integer type is the integer, of a float type its bit pattern, of a codebook the position in it.
+    The code of an integer type is the integer, of a float type its bit pattern, of others the position in their values.
     ``scale`` is float32, or quantized itself where ``scheme.scales`` says how: :attr:`qparams` has the numbers. It is
     None for fp32, fp16 and bf16, and fp32 has its values for codes.
 
@@ -52,10 +51,10 @@ class QuantizedArray:
 
     def dequantize(self) -> Array:
         """The values the codes stand for: float32, in the original shape."""
-        if is_plain_float32(self.scheme):
+        if self.scheme.dtype.is_float32:
             return self.codes
         qparams = self.qparams
-        steps = to_parts(decode(self.codes, element_type(self.scheme)), scale_granularity(self.scheme))
+        steps = to_parts(decode(self.codes, self.scheme.dtype.element_type), scale_granularity(self.scheme))
         zero_point = zero_points(self.scheme, qparams, self.shape)
         steps = steps if zero_point is None else steps - zero_point
         return from_steps(steps, self.scheme, qparams, self.shape)
@@ -68,16 +67,16 @@ class QuantizedArray:
 
     def pack(self) -> PackedArray:
         """The form to store: ``bits / 8`` bytes a value, rows of the first axis packed one by one."""
-        kind = element_type(self.scheme)
+        kind = self.scheme.dtype.element_type
         xp = array_namespace(self.codes)
-        if is_plain_float32(self.scheme):
+        if self.scheme.dtype.is_float32:
             return PackedArray(self.codes, None, None, None, self.scheme, self.shape)
         data = pack_bits(xp.reshape(self.codes, _rows(self.shape)), kind.bits)
         scale, zero_point = self.scale, self.zero_point
         if isinstance(scale, QuantizedArray):
             scale = scale.pack()
-        elif isinstance(self.scheme.dtype, BlockType):
-            scale = encode(scale, self.scheme.dtype.scale)
+        elif self.scheme.dtype.scale_type is not None:
+            scale = encode(scale, self.scheme.dtype.scale_type)
         if zero_point is not None:
             zero_point = xp.astype(zero_point, code_dtype(xp, kind))
         return PackedArray(data, scale, zero_point, self.tensor_scale, self.scheme, self.shape)
@@ -101,12 +100,12 @@ class PackedArray:
 
     def unpack(self) -> QuantizedArray:
         """The codes and scales this was packed from."""
-        if is_plain_float32(self.scheme):
+        if self.scheme.dtype.is_float32:
             return QuantizedArray(self.data, None, None, self.scheme, self.shape)
         xp = array_namespace(self.data)
-        kind = element_type(self.scheme)
+        kind = self.scheme.dtype.element_type
         codes = unpack_bits(self.data, kind.bits, _rows(self.shape)[1])
-        if isinstance(kind, IntType) and kind.signed:
+        if kind.is_integer and kind.signed:
             wide = xp.astype(codes, xp.int16 if kind.bits <= 8 else xp.int32)
             sign = 1 << (kind.bits - 1)
             codes = (wide ^ sign) - sign
@@ -114,8 +113,8 @@ class PackedArray:
         scale, zero_point = self.scale, self.zero_point
         if isinstance(scale, PackedArray):
             scale = scale.unpack()
-        elif isinstance(self.scheme.dtype, BlockType):
-            scale = decode(scale, self.scheme.dtype.scale)
+        elif self.scheme.dtype.scale_type is not None:
+            scale = decode(scale, self.scheme.dtype.scale_type)
         if zero_point is not None:
             zero_point = xp.astype(zero_point, xp.int32)
         return QuantizedArray(codes, scale, zero_point, self.scheme, self.shape, self.tensor_scale)
@@ -187,7 +186,7 @@ def _rows(shape: tuple[int, ...]) -> tuple[int, int]:
 
 def _stored(scheme: TensorScheme, shape: tuple[int, ...]) -> dict[str, tuple[tuple[int, ...], str]]:
     """Shape and dtype of each array that stores a tensor of ``shape``."""
-    if is_plain_float32(scheme):
+    if scheme.dtype.is_float32:
         return {"data": (shape, "float32")}
     kind, (rows, count) = scheme.dtype, _rows(shape)
     arrays: dict[str, tuple[tuple[int, ...], str]] = {"data": ((rows, packed_bytes(count, kind.bits)), "uint8")}
@@ -195,13 +194,13 @@ def _stored(scheme: TensorScheme, shape: tuple[int, ...]) -> dict[str, tuple[tup
         return arrays
     scales = scale_shape(shape, scale_granularity(scheme))
     if scheme.scales is None:
-        arrays["scale"] = (scales, "uint8" if isinstance(kind, BlockType) else "float32")
+        arrays["scale"] = (scales, "float32" if kind.scale_type is None else "uint8")
     else:
         inner = _stored(scheme.scales, parameter_row(scheme, shape))
         arrays |= {f"scale.{name}": stored for name, stored in inner.items()}
-    if isinstance(kind, IntType) and not (scheme.symmetric and kind.signed):
+    if scheme.has_zero_point:
         arrays["zero_point"] = (scales, np.dtype(code_dtype(np, kind)).name)
-    if isinstance(kind, BlockType) and kind.tensor_scale:
+    if kind.has_tensor_scale:
         arrays["tensor_scale"] = ((), "float32")
     return arrays
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-from neural_compressor.dtypes import BlockType
 from neural_compressor.errors import QuantizationError
 from neural_compressor.schemes.arrays import Array, array_namespace, as_float32
 from neural_compressor.schemes.granularity import Granularity, PerChannel, PerGroup
@@ -41,7 +40,8 @@ def scale_granularity(scheme: TensorScheme) -> Granularity:
     >>> scale_granularity(TensorScheme(dtype("mxfp4")))
     PerGroup(size=32)
     """
-    return PerGroup(scheme.dtype.block) if isinstance(scheme.dtype, BlockType) else scheme.granularity
+    size = scheme.dtype.block_size
+    return scheme.granularity if size is None else PerGroup(size)
 
 
 def scale_shape(shape: tuple[int, ...], granularity: Granularity) -> tuple[int, ...]:

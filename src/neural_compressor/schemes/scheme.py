@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from neural_compressor.dtypes import DType, IntType, dtype, fp32
+from neural_compressor.dtypes import DType, dtype, fp32
 from neural_compressor.errors import ConfigError
 from neural_compressor.registry import close_matches
 from neural_compressor.schemes.granularity import PER_CHANNEL, PER_TENSOR, Granularity, PerChannel, PerGroup
@@ -57,7 +57,12 @@ class TensorScheme:
     @property
     def is_float(self) -> bool:
         """Whether values stay floating point without a scale (fp32, bf16, fp16)."""
-        return self.dtype.is_float and self.dtype.bits >= 16
+        return not self.dtype.needs_scale
+
+    @property
+    def has_zero_point(self) -> bool:
+        """Whether zero points are stored: those of symmetric signed integers are zero, and other types have none."""
+        return self.dtype.is_integer and not (self.symmetric and self.dtype.signed)
 
     def to_dict(self) -> dict[str, Any]:
         """The form used in framework YAML, rule dicts and journals."""
@@ -203,7 +208,7 @@ def float_op(name: str = "fp32", has_weight: bool = True) -> OpScheme:
 
 def reduced(scheme: TensorScheme) -> TensorScheme:
     """The same scheme on one bit less of its integer type."""
-    return replace(scheme, reduce_range=True, pair_safe=False) if isinstance(scheme.dtype, IntType) else scheme
+    return replace(scheme, reduce_range=True, pair_safe=False) if scheme.dtype.is_integer else scheme
 
 
 def any_cpu_weight(scheme: TensorScheme) -> TensorScheme:
@@ -211,10 +216,10 @@ def any_cpu_weight(scheme: TensorScheme) -> TensorScheme:
 
     Other types, which are not multiplied as 8-bit integers, are left as they are.
 
-    >>> any_cpu_weight(TensorScheme(IntType(8))).pair_safe
+    >>> any_cpu_weight(TensorScheme(dtype("int8"))).pair_safe
     True
     """
-    if not isinstance(scheme.dtype, IntType) or scheme.dtype.bits != 8 or scheme.reduce_range:
+    if not scheme.dtype.is_integer or scheme.dtype.bits != 8 or scheme.reduce_range:
         return scheme
     if scheme.symmetric and scheme.dtype.signed and not isinstance(scheme.granularity, PerGroup):
         return replace(scheme, pair_safe=True)

@@ -1,13 +1,10 @@
 """Tuning strategies: each proposes the next plan from the tuning space and the results so far."""
 
-from neural_compressor.strategy.auto import AutoStrategy
-from neural_compressor.strategy.base import STRATEGIES, Outcome, Proposal, Strategy
-from neural_compressor.strategy.basic import BasicStrategy
+from neural_compressor.strategy.base import STRATEGIES, Outcome, Proposal, Strategy, strategy_for
+from neural_compressor.strategy.basic import AutoStrategy, BasicStrategy, MseStrategy
 from neural_compressor.strategy.build import build_space, unapplied_recipes
-from neural_compressor.strategy.choice import strategy_for
 from neural_compressor.strategy.conservative import ConservativeStrategy
-from neural_compressor.strategy.exhaustive import ExhaustiveStrategy
-from neural_compressor.strategy.random_search import RandomStrategy
+from neural_compressor.strategy.enumeration import ExhaustiveStrategy, RandomStrategy
 from neural_compressor.strategy.space import OpSpace, TuningSpace
 
 __all__ = [
@@ -16,6 +13,7 @@ __all__ = [
     "BasicStrategy",
     "ConservativeStrategy",
     "ExhaustiveStrategy",
+    "MseStrategy",
     "OpSpace",
     "Outcome",
     "Proposal",

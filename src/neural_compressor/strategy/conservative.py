@@ -11,9 +11,9 @@ FAMILIES = (("conv",), ("matmul", "gemm"), ("bmm", "batchmatmul", "batch_matmul"
 
 def conservative_steps(search: Search) -> Steps:
     """From float on, each op type is quantized and stays so if the promise holds; steps build on each other."""
-    candidates = search.candidates
-    kept, default = candidates.all_float(), candidates.default()
-    types = candidates.by_type()
+    grid = search.grid
+    kept, default = grid.all_float(), grid.default()
+    types = grid.by_type()
     for kind in sorted(types, key=family):
         tried = kept.with_choices({position: default.choices[position] for position in types[kind]})
         outcome = yield Step(tried, f"conservative: {kind} quantized", last=False)

@@ -3,52 +3,52 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from neural_compressor.config.words import FLOAT_PRECISIONS
-from neural_compressor.strategy.candidate import Candidate
+from neural_compressor.strategy.base import Outcome
 from neural_compressor.strategy.search import Search, Step, Steps
+from neural_compressor.strategy.space import Grid, Point
 
 
-def fallback_steps(search: Search) -> Steps:
+def fallback_steps(search: Search, ranked: Callable[[Point], Sequence[int] | None] = lambda base: None) -> Steps:
     """For each float precision the space has, the cheapest first; all start from the best plan that quantizes all ops.
 
-    They share that start, and not what falling back finds, so that a later stage can find fewer ops in float.
+    They share that start, and not what falling back finds, so that a later stage can find fewer ops in float. ``ranked``
+    may give the ops of that start by how much they suffer, the worst first; otherwise each is tried alone to find out.
     """
-    base = search.best_quantized()
+    base, grid = search.best_quantized(), search.grid
+    order = ranked(base)
     for precision in FLOAT_PRECISIONS:
-        yield from _block_steps(search, base, precision)
-        targets = _targets(search, base, precision, range(len(base.choices)))
-        impact: dict[int, float] = {}
-        for position, choice in targets.items():
-            outcome = yield Step(
-                base.with_choices({position: choice}), f"{search.candidates.keys[position][0]} to {precision}"
-            )
-            impact[position] = math.inf if math.isnan(outcome.loss) else outcome.loss
-        yield from _accumulated_steps(base, targets, impact, precision)
+        targets = _targets(grid, base, precision, range(len(base.choices)) if order is None else order)
+        alone = [
+            Step(base.with_choices({position: choice}), f"{grid.keys[position][0]} to {precision}")
+            for position, choice in targets.items()
+        ]
+        blocks = list(_block_steps(grid, base, precision))
+        outcomes: list[Outcome] = yield [*blocks, *alone]
+        losses = [math.inf if math.isnan(outcome.loss) else outcome.loss for outcome in outcomes[len(blocks) :]]
+        impact = dict(zip(targets, losses, strict=True))
+        joining = list(targets) if order is not None else sorted(targets, key=lambda p: (impact[p], p))
+        yield _joining_steps(base, targets, joining, precision)
 
 
-def _block_steps(search: Search, base: Candidate, precision: str) -> Steps:
-    positions = search.candidates.positions
-    for number, block in enumerate(search.candidates.space.blocks, start=1):
-        targets = _targets(search, base, precision, [positions[key] for key in block])
+def _block_steps(grid: Grid, base: Point, precision: str) -> Iterator[Step]:
+    for number, block in enumerate(grid.space.blocks, start=1):
+        targets = _targets(grid, base, precision, [grid.positions[key] for key in block])
         if targets:
             yield Step(base.with_choices(targets), f"block {number} to {precision}")
 
 
-def _accumulated_steps(base: Candidate, targets: dict[int, int], impact: dict[int, float], precision: str) -> Steps:
-    """Ops join in the order of the loss that is left when they alone fall back."""
-    candidate = base
-    for count, position in enumerate(sorted(targets, key=lambda p: (impact[p], p)), start=1):
-        candidate = candidate.with_choices({position: targets[position]})
-        yield Step(candidate, f"{count} ops to {precision}")
+def _joining_steps(base: Point, targets: Mapping[int, int], order: Iterable[int], precision: str) -> Iterator[Step]:
+    """Ops fall back in ``order``, one more at each step."""
+    point = base
+    for count, position in enumerate(order, start=1):
+        point = point.with_choices({position: targets[position]})
+        yield Step(point, f"{count} ops to {precision}")
 
 
-def _targets(search: Search, base: Candidate, precision: str, positions: Iterable[int]) -> dict[int, int]:
+def _targets(grid: Grid, base: Point, precision: str, positions: Iterable[int]) -> dict[int, int]:
     """The quantized ops of ``base`` that admit ``precision``, with the choice that takes them there."""
-    found = {}
-    for position in positions:
-        choice = search.candidates.float_choice(position, precision)
-        if choice is not None and search.candidates.is_quantized(base, position):
-            found[position] = choice
-    return found
+    choices = {p: grid.float_choice(p, precision) for p in positions if grid.is_quantized(base, p)}
+    return {position: choice for position, choice in choices.items() if choice is not None}

@@ -1,21 +1,67 @@
-"""Try what is on a list, in its order."""
+"""Try what is on a list; where nothing on it will do, take ops of the best back to float.
+
+Whoever has the list makes these strategies, so no name stands for them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 
-from neural_compressor.strategy.base import Outcome, Proposal, Strategy
-from neural_compressor.strategy.space import TuningSpace
+from neural_compressor.schemes import Plan, float_op
+from neural_compressor.strategy.base import Outcome, Proposal, Proposals, Strategy
+from neural_compressor.strategy.fallback import fallback_steps
+from neural_compressor.strategy.search import SearchStrategy, Steps, rank
+from neural_compressor.strategy.space import OpSpace, TuningSpace
 
 
 class ListedStrategy(Strategy):
-    """Proposes the given plans one after the other. It is made by whoever has the list, so no name stands for it."""
+    """Proposes the given plans in their order."""
 
-    def __init__(self, space: TuningSpace, listed: Sequence[Proposal], seed: int = 42) -> None:
-        super().__init__(space, seed)
+    def __init__(self, listed: Sequence[Proposal], seed: int = 42) -> None:
+        # a journal knows the job by its plans
+        super().__init__(TuningSpace({}), seed, {"plans": [proposal.plan.digest for proposal in listed]})
         self.listed = tuple(listed)
+        self.total = len(self.listed)
 
-    def proposals(self) -> Generator[Proposal, Outcome, None]:
+    def proposals(self) -> Proposals:
         """The list."""
-        for proposal in self.listed:
-            _ = yield proposal  # what came of it changes nothing
+        yield self.listed
+
+
+class ListedFallbackStrategy(ListedStrategy):
+    """Proposes the given plans in their order. Where none keeps the promise, the quantized ops of the best one (by
+    :func:`rank`) fall back to fp32: each alone, then those whose fall-back helped most, one more at each step."""
+
+    def __init__(self, listed: Sequence[Proposal], seed: int = 42) -> None:
+        super().__init__(listed, seed)
+        self.total = None
+
+    def proposals(self) -> Proposals:
+        """The list, then fall-back."""
+        outcomes: list[Outcome] = yield self.listed
+        if not outcomes or any(outcome.passed for outcome in outcomes):
+            return
+        best = min(range(len(outcomes)), key=lambda i: rank(outcomes[i]))
+        yield from _Fallback(_space(self.listed[best].plan), self.seed).proposals_after(outcomes[best])
+
+
+class _Fallback(SearchStrategy):
+    """Fall-back from the only plan of a space that quantizes all its ops."""
+
+    def steps(self) -> Steps:
+        return fallback_steps(self.search)
+
+    def proposals_after(self, outcome: Outcome) -> Proposals:
+        """What there is to propose where the plan itself was tried."""
+        self.search.trials[self.search.grid.default()] = outcome
+        return self.proposals()
+
+
+def _space(plan: Plan) -> TuningSpace:
+    """The ops of a plan, each as it is there or in fp32."""
+    ops = {
+        key: OpSpace(() if scheme.is_float else (scheme,), (float_op("fp32", scheme.weight is not None),))
+        for key, scheme in plan.items()
+    }
+    recipes = {name: (value,) for name, value in plan.recipes.items()}
+    return TuningSpace(ops, (plan.calib_sampling_size,), recipes=recipes, passes=tuple(plan.passes))

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from neural_compressor.strategy.base import Outcome, Proposal, Strategy
-from neural_compressor.strategy.candidate import Candidate, Candidates
-from neural_compressor.strategy.space import TuningSpace
+from neural_compressor.strategy.base import Outcome, Proposal, Proposals, Strategy
+from neural_compressor.strategy.space import Grid, Point, TuningSpace
 
 BASELINE = Outcome(loss=0.0, passed=True, score=1.0)
 """What comes of a plan that changes nothing."""
@@ -18,28 +17,30 @@ BASELINE = Outcome(loss=0.0, passed=True, score=1.0)
 
 @dataclass(frozen=True)
 class Step:
-    """A candidate to look at. ``last`` is False where the step is only a part of a result still being built."""
+    """A point to look at. ``last`` is False where the step is only a part of a result still being built."""
 
-    candidate: Candidate
+    point: Point
     stage: str
     last: bool = True
 
 
-Steps = Generator[Step, Outcome, None]
+Steps = Generator[Step | Iterable[Step], Any, None]
+"""As :data:`~neural_compressor.strategy.base.Proposals`: one step at a time, or several that do not depend on each other.
+``last`` is for steps that come one at a time."""
 
 
 class Search:
-    """The space as candidates, with what came of those tried so far."""
+    """The space as points, with what came of those tried so far."""
 
     def __init__(self, space: TuningSpace) -> None:
-        self.candidates = Candidates(space)
-        self.trials: dict[Candidate, Outcome] = {}
+        self.grid = Grid(space)
+        self.trials: dict[Point, Outcome] = {}
 
-    def best_quantized(self) -> Candidate:
-        """Of the candidates tried that quantize every op they can, the best by :func:`rank`; before any was tried, the
+    def best_quantized(self) -> Point:
+        """Of the points tried that quantize every op they can, the best by :func:`rank`; before any was tried, the
         default."""
-        whole = [candidate for candidate in self.trials if self.candidates.is_fully_quantized(candidate)]
-        return min(whole, key=lambda c: rank(self.trials[c]), default=self.candidates.default())
+        whole = [point for point in self.trials if self.grid.is_fully_quantized(point)]
+        return min(whole, key=lambda p: rank(self.trials[p]), default=self.grid.default())
 
 
 def rank(outcome: Outcome) -> tuple[int, float]:
@@ -58,37 +59,45 @@ def rank(outcome: Outcome) -> tuple[int, float]:
 class SearchStrategy(Strategy):
     """A strategy written as steps over one search.
 
-    A candidate that was tried is not proposed again: its step is answered with the outcome known. Nor is the plan that
+    A point that was tried is not proposed again: its step is answered with the outcome known. Nor is the plan that
     leaves every op in fp32: that is the baseline.
     """
 
     def __init__(self, space: TuningSpace, seed: int = 42, options: Mapping[str, Any] | None = None) -> None:
         super().__init__(space, seed, options)
         self.search = Search(space)
+        self._settled = False
 
     @abstractmethod
     def steps(self) -> Steps:
-        """Yield steps; each ``yield`` evaluates to the outcome of its candidate."""
+        """Yield a step, or several that do not depend on each other; each ``yield`` evaluates to what came of them."""
 
-    def proposals(self) -> Generator[Proposal, Outcome, None]:
+    def proposals(self) -> Proposals:
         """Propose what the steps name and nobody has tried."""
-        candidates, trials = self.search.candidates, self.search.trials
-        stream = self.steps()
-        step = next(stream, None)
-        settled = False
-        while step is not None:
-            candidate = candidates.canonical(step.candidate)
-            if candidates.is_baseline(candidate):
-                outcome = BASELINE
-            elif candidate in trials:
-                outcome = trials[candidate]
-            else:
-                self.may_stop = settled or step.last
-                outcome = yield Proposal(candidates.plan(candidate), step.stage)
-                trials[candidate] = outcome
-                settled = step.last and outcome.passed
+        trials, stream = self.search.trials, self.steps()
+        answer: Any = None
+        while True:
             try:
-                step = stream.send(outcome)
+                asked = stream.send(answer)
             except StopIteration:
                 self.may_stop = True
                 return
+            points: list[Point] = []
+            new: dict[Point, Step] = {}
+            told = yield self._untried([asked] if isinstance(asked, Step) else asked, points, new)
+            trials.update(zip(new, told, strict=True))
+            if new:
+                self._settled = any(step.last and trials[point].passed for point, step in new.items())
+            outcomes = [BASELINE if self.search.grid.is_baseline(point) else trials[point] for point in points]
+            answer = outcomes[0] if isinstance(asked, Step) else outcomes
+
+    def _untried(self, steps: Iterable[Step], points: list[Point], new: dict[Point, Step]) -> Iterator[Proposal]:
+        """The proposals of ``steps``; their ``points`` are noted in order, and those that are ``new``."""
+        grid, trials = self.search.grid, self.search.trials
+        for step in steps:
+            point = grid.canonical(step.point)
+            points.append(point)
+            if not (point in trials or point in new or grid.is_baseline(point)):
+                new[point] = step
+                self.may_stop = self._settled or step.last
+                yield Proposal(grid.plan(point), step.stage)

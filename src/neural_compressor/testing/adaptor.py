@@ -12,7 +12,7 @@ import pytest
 from neural_compressor.adaptor import Adaptor
 from neural_compressor.adaptor.capability import is_float_config
 from neural_compressor.errors import NeuralCompressorError
-from neural_compressor.schemes import OpScheme
+from neural_compressor.schemes import OpScheme, Plan
 from neural_compressor.testing.doubles import CountingLoader, CountingMetric, Measurer
 from neural_compressor.testing.options import (
     choices,
@@ -307,7 +307,17 @@ class AdaptorContract:
     # -- optional abilities -----------------------------------------------------------------------------------------
 
     @pytest.mark.parametrize(
-        "ability", ["train", "convert", "quantize_input", "inspect_tensor", "set_tensor", "convert_bf16"]
+        "ability",
+        [
+            "train",
+            "convert",
+            "quantize_input",
+            "inspect_tensor",
+            "set_tensor",
+            "convert_bf16",
+            "op_errors",
+            "op_gains",
+        ],
     )
     def test_ability_that_is_not_offered_says_so(self, ability: str) -> None:
         adaptor = self.make_adaptor()
@@ -317,10 +327,42 @@ class AdaptorContract:
                 "convert": ("a", "b"),
                 "quantize_input": (),
                 "convert_bf16": (),
+                "op_gains": (),
             }
             arguments = taken.get(ability, ({},))
             with pytest.raises(NotImplementedError, match=ability):
                 getattr(adaptor, ability)(self.make_model(), *arguments)
+
+    def test_op_errors_are_those_of_the_quantized_ops(self) -> None:
+        adaptor, model = self.make_adaptor(), self.make_model()
+        if not offered(adaptor, "op_errors"):
+            return
+        capability = adaptor.query_fw_capability(model)
+        plan = Plan.from_tune_cfg(default_tune_cfg(capability))
+        before = self.predictions(adaptor, model)
+        errors = adaptor.op_errors(plan, model, self.make_dataloader())
+        quantized = {key for key, scheme in plan.items() if not scheme.is_float}
+        assert errors
+        assert set(errors) <= quantized
+        assert all(0 <= error < 0.5 for error in errors.values())
+        assert any(errors.values())
+        assert adaptor.op_errors(plan, model, self.make_dataloader()) == errors
+        in_float = {key: float_choice("fp32", configs) for key, configs in capability["opwise"].items()}
+        assert adaptor.op_errors(Plan.from_tune_cfg({"op": in_float}), model, self.make_dataloader()) == {}
+        np.testing.assert_array_equal(self.predictions(adaptor, model), before)
+
+    def test_op_gains_are_of_ops_of_the_model(self) -> None:
+        adaptor, model = self.make_adaptor(), self.make_model()
+        if not offered(adaptor, "op_gains"):
+            return
+        before = self.predictions(adaptor, model)
+        gains = adaptor.op_gains(model, self.make_dataloader())
+        assert gains
+        assert set(gains) <= set(adaptor.query_fw_capability(model)["opwise"])
+        assert all(np.isfinite(gain) and gain >= 0 for gain in gains.values())
+        assert any(gains.values())
+        assert adaptor.op_gains(model, self.make_dataloader()) == gains
+        np.testing.assert_array_equal(self.predictions(adaptor, model), before)
 
     def test_inspect_tensor_shows_weights_and_activations(self) -> None:
         adaptor, model = self.make_adaptor(), self.make_model()

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from neural_compressor.dtypes import DTYPES, BlockType, DType, IntType
+from neural_compressor.dtypes import DTYPES, DType
 from neural_compressor.errors import QuantizationError
 from neural_compressor.schemes import (
     PER_CHANNEL,
@@ -23,7 +23,6 @@ from neural_compressor.schemes import (
     quantize_with,
 )
 from neural_compressor.schemes.grid import decode, encode
-from neural_compressor.schemes.mapping import element_type
 
 Floats = npt.NDArray[np.float32]
 
@@ -43,7 +42,7 @@ class DTypeContract:
     def schemes(self) -> list[TensorScheme]:
         """Every way the toolkit maps tensors to the type."""
         kind = self.make_dtype()
-        sides = (True, False) if isinstance(kind, IntType) else (True,)
+        sides = (True, False) if kind.is_integer else (True,)
         parts = (PER_TENSOR, PER_CHANNEL, PerGroup(8))
         return [TensorScheme(kind, symmetric, part) for symmetric in sides for part in parts]
 
@@ -56,11 +55,11 @@ class DTypeContract:
 
     def grid(self) -> Floats:
         """The numbers a single code can stand for, ascending, each once."""
-        kind = element_type(TensorScheme(self.make_dtype()))
+        kind = self.make_dtype().element_type
         if kind.bits > 16:
             pytest.skip(f"{kind.name} has too many values to list")
-        if isinstance(kind, IntType):
-            return np.arange(kind.min, kind.max + 1, dtype=np.float32)
+        if kind.is_integer:
+            return np.arange(int(kind.min), int(kind.max) + 1, dtype=np.float32)
         values: Floats = decode(np.arange(1 << kind.bits, dtype=np.int32), kind)
         return np.unique(values[np.isfinite(values)])
 
@@ -93,15 +92,77 @@ class DTypeContract:
         kind, grid = self.make_dtype(), self.grid()
         assert 2 <= grid.size <= 1 << kind.bits
         assert (grid[0], grid[-1]) == (np.float32(kind.min), np.float32(kind.max))
+        assert kind.signed == bool(grid[0] < 0)
+        assert kind.peak > 0
+
+    # -- what it answers about its codes ----------------------------------------------------------------------------
+
+    def test_its_codes_stand_for_its_grid(self) -> None:
+        kind, grid = self.make_dtype().element_type, self.grid()
+        assert len(kind.code_values) <= 1 << kind.bits, "a code has more values than its bits can tell apart"
+        values = np.asarray(kind.code_values, dtype=np.float32)
+        assert np.array_equal(np.unique(values[np.isfinite(values)]), grid)
+        assert np.array_equal(np.asarray(kind.grid, dtype=np.float32), grid)
+
+    def test_integers_are_their_own_codes(self) -> None:
+        kind = self.make_dtype()
+        if not kind.is_integer:
+            return
+        assert kind.needs_scale
+        assert kind.block_size is None, "a format with blocks of integers is no integer itself: its element is"
+        low = -(1 << (kind.bits - 1)) if kind.signed else 0
+        assert low <= kind.min <= 0 <= kind.max < low + (1 << kind.bits)
+        patterns = np.asarray(kind.code_values, dtype=np.float32)
+        codes = np.arange(patterns.size)
+        codes = np.where(codes > kind.max, codes - (1 << kind.bits), codes) if kind.signed else codes
+        assert np.all(np.isnan(patterns) | (patterns == codes))
+
+    def test_a_sign_bit_turns_the_sign(self) -> None:
+        kind, grid = self.make_dtype().element_type, self.grid()
+        if not kind.sign_magnitude:
+            assert kind.binades is None, "binades are those of the magnitudes of a type with a sign bit"
+            return
+        positive, negative = np.split(np.asarray(kind.code_values), 2)
+        assert np.array_equal(positive, -negative, equal_nan=True)
+        numbers = positive[np.isfinite(positive)]
+        assert np.all(np.diff(numbers) > 0)
+        assert np.all(np.isfinite(positive[: numbers.size])), "codes of no number come after those of the largest"
+        if kind.binades is not None:
+            lowest, mantissa = kind.binades
+            spacing = np.exp2(np.maximum(np.floor(np.log2(np.maximum(numbers[:-1], 1e-300))), lowest) - mantissa)
+            assert np.array_equal(np.diff(numbers), spacing)
+        assert np.array_equal(grid, -grid[::-1])
+
+    def test_its_unit_divides_every_value(self) -> None:
+        kind = self.make_dtype().element_type
+        if kind.unit is not None and kind.bits <= 16:
+            multiples = np.asarray(kind.grid) / kind.unit
+            assert np.array_equal(multiples, np.round(multiples))
+
+    def test_blocks_have_scales_that_can_be_stored(self) -> None:
+        kind = self.make_dtype()
+        if kind.block_size is None:
+            assert kind.scale_type is None
+            assert kind.element_type == kind
+            return
+        assert kind.block_size >= 1
+        assert kind.element_type.block_size is None
+        assert kind.bits == kind.element_type.bits
+        if kind.scale_type is None:
+            assert not kind.has_tensor_scale
+            return
+        assert kind.scale_type.bits <= 8
+        assert kind.scale_type.max > 0
+        assert not (kind.scale_type.is_integer and kind.scale_type.signed)
 
     # -- rounding ---------------------------------------------------------------------------------------------------
 
     def test_every_value_of_the_grid_is_kept(self) -> None:
-        kind, grid = element_type(TensorScheme(self.make_dtype())), self.grid()
+        kind, grid = self.make_dtype().element_type, self.grid()
         assert np.array_equal(decode(encode(grid, kind), kind), grid)
 
     def test_rounding_goes_to_the_nearest(self) -> None:
-        kind, grid = element_type(TensorScheme(self.make_dtype())), self.grid()
+        kind, grid = self.make_dtype().element_type, self.grid()
         # Points between neighbours of the grid, more where it is dense, and beyond both of its ends.
         position = np.random.default_rng(3).uniform(0, grid.size - 1, 2000)
         between = np.interp(position, np.arange(grid.size), grid.astype(np.float64))
@@ -114,7 +175,7 @@ class DTypeContract:
         assert np.array_equal(np.abs(found - x), np.abs(sides - x).min(axis=0))
 
     def test_order_is_kept(self) -> None:
-        kind = element_type(TensorScheme(self.make_dtype()))
+        kind = self.make_dtype().element_type
         if kind.bits > 16:
             pytest.skip("nothing is rounded")
         x = np.sort(self.values().reshape(-1))
@@ -157,9 +218,9 @@ class DTypeContract:
         assert packed.data.nbytes == math.ceil(x.size * kind.bits / 8)
         q = quantize(x, TensorScheme(kind))
         assert q.nbytes_packed == sum(array.nbytes for array in packed.arrays().values())
-        if isinstance(kind, BlockType):
-            scales = 16 * math.ceil(256 / kind.block)
-            assert q.nbytes_packed == packed.data.nbytes + scales + (4 if kind.tensor_scale else 0)
+        if kind.block_size and kind.scale_type:
+            scales = 16 * math.ceil(256 / kind.block_size)
+            assert q.nbytes_packed == packed.data.nbytes + scales + (4 if kind.has_tensor_scale else 0)
 
     # -- array libraries --------------------------------------------------------------------------------------------
 

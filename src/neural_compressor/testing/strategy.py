@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from neural_compressor.schemes import OpKey, OpScheme, Plan, TensorScheme, float_op
-from neural_compressor.strategy import OpSpace, Outcome, Strategy, TuningSpace
+from neural_compressor.strategy import OpSpace, Outcome, Proposal, Strategy, TuningSpace
 
 Judge = Callable[[Plan], Outcome]
 
@@ -48,9 +48,9 @@ class StrategyContract:
     def run(self, strategy: Strategy, judge: Judge, limit: int = 1000) -> list[tuple[Plan, Outcome]]:
         """What the strategy proposes, and what came of it, until it ends."""
         tried: list[tuple[Plan, Outcome]] = []
-        while (proposal := strategy.ask()) is not None and len(tried) < limit:
-            tried.append((proposal.plan, judge(proposal.plan)))
-            strategy.tell(tried[-1][1])
+        while len(tried) < limit and (proposals := strategy.ask()):
+            tried.append((proposals[0].plan, judge(proposals[0].plan)))
+            strategy.tell(proposals[0], tried[-1][1])
         return tried
 
     @staticmethod
@@ -73,7 +73,7 @@ class StrategyContract:
     def test_it_proposes_something_and_ends(self) -> None:
         strategy = self.make_strategy(self.small_space())
         assert 0 < len(self.run(strategy, self.never)) <= 128
-        assert strategy.ask() is None
+        assert strategy.ask() == []
 
     def test_proposals_hold_only_what_the_space_admits(self) -> None:
         space = self.small_space()
@@ -83,25 +83,45 @@ class StrategyContract:
             assert plan.calib_sampling_size in space.calibration_sizes
 
     def test_proposals_say_why(self) -> None:
-        proposal = self.make_strategy(self.small_space()).ask()
-        assert proposal is not None
+        (proposal,) = self.make_strategy(self.small_space()).ask()
         assert proposal.stage
 
-    def test_asking_again_gives_the_same_proposal(self) -> None:
+    def test_what_was_given_is_not_given_again(self) -> None:
         strategy = self.make_strategy(self.small_space())
-        assert strategy.ask() is strategy.ask()
+        given = [*strategy.ask(), *strategy.ask(), *strategy.ask(3)]
+        assert given
+        assert len({proposal.plan.digest for proposal in given}) == len(given)
+
+    @pytest.mark.parametrize("workers", [2, 5])
+    @pytest.mark.parametrize("order", ["first", "last"])
+    def test_several_at_once_told_in_any_order_are_those_of_one_at_a_time(self, workers: int, order: str) -> None:
+        expected = [plan.digest for plan, _ in self.run(self.make_strategy(self.small_space()), self.never)]
+        strategy = self.make_strategy(self.small_space())
+        pending: list[Proposal] = []
+        seen: list[str] = []
+        while True:
+            new = strategy.ask(workers - len(pending))
+            assert len(new) <= workers - len(pending)
+            pending += new
+            seen += [proposal.plan.digest for proposal in new]
+            if not pending:
+                break
+            done = pending.pop(0 if order == "first" else -1)
+            strategy.tell(done, self.never(done.plan))
+        assert seen == expected
 
     def test_tell_without_ask_is_an_error(self) -> None:
+        (proposal,) = self.make_strategy(self.small_space()).ask()
         strategy = self.make_strategy(self.small_space())
         with pytest.raises(RuntimeError, match="ask"):
-            strategy.tell(Outcome(0.0, True, 1.0))
+            strategy.tell(proposal, Outcome(0.0, True, 1.0))
 
     def test_tell_twice_is_an_error(self) -> None:
         strategy = self.make_strategy(self.small_space())
-        strategy.ask()
-        strategy.tell(Outcome(1.0, False, 1.0))
+        (proposal,) = strategy.ask()
+        strategy.tell(proposal, Outcome(1.0, False, 1.0))
         with pytest.raises(RuntimeError, match="ask"):
-            strategy.tell(Outcome(1.0, False, 1.0))
+            strategy.tell(proposal, Outcome(1.0, False, 1.0))
 
     def test_a_failed_trial_does_not_end_it(self) -> None:
         broken = Outcome(loss=float("nan"), passed=False, score=0.0)

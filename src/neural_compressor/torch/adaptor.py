@@ -23,10 +23,10 @@ from neural_compressor.adaptor.user_code import calibrating
 from neural_compressor.errors import CalibrationError, ConfigError, QuantizationError
 from neural_compressor.registry import close_matches
 from neural_compressor.schemes import OpKey, OpScheme, Plan, float_op
-from neural_compressor.torch.batches import batch_size, feed, fitting, run_batches
+from neural_compressor.torch.batches import ReadAgain, batch_size, feed, fitting, run_batches
 from neural_compressor.torch.capability import PyTorchQuery, opwise
 from neural_compressor.torch.checks import check_finite, copy_of, require_module, require_values
-from neural_compressor.torch.executor import FOLD, Execution, check, prepare
+from neural_compressor.torch.executor import FOLD, Execution, check
 from neural_compressor.torch.files.checkpoint import load_model, save_model, unique_state
 from neural_compressor.torch.files.onnx_export import to_onnx
 from neural_compressor.torch.inspection import evaluating, inspect_tensors, model_sqnr, op_records, time_shares
@@ -36,6 +36,7 @@ from neural_compressor.torch.modules import QuantModule
 from neural_compressor.torch.passes.fold import Structure, fold
 from neural_compressor.torch.passes.survey import Survey, sharing_weights
 from neural_compressor.torch.quantized_model import build
+from neural_compressor.torch.sensitivity import op_errors, op_gains
 from neural_compressor.torch.structure.int8_race import slower_in_integers
 from neural_compressor.torch.structure.ops import find_functions, find_ops, ops_by_block
 from neural_compressor.tuning.identity import identity
@@ -65,7 +66,7 @@ class PyTorchAdaptor(Adaptor):
         return "torch" in sys.modules and isinstance(model, nn.Module)
 
     def query_fw_capability(self, model: nn.Module) -> dict[str, Any]:
-        survey = self._optimise(model)
+        survey = self._optimise(model, self.info.get("dataloader"))
         floats, traces = self._float_model(model), survey.traces
         ops, self._skipped = find_ops(floats, self.query_handler.quantizable_types(), traces)
         self._skipped |= find_functions(floats, traces, [*ops, *self._skipped])
@@ -85,14 +86,23 @@ class PyTorchAdaptor(Adaptor):
         dataloader: Iterable[Any] | None = None,
         q_func: Callable[[nn.Module], Any] | None = None,
     ) -> nn.Module:
-        survey = self._survey
-        if self._source is not model or survey is None:
-            survey = self._optimise(model, dataloader)
-        plan = self._with_passes(Plan.from_tune_cfg(tune_cfg))
-        check(survey.model, plan)
-        self.tuning_cfg_to_fw(tune_cfg)
         data = dataloader if dataloader is not None else self.info.get("dataloader")
-        execution = prepare(
+        new = self._executed(Plan.from_tune_cfg(tune_cfg), model, data, q_func, with_example=True)
+        self.tuning_cfg_to_fw(tune_cfg)
+        return new
+
+    def _executed(
+        self,
+        plan: Plan,
+        model: nn.Module,
+        data: Iterable[Any] | None,
+        q_func: Callable[[nn.Module], Any] | None = None,
+        with_example: bool = False,
+    ) -> nn.Module:
+        survey = self._surveyed(model, data)
+        plan = self._with_passes(plan)
+        check(survey.model, plan)
+        execution = Execution(
             copy_of(model).eval(),
             plan,
             reasons=self._skipped,
@@ -106,6 +116,8 @@ class PyTorchAdaptor(Adaptor):
                 _run(execution, data, q_func)
             self._skipped |= find_functions(survey.model, survey.traces, [*plan, *self._skipped])
             execution.reasons = self._skipped
+        if not with_example:
+            execution.example = None
         return execution.apply()
 
     def predict(self, model: nn.Module, inputs: Any) -> Any:
@@ -139,6 +151,28 @@ class PyTorchAdaptor(Adaptor):
         if self._source is None or self.example is None:
             return records
         return with_time_shares(records, *(time_shares(each, self.example) for each in (self._source, model)))
+
+    def op_errors(self, plan: Plan, model: nn.Module, dataloader: Iterable[Any] | None = None) -> dict[OpKey, float]:
+        """Each op alone."""
+        data = self._data_for("op_errors", model, dataloader)
+        # without an example ops hand on floats, as they have to beside the float model
+        quantized = self._executed(plan, model, data)
+        return op_errors(self._float_model(model), quantized, plan, data, plan.calib_sampling_size)
+
+    def op_gains(self, model: nn.Module, dataloader: Iterable[Any] | None = None) -> dict[OpKey, float]:
+        data = self._data_for("op_gains", model, dataloader)
+        traces, floats = self._surveyed(model, data).traces, self._float_model(model)
+        found, _ = find_ops(floats, self.query_handler.quantizable_types(), traces)
+        ops = [key for key, module in found.items() if type(module).__name__ == key[1]]
+        samples = self.info.get("calibration_sampling_size", Plan({}).calib_sampling_size)
+        return op_gains(floats, ops, data, samples)
+
+    def _data_for(self, what: str, model: nn.Module, dataloader: Iterable[Any] | None) -> Iterable[Any]:
+        """The data to measure ``model`` on, which is made ready for it."""
+        data = dataloader if dataloader is not None else self.info.get("dataloader")
+        if data is None:
+            raise CalibrationError(f"{what} runs the model on data: pass a dataloader")
+        return ReadAgain(data) if isinstance(data, Iterator) else data
 
     def ready(self, model: nn.Module) -> nn.Module:
         return copy_of(model).eval() if model.training else model
@@ -203,9 +237,7 @@ class PyTorchAdaptor(Adaptor):
 
     def prepare_training(self, tune_cfg: Mapping[str, Any], model: nn.Module) -> QatSession:
         """Start quantization-aware training of a copy of ``model``."""
-        survey = self._survey
-        if self._source is not model or survey is None:
-            survey = self._optimise(model)
+        survey = self._surveyed(model, None)
         plan = self._with_passes(Plan.from_tune_cfg(tune_cfg))
         check(survey.model, plan)
         self.tuning_cfg_to_fw(tune_cfg)
@@ -283,20 +315,26 @@ class PyTorchAdaptor(Adaptor):
         return plan if plan.passes else replace(plan, passes=self.info.get("passes", (FOLD,)))
 
     def _float_model(self, model: nn.Module) -> nn.Module:
-        return self.pre_optimized or model
+        return model if (folded := self.pre_optimized) is None else folded
 
-    def _optimise(self, model: nn.Module, dataloader: Iterable[Any] | None = None) -> Survey:
+    def _surveyed(self, model: nn.Module, data: Iterable[Any] | None) -> Survey:
+        """What was seen of ``model``, on ``data`` where that is nothing yet."""
+        if self._source is model and self._survey is not None:
+            return self._survey
+        return self._optimise(model, data if data is not None else self.info.get("dataloader"))
+
+    def _optimise(self, model: nn.Module, data: Iterable[Any] | None) -> Survey:
         require_module(model, "quantization")
         if done := next((name for name, module in model.named_modules() if isinstance(module, QuantModule)), None):
             raise ConfigError(f"the model is quantized already: {done!r} is; give the float model it was made from")
         require_values(model)
         check_finite(model)
         copied = copy_of(model).eval()
-        survey = self._surveyed(copied, dataloader if dataloader is not None else self.info.get("dataloader"))
+        survey = self._watched(copied, data)
         self._source, self._expected, self._survey, self._ranges = model, None, survey, Ranges()
         return survey
 
-    def _surveyed(self, model: nn.Module, dataloader: Iterable[Any] | None) -> Survey:
+    def _watched(self, model: nn.Module, dataloader: Iterable[Any] | None) -> Survey:
         """What is seen of ``model`` on the example, and on as much data as calibration takes."""
         survey = Survey(model)
         self.example = self.info.get("example_inputs")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
-from neural_compressor.adaptor.user_code import batches
-from neural_compressor.errors import CalibrationError, NeuralCompressorError
+from neural_compressor.adaptor.user_code import batches, user_errors
+from neural_compressor.errors import CalibrationError
 from neural_compressor.observers.input_check import CalibrationInputs
 
 
@@ -91,18 +91,14 @@ class ReadAgain(Iterable[Any]):
             yield batch
 
 
-@contextmanager
-def fitting(what: str, inputs: Any) -> Iterator[None]:
+def fitting(what: str, inputs: Any) -> AbstractContextManager[None]:
     """Around a run of a model on ``inputs``, which are ``what``: what the model raises is an error about them."""
-    try:
-        yield
-    except NeuralCompressorError:
-        raise
-    except Exception as error:
-        raise CalibrationError(
+    return user_errors(
+        lambda error: (
             f"{what} does not fit the model: {describe(inputs)}; the model raised {type(error).__name__}: {error}. "
             "A batch is (inputs, label), a tensor, or a dict of keyword arguments"
-        ) from error
+        )
+    )
 
 
 def note_inputs(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from neural_compressor.adaptor.user_code import name_of
@@ -75,6 +76,35 @@ class Evaluator:
         except Exception as error:
             raise EvaluationError(f"{self.name} raised {type(error).__name__}: {error}") from error
         return finite_number(value, self.name)
+
+
+@dataclass(frozen=True)
+class WithArguments:
+    """A function of a model and ``arguments`` as one of a model."""
+
+    func: Callable[..., Any]
+    arguments: Sequence[Any]
+
+    @property
+    def known_by(self) -> tuple[Any, ...]:
+        """What a journal knows it by."""
+        return self.func, self.arguments
+
+    def __call__(self, model: Any) -> Any:
+        return self.func(model, *self.arguments)
+
+
+def with_arguments(function: Callable[..., Any], arguments: Any, name: str = "eval_fn") -> Callable[[Any], Any]:
+    """``function(model, *arguments)`` as a function of the model; a single argument need not be in a tuple.
+
+    >>> with_arguments(pow, 3)(2)
+    8
+    """
+    if not callable(function):
+        raise ConfigError(f"{name} is a {type(function).__name__}; it must be a function of the model")
+    if arguments is None:
+        return function
+    return WithArguments(function, arguments if isinstance(arguments, tuple | list) else (arguments,))
 
 
 def finite_number(value: Any, source: str) -> float:

@@ -21,6 +21,7 @@ def space_digest(space: TuningSpace) -> str:
         "ops": sorted([*key, [scheme.to_dict() for scheme in op.options]] for key, op in space.ops.items()),
         "calibration_sizes": list(space.calibration_sizes),
         "recipes": {name: list(values) for name, values in space.recipes.items()},
+        "passes": [each.to_dict() for each in space.passes],
     }
     return _digest(content)
 
@@ -29,7 +30,6 @@ def job_inputs(
     *,
     bench: Bench,
     model: Any,
-    space: TuningSpace,
     strategy: Strategy,
     criterion: Criterion,
     scoring: Scoring,
@@ -41,7 +41,7 @@ def job_inputs(
     return {
         "model": bench.adaptor.fingerprint(model),
         "adaptor": type(bench.adaptor).__qualname__,
-        "space": space_digest(space),
+        "space": space_digest(strategy.space),
         "strategy": f"{type(strategy).__qualname__} seed={strategy.seed} options={_canonical(strategy.options)}",
         "criterion": repr(criterion),
         "objective": _canonical(dict(scoring.weights)),

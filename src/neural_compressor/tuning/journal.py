@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 from neural_compressor.errors import WorkspaceError
 from neural_compressor.paths import path_of
 from neural_compressor.schemes import Plan
-from neural_compressor.tuning.budget import Budget
-from neural_compressor.tuning.file_lock import FileLock
+from neural_compressor.tuning.criterion import Budget
 from neural_compressor.tuning.fingerprint import fingerprint
-from neural_compressor.tuning.journal_file import open_journal_file
+from neural_compressor.tuning.journal_file import FileLock, open_journal_file
 from neural_compressor.tuning.result import Measurement
 from neural_compressor.tuning.workspace import slug, workspace_errors
 
@@ -31,7 +30,7 @@ _URL = re.compile(r"^[A-Za-z][A-Za-z0-9+]*://")
 
 
 @dataclass(frozen=True)
-class Entry:
+class TrialRecord:
     """What the journal keeps of a trial's outcome. ``loss`` is None where the trial failed, and ``error`` says why."""
 
     stage: str
@@ -48,7 +47,7 @@ class Entry:
         return {**vars(self), "measurement": self.measurement.to_dict() if self.measurement else None}
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Entry:
+    def from_dict(cls, data: Mapping[str, Any]) -> TrialRecord:
         """Read what :meth:`to_dict` writes."""
         measured = data["measurement"]
         return cls(**{**data, "measurement": Measurement.from_dict(measured) if measured else None})
@@ -148,7 +147,7 @@ class Journal:
             trial.set_user_attr("plan", plan.to_json())
         return trial
 
-    def record(self, trial: optuna.trial.Trial, plan: Plan, entry: Entry) -> None:
+    def record(self, trial: optuna.trial.Trial, plan: Plan, entry: TrialRecord) -> None:
         """Commit the outcome of a trial that was begun."""
         from optuna.trial import TrialState
 
@@ -247,13 +246,13 @@ class Journal:
                 loss = trial.user_attrs.get("outcome", {}).get("loss")
                 study.tell(trial.number, loss, state=TrialState.FAIL if loss is None else TrialState.COMPLETE)
 
-    def _read_entries(self) -> dict[str, Entry]:
-        entries: dict[str, Entry] = {}
+    def _read_entries(self) -> dict[str, TrialRecord]:
+        entries: dict[str, TrialRecord] = {}
         for trial in self._study.get_trials(deepcopy=False):
             attrs = trial.user_attrs
             if trial.state.is_finished() and "outcome" in attrs and "plan" in attrs:
                 try:
-                    entries[Plan.from_json(attrs["plan"]).digest] = Entry.from_dict(attrs["outcome"])
+                    entries[Plan.from_json(attrs["plan"]).digest] = TrialRecord.from_dict(attrs["outcome"])
                 except (ValueError, TypeError, KeyError, AttributeError) as error:
                     raise WorkspaceError(
                         f"trial {trial.number} of study {self._study.study_name} in {self.address} cannot be read "

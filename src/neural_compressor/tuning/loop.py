@@ -1,33 +1,37 @@
-"""The tuning loop: try plans until the promise holds or the budget ends; the best model is always kept."""
+"""The one tuning function: try plans until the promise holds or the budget ends; the best model is always kept.
+
+``quantization.fit`` and the ``autotune`` of each framework are fronts of it.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from neural_compressor.adaptor.contract import Adaptor
+from neural_compressor.adaptor.records import OpRecord
 from neural_compressor.errors import WorkspaceError
-from neural_compressor.strategy.base import Strategy
+from neural_compressor.strategy.base import Proposal, Strategy
+from neural_compressor.strategy.listed import ListedFallbackStrategy
 from neural_compressor.strategy.space import TuningSpace
 from neural_compressor.tuning.bench import Bench
-from neural_compressor.tuning.budget import Budget
-from neural_compressor.tuning.criterion import Criterion
+from neural_compressor.tuning.criterion import Budget, Criterion
 from neural_compressor.tuning.evaluator import Evaluator, require_repeatable
 from neural_compressor.tuning.fingerprint import job_inputs
-from neural_compressor.tuning.float_race import slower_note
 from neural_compressor.tuning.journal import Journal
 from neural_compressor.tuning.objective import Scoring
-from neural_compressor.tuning.progress import Progress, Silent
+from neural_compressor.tuning.reporter import Progress, Reporter, Silent
 from neural_compressor.tuning.result import Trial, TuningResult
 from neural_compressor.tuning.run import TuningRun
-from neural_compressor.tuning.verdict import UNCHECKED
-from neural_compressor.tuning.workspace import writable_folder
+from neural_compressor.tuning.verdict import UNCHECKED, slower_note
+from neural_compressor.tuning.workspace import DEFAULT_WORKSPACE, writable_folder
 
 if TYPE_CHECKING:
-    from neural_compressor.adaptor.contract import Adaptor
     from neural_compressor.schemes import Plan
 
 logger = logging.getLogger("neural_compressor")
@@ -40,80 +44,96 @@ def tune(
     adaptor: Adaptor,
     model: Any,
     conf: Any,
-    space: TuningSpace,
-    strategy: Strategy,
+    plans: Strategy | Sequence[Proposal],
     *,
-    evaluator: Evaluator | Callable[[Any], float] | None = None,
+    evaluator: Evaluator | Callable[[Any], Any] | None = None,
     calib_dataloader: Iterable[Any] | None = None,
     calib_func: Callable[[Any], Any] | None = None,
-    example_batch: Any = None,
-    workspace: str | Path = "nc_workspace",
+    workspace: str | Path | None = None,
     storage: str | Path | None = None,
-    title: str = "model",
-    progress: Progress | None = None,
+    title: str | None = None,
+    reporter: Reporter | None = None,
     resume: bool = True,
-    conclude: Callable[[TuningResult], object] | None = None,
 ) -> tuple[Any, TuningResult]:
-    """Quantize ``model`` with the plans that ``strategy`` proposes until the promise of ``conf`` is kept.
+    """Quantize ``model`` with the plans that a strategy proposes until the promise of ``conf`` is kept.
+
+    ``plans`` may also be a list: it is gone through in its order, and where nothing on it keeps the promise, ops of the
+    best fall back to float. ``conf`` has an ``accuracy_criterion`` and a ``tuning_criterion``.
 
     Returns the best model found and the evidence. Where the promise could not be kept the verdict says by how much,
     and the model that comes nearest is returned. Every trial is in the journal under ``workspace`` before the next one
     starts, and the best model so far is on disk: the same call goes on where a killed one stopped. ``storage`` puts
     the journal elsewhere: a path, or a database URL. Without an ``evaluator`` the default plan is applied once and no
-    promise is checked.
+    promise is checked. Latency is measured where the adaptor has an example.
 
-    ``conclude(result)`` is called when all is measured, to write a report. What cannot be written then is no reason to lose
-    the model: it is a warning and a note, and the study stays open, so that the same call repeats no trial.
+    ``reporter`` shows the run and keeps its report. What cannot be written then is no reason to lose the model: it is a
+    warning and a note, and the study stays open, so that the same call repeats no trial.
 
     Where speed is an objective the float model is one of the candidates: the verdict, and ``beats_float`` of the result, say
     whether what is returned is faster. It is the best quantized model also where it is not.
     """
     started = time.perf_counter()
+    strategy = plans if isinstance(plans, Strategy) else ListedFallbackStrategy(plans)
+    reporter = reporter or Silent()
+    title = title or (Path(model).stem if isinstance(model, str | Path) else type(model).__name__)
     criterion = Criterion.from_config(conf.accuracy_criterion)
     scoring = Scoring.from_config(conf.tuning_criterion.objective, criterion)
     budget = Budget.from_config(conf.tuning_criterion)
     if evaluator is not None and not isinstance(evaluator, Evaluator):
         evaluator = Evaluator(eval_func=evaluator)
-    bench = Bench(adaptor, evaluator, example_batch, "footprint" in scoring.weights)
-    watcher = progress or Silent()
+    bench = Bench(adaptor, evaluator, adaptor.example, "footprint" in scoring.weights)
+    folder = Path(workspace or DEFAULT_WORKSPACE)
 
     def quantize(plan: Plan) -> Any:
         return adaptor.quantize(plan.to_tune_cfg(), model, calib_dataloader, calib_func)
 
     def ended(quantized: Any, result: TuningResult) -> None:
         result.title = title
-        result.ops = result.ops or adaptor.summary(quantized)
+        result.ops = [_explained(record, strategy.space) for record in result.ops or adaptor.summary(quantized)]
         if note := slower_note(result):
             result.metadata["notes"] = [*result.metadata.get("notes", ()), note]
         result.seconds = time.perf_counter() - started
-        if conclude is not None:
-            conclude(result)
+        reporter.keep(result, adaptor, conf, folder)
+
+    if type(adaptor).op_errors is not Adaptor.op_errors and calib_dataloader is not None:
+        strategy.op_errors = lambda plan: adaptor.op_errors(plan, model, calib_dataloader)
 
     if evaluator is None:
-        quantized, result = _quantize_once(quantize, model, space.default_plan(), bench, watcher)
-        _was_written(result, _REPORT, lambda: ended(quantized, result))
-    else:
-        evaluator.check(criterion)
-        require_repeatable(calib_dataloader, "calib_dataloader")
-        folder = writable_folder(workspace)
-        inputs = job_inputs(
-            bench=bench,
-            model=model,
-            space=space,
-            strategy=strategy,
-            criterion=criterion,
-            scoring=scoring,
-            calib_data=calib_dataloader,
-            calib_func=calib_func,
-        )
-        with Journal(folder, title, inputs, storage, resume, budget) as journal:
-            for note in journal.notes:
-                logger.warning("%s", note)
-            run = TuningRun(quantize, bench, criterion, scoring, budget, strategy, journal, watcher, started)
-            quantized, result = run.to_the_end(model)
-            if _was_written(result, _REPORT, lambda: ended(quantized, result)):
-                _was_written(result, _END, lambda: journal.finish(result.verdict))
+        with reporter.running(title, 1) as progress:
+            quantized, result = _quantize_once(quantize, model, strategy.space.default_plan(), bench, progress)
+            _was_written(result, _REPORT, lambda: ended(quantized, result))
+        reporter.show(result)
+        return quantized, result
+    evaluator.check(criterion)
+    require_repeatable(calib_dataloader, "calib_dataloader")
+    folder = writable_folder(folder)
+    inputs = job_inputs(
+        bench=bench,
+        model=model,
+        strategy=strategy,
+        criterion=criterion,
+        scoring=scoring,
+        calib_data=calib_dataloader,
+        calib_func=calib_func,
+    )
+    with (
+        reporter.running(title, min(budget.max_trials, strategy.total or budget.max_trials)) as progress,
+        Journal(folder, title, inputs, storage, resume, budget) as journal,
+    ):
+        for note in journal.notes:
+            logger.warning("%s", note)
+        run = TuningRun(quantize, bench, criterion, scoring, budget, strategy, journal, progress, started)
+        quantized, result = run.to_the_end(model)
+        if _was_written(result, _REPORT, lambda: ended(quantized, result)):
+            _was_written(result, _END, lambda: journal.finish(result.verdict))
+    reporter.show(result)
     return quantized, result
+
+
+def _explained(record: OpRecord, space: TuningSpace) -> OpRecord:
+    """Say which rule keeps an op in float, where one does."""
+    op = space.ops.get((record.name, record.op_type))
+    return replace(record, reason=op.reason) if record.mode == "float" and op and op.reason else record
 
 
 def _was_written(result: TuningResult, lost: str, write: Callable[[], None]) -> bool:

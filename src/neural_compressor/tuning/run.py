@@ -13,14 +13,12 @@ from typing import TYPE_CHECKING, Any
 from neural_compressor.errors import CalibrationError, EvaluationError, MissingDependencyError, WorkspaceError
 from neural_compressor.strategy.base import Outcome, Proposal, Strategy
 from neural_compressor.tuning.bench import Bench
-from neural_compressor.tuning.budget import Budget
-from neural_compressor.tuning.criterion import Criterion
-from neural_compressor.tuning.float_race import beats_float, not_faster
-from neural_compressor.tuning.journal import Entry, Journal
+from neural_compressor.tuning.criterion import Budget, Criterion
+from neural_compressor.tuning.journal import Journal, TrialRecord
 from neural_compressor.tuning.objective import Scoring, best_trial, finalists
-from neural_compressor.tuning.progress import Progress
+from neural_compressor.tuning.reporter import Progress
 from neural_compressor.tuning.result import Measurement, Trial, TuningResult
-from neural_compressor.tuning.verdict import all_failed, verdict
+from neural_compressor.tuning.verdict import all_failed, beats_float, not_faster, verdict
 from neural_compressor.tuning.workspace import BestModelFolder
 
 if TYPE_CHECKING:
@@ -136,7 +134,8 @@ class TuningRun:
         """Try what the strategy proposes; returns why it ended."""
         told: dict[str, Outcome] = {}
         repeats = 0
-        while (proposal := self.strategy.ask()) is not None:
+        while proposals := self.strategy.ask():
+            (proposal,) = proposals
             digest = proposal.plan.digest
             if digest in told:
                 repeats += 1
@@ -146,7 +145,7 @@ class TuningRun:
                 repeats = 0
                 trial = self._next_trial(proposal, baseline)
                 told[digest] = Outcome(trial.loss, trial.passed, trial.score)
-            self.strategy.tell(told[digest])
+            self.strategy.tell(proposal, told[digest])
             # What has passed may be one step of a plan that the strategy is still building up.
             passed = self.best is not None and self.best.passed and self.strategy.may_stop
             if ended := self.budget.end(len(self.trials), self._spent(), passed):
@@ -171,7 +170,7 @@ class TuningRun:
         self.progress.trial_done(trial)
         return trial
 
-    def _try(self, proposal: Proposal, number: int, baseline: Measurement) -> tuple[Entry, Any]:
+    def _try(self, proposal: Proposal, number: int, baseline: Measurement) -> tuple[TrialRecord, Any]:
         """Quantize and measure; what goes wrong with this plan is recorded, and does not end the run."""
         ticket = self.journal.begin(proposal.plan)
         begun = time.perf_counter()
@@ -193,11 +192,11 @@ class TuningRun:
         self.journal.record(ticket, proposal.plan, entry)
         return entry, model
 
-    def _entry(self, stage: str, baseline: Measurement, measured: Measurement, seconds: float) -> Entry:
+    def _entry(self, stage: str, baseline: Measurement, measured: Measurement, seconds: float) -> TrialRecord:
         loss = self.criterion.loss(_accuracy(baseline), _accuracy(measured))
         score = self.scoring.score(baseline, measured, self.criterion)
         noise = self.scoring.noise(baseline, measured, self.criterion)
-        return Entry(stage, measured, loss, self.criterion.allows(loss), score, seconds, noise=noise)
+        return TrialRecord(stage, measured, loss, self.criterion.allows(loss), score, seconds, noise=noise)
 
     def _compare_finalists(self, baseline: Measurement) -> None:
         """Where speed counts, time the float model and those among which noise decided in turns, and choose anew.
@@ -276,7 +275,7 @@ def _accuracy(measured: Measurement) -> float:
     return measured.accuracy
 
 
-def _trial(number: int, proposal: Proposal, entry: Entry, resumed: bool) -> Trial:
+def _trial(number: int, proposal: Proposal, entry: TrialRecord, resumed: bool) -> Trial:
     return Trial(
         number=number,
         stage=proposal.stage,
@@ -292,5 +291,5 @@ def _trial(number: int, proposal: Proposal, entry: Entry, resumed: bool) -> Tria
     )
 
 
-def _failure(stage: str, error: Exception, seconds: float) -> Entry:
-    return Entry(stage, None, None, False, 0.0, seconds, f"{type(error).__name__}: {error}")
+def _failure(stage: str, error: Exception, seconds: float) -> TrialRecord:
+    return TrialRecord(stage, None, None, False, 0.0, seconds, f"{type(error).__name__}: {error}")

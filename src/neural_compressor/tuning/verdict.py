@@ -1,23 +1,26 @@
-"""The outcome of a run in one sentence."""
+"""The outcome of a run in one sentence, and what is said of its speed against the float model."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
+from neural_compressor.adaptor.records import OpRecord
 from neural_compressor.errors import EvaluationError, NeuralCompressorError, QuantizationError
 from neural_compressor.tuning.criterion import Criterion
-from neural_compressor.tuning.float_race import speed_gain, times
-from neural_compressor.tuning.result import Measurement, Trial
+from neural_compressor.tuning.objective import Scoring, time_noise
+from neural_compressor.tuning.result import Measurement, Trial, TuningResult
 
 UNCHECKED = "not checked: no evaluation was given, so the model was quantized once and no accuracy promise was checked"
 _SHOWN_REASONS = 5
 _DIGITS = range(2, 6)
 """Decimals of a percentage: more of them nobody reads."""
+_NAMED_TYPES = 3
 
 
-def verdict(best: Trial, baseline: Measurement, criterion: Criterion, not_faster: str = "") -> str:
+def verdict(best: Trial, baseline: Measurement, criterion: Criterion, slow: str = "") -> str:
     """Whether the promise is kept, and by how much or how far off. Of a model that keeps it and is no faster than float,
-    where that was asked for, ``not_faster`` is said first.
+    where that was asked for, ``slow`` is said first.
 
     >>> from neural_compressor.schemes import Plan
     >>> miss = Trial(7, "default", Plan({}), Measurement(0.8712), loss=0.032, passed=False, score=1.0, seconds=1.0)
@@ -29,10 +32,10 @@ def verdict(best: Trial, baseline: Measurement, criterion: Criterion, not_faster
     note = "absolute, since the baseline is 0" if _switched(reference, criterion) else ""
     if not best.passed:
         return f"promise not met: best {lost} ({'; '.join(filter(None, [f'trial {best.number}', note]))})"
-    size, speed = _size_gain(best.measurement, baseline), speed_gain(best.measurement, baseline)
-    gains = [size] if not_faster else [size, speed]
+    size, speed = size_gain(best.measurement, baseline), speed_gain(best.measurement, baseline)
+    gains = [size] if slow else [size, speed]
     told = "; ".join(filter(None, [lost, note, ", ".join(filter(None, gains))]))
-    return f"{not_faster}; it {told}" if not_faster else f"promise met: trial {best.number} {told}"
+    return f"{slow}; it {told}" if slow else f"promise met: trial {best.number} {told}"
 
 
 def all_failed(trials: Sequence[Trial]) -> NeuralCompressorError:
@@ -76,7 +79,94 @@ def _lost(best: Trial, reference: float | None, criterion: Criterion) -> str:
     return f"{'gains' if best.loss < 0 and text != nothing else 'loses'} {text} where {allowed} is allowed"
 
 
-def _size_gain(measured: Measurement | None, baseline: Measurement) -> str:
-    if measured is None or not measured.size_bytes or not baseline.size_bytes:
+def beats_float(best: Trial, baseline: Measurement, scoring: Scoring) -> bool | None:
+    """Whether a model that keeps the promise does better than the float one; None where speed is no objective or was not
+    measured, or the promise is not kept.
+
+    It does not where it is slower, whatever else it has to offer, nor where by all objectives it scores no more than float.
+    """
+    if "performance" not in scoring.weights or not best.passed or _slowdown(best.measurement, baseline) is None:
+        return None
+    return not _is_slower(best.measurement, baseline) and best.score > 1 + best.noise
+
+
+def not_faster(best: Trial, baseline: Measurement, trials: Sequence[Trial], ops: Sequence[OpRecord]) -> str:
+    """That the best model is not faster than float, or not better by all objectives, and why."""
+    if _is_faster(best.measurement, baseline):
+        gains = ", ".join(filter(None, (speed_gain(best.measurement, baseline), size_gain(best.measurement, baseline))))
+        return f"by all objectives together nothing tried is better than float: trial {best.number} is {gains}"
+    faster = [trial for trial in trials if _is_faster(trial.measurement, baseline)]
+    what = f"nothing tried {'that keeps the promise ' if faster else ''}is faster than float here"
+    if any(trial.passed for trial in faster):
+        what = "the best by the objectives is not faster than float here"
+    if _is_slower(best.measurement, baseline):
+        how = f"takes {_slowdown(best.measurement, baseline):.2f} times as long"
+    else:
+        how = "takes as long, within the noise of the measurement"
+    return f"{what}: trial {best.number} {how} ({_cause(ops)})"
+
+
+def slower_note(result: TuningResult) -> str:
+    """A sentence on a model that takes longer than the float one, with what is known of the cause; empty for others, and
+    where the verdict has it."""
+    measured = result.best.measurement if result.best is not None else None
+    if result.beats_float is False or not _is_slower(measured, result.baseline):
         return ""
-    return times(baseline.size_bytes / measured.size_bytes, "smaller", "larger")
+    told = f"takes {_slowdown(measured, result.baseline):.2f} times as long as the float one"
+    return f"on this machine the quantized model {told}: {_cause(result.ops)}"
+
+
+def speed_gain(measured: Measurement | None, baseline: Measurement) -> str:
+    """'1.50x faster', '2.00x slower' or 'as fast'; empty where it was not measured."""
+    slowdown = _slowdown(measured, baseline)
+    if slowdown is None:
+        return ""
+    differs = _is_slower(measured, baseline) or _is_faster(measured, baseline)
+    return times(1 / slowdown, "faster", "slower") if differs else "as fast"
+
+
+def size_gain(measured: Measurement | None, baseline: Measurement) -> str:
+    """'4.00x smaller' or '2.00x larger'; empty where it was not measured."""
+    before, after = (m.size_bytes if m is not None else None for m in (baseline, measured))
+    return times(before / after, "smaller", "larger") if before and after else ""
+
+
+def times(ratio: float, better: str, worse: str) -> str:
+    """
+    >>> times(4.0, "smaller", "larger"), times(0.5, "smaller", "larger")
+    ('4.00x smaller', '2.00x larger')
+    """
+    return f"{ratio:.2f}x {better}" if ratio >= 1 else f"{1 / ratio:.2f}x {worse}"
+
+
+def _slowdown(measured: Measurement | None, baseline: Measurement | None) -> float | None:
+    before, after = (m.latency_ms if m is not None else None for m in (baseline, measured))
+    return after / before if before and after else None
+
+
+def _is_slower(measured: Measurement | None, baseline: Measurement | None) -> bool:
+    slowdown = _slowdown(measured, baseline)
+    return measured is not None and slowdown is not None and slowdown > 1 + time_noise(measured)
+
+
+def _is_faster(measured: Measurement | None, baseline: Measurement | None) -> bool:
+    slowdown = _slowdown(measured, baseline)
+    return measured is not None and slowdown is not None and 1 / slowdown > 1 + time_noise(measured)
+
+
+def _cause(ops: Sequence[OpRecord]) -> str:
+    """Which ops do not compute in integers; where all do, that they gain nothing by it."""
+    simulated = [op.op_type for op in ops if op.simulated]
+    floats = [op.op_type for op in ops if op.mode == "float"]
+    parts = [
+        f"{len(kinds)} of its {len(ops)} ops {what} ({_counted(kinds)})"
+        for kinds, what in ((simulated, "are simulated"), (floats, "stay in float"))
+        if kinds
+    ]
+    return ", ".join(parts) or "integer kernels do not pay at these shapes"
+
+
+def _counted(kinds: Sequence[str]) -> str:
+    found = Counter(kinds).most_common()
+    more = [f"{sum(count for _, count in found[_NAMED_TYPES:])} others"] if len(found) > _NAMED_TYPES else []
+    return ", ".join([*(f"{count} {kind}" for kind, count in found[:_NAMED_TYPES]), *more])

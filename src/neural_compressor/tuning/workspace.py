@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from neural_compressor.disk_errors import is_full
 from neural_compressor.errors import WorkspaceError
-from neural_compressor.paths import path_of
+from neural_compressor.paths import is_full, path_of
 from neural_compressor.tuning.result import Trial
 
+DEFAULT_WORKSPACE = Path("nc_workspace")
 _PROBE_BYTES = 64 * 1024
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from neural_compressor.dtypes import IntType, dtype
+from neural_compressor.dtypes import dtype
 from neural_compressor.errors import ConfigError
 from neural_compressor.onnx.graph.queries import constant, is_constant, standard
 from neural_compressor.onnx.passes.store_weights import stored_floats
@@ -98,8 +98,7 @@ def _rounded(node: ir.Node) -> np.ndarray | None:
 
 def _limits(kind: np.dtype[Any]) -> tuple[int, int]:
     found = dtype(kind.name)
-    assert isinstance(found, IntType)
-    return found.min, found.max
+    return int(found.min), int(found.max)
 
 
 def _floats(node: ir.Node, codes: int, scale: int, zero: int) -> np.ndarray | None:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from neural_compressor.adaptor.capability import get_optype_wise_ability
 from neural_compressor.adaptor.contract import Adaptor
 from neural_compressor.adaptor.records import OpRecord, with_time_shares
-from neural_compressor.errors import MissingDependencyError, WorkspaceError
-from neural_compressor.schemes import Plan
+from neural_compressor.errors import CalibrationError, MissingDependencyError, WorkspaceError
+from neural_compressor.schemes import OpKey, Plan
 
 if TYPE_CHECKING:
     import onnx
@@ -144,6 +144,25 @@ class ONNXRTAdaptor(Adaptor):
         if self.model_size(self._source) > ONE_FILE_BYTES:
             return None
         return exactness(*(self._runner.predict(each, self._feed) for each in (self._source, model)))
+
+    def op_errors(self, plan: Plan, model: Any, dataloader: Iterable[Any] | None = None) -> dict[OpKey, float]:
+        """With what came in from quantized ops before: the runtime computes whole graphs."""
+        from neural_compressor.onnx.adaptor.output_errors import output_errors
+        from neural_compressor.onnx.files.model_file import read_model
+        from neural_compressor.onnx.files.quantization_record import read_record
+
+        quantized = read_model(self.quantize(plan.to_tune_cfg(), model, dataloader))
+        prepared, record = self._prepare(model), read_record(quantized)
+        original = None if record is None else prepared.before_rounding(record.smoothing)
+        dataloader = dataloader if dataloader is not None else self.info.get("dataloader")
+        data = self._calibration_data(prepared.model, plan.calib_sampling_size, dataloader, None).samples
+        if data is None:
+            raise CalibrationError("op_errors runs the model on data: pass a dataloader")
+        ops = {key[0]: key for key, scheme in plan.items() if not scheme.is_float}
+        if original is None or not ops:
+            return {}
+        found = output_errors(quantized, original, set(ops), data, self.target.sessions)
+        return {ops[name]: error for name, error in found.items()}
 
     def load_snippet(self, path: str) -> str:
         file = path if path.lower().endswith(".onnx") else str(Path(path) / FILE)

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from neural_compressor.adaptor.records import OpRecord
 from neural_compressor.onnx.adaptor.inspection import constants_of, nodes_of, weights_of
-from neural_compressor.onnx.adaptor.output_errors import output_errors
+from neural_compressor.onnx.adaptor.output_errors import decibels, output_errors
 from neural_compressor.onnx.files.model_file import ONE_FILE_BYTES, weight_bytes
 from neural_compressor.onnx.files.quantization_record import QuantizationRecord, read_record
 from neural_compressor.onnx.passes.store_weights import stored_floats
@@ -35,7 +35,8 @@ def op_records(
     quantized = {name for (name, _), scheme in record.ops.items() if not scheme.is_float}
     errors: dict[str, float] = {}
     if original is not None and feed is not None:
-        errors = output_errors(model, original, quantized, feed, target.sessions)
+        found = output_errors(model, original, quantized, [feed], target.sessions)
+        errors = {name: decibels(error) for name, error in found.items()}
     kernels = Kernels(model, target)
     summary = _Summary(model, original, record)
     return [summary.of(key, kernels, errors.get(key[0])) for key in dict.fromkeys([*record.ops, *record.reasons])]

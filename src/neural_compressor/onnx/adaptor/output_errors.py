@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,21 +23,42 @@ def output_errors(
     quantized: ir.Model,
     original: ir.Model,
     ops: Collection[str],
-    feed: Mapping[str, Any],
+    feeds: Iterable[Mapping[str, Any]],
     providers: Sequence[str],
 ) -> dict[str, float]:
-    """The SQNR in dB of the first output of each op that both models have, with the error that came in from before."""
+    """The relative squared error of the first output of each op that both models have: sum |q - f|^2 / sum |f|^2 over all
+    ``feeds``, which are gone over again for every group of outputs that fits in memory.
+
+    It has the error that came in from before.
+    """
     read = {str(value.name): _as_read(value) for node in quantized.graph for value in node.outputs if is_float(value)}
     found = {str(node.name): _output(node, read) for node in original.graph if node.name in ops}
     shared = {op: name for op, name in found.items() if name is not None}
-    errors: dict[str, float] = {}
-    for group in _portions(_sizes(original, list(shared.values()), feed, providers)):
-        expected = _run(original, group, feed, providers)
-        actual = _run(quantized, [read[name] for name in group], feed, providers)
-        for op, name in shared.items():
-            if name in expected and expected[name].size:
-                errors[op] = sqnr_db(expected[name], actual[read[name]])
-    return errors
+    signal: dict[str, float] = defaultdict(float)
+    noise: dict[str, float] = defaultdict(float)
+    for group in _portions(_sizes(original, list(shared.values()), next(iter(feeds)), providers)):
+        sessions = [make_session(original, group, providers)]
+        sessions.append(make_session(quantized, [read[name] for name in group], providers))
+        for feed in feeds:
+            for name, *pair in zip(group, *(session.run(None, dict(feed)) for session in sessions), strict=True):
+                expected, actual = (np.asarray(array, np.float64) for array in pair)
+                if expected.size:
+                    signal[name] += float(np.sum(expected**2))
+                noise[name] += float(np.sum((actual - expected) ** 2))
+    return {op: _share(noise[name], signal[name]) for op, name in shared.items() if name in signal}
+
+
+def decibels(error: float) -> float:
+    """A relative squared error as SQNR in dB.
+
+    >>> decibels(0.01), decibels(0.0)
+    (20.0, inf)
+    """
+    return -10 * math.log10(error) if error else math.inf
+
+
+def _share(noise: float, signal: float) -> float:
+    return noise / signal if signal else math.inf if noise else 0.0
 
 
 def exactness(expected: Any, actual: Any) -> float | None:
@@ -45,8 +67,8 @@ def exactness(expected: Any, actual: Any) -> float | None:
     floats = [(a.ravel(), b.ravel()) for a, b in pairs if np.asarray(a).dtype.kind == "f"]
     if not floats:
         return None
-    decibels = sqnr_db(*(np.concatenate(parts) for parts in zip(*floats, strict=True)))
-    return decibels if math.isfinite(decibels) else None
+    ratio = sqnr_db(*(np.concatenate(parts) for parts in zip(*floats, strict=True)))
+    return ratio if math.isfinite(ratio) else None
 
 
 def _as_read(value: ir.Value) -> str:
@@ -91,10 +113,3 @@ def _portions(sizes: Mapping[str, int]) -> Iterator[list[str]]:
         group.append(name)
     if group:
         yield group
-
-
-def _run(
-    model: ir.Model, names: Sequence[str], feed: Mapping[str, Any], providers: Sequence[str]
-) -> dict[str, np.ndarray]:
-    results = make_session(model, names, providers).run(None, dict(feed))
-    return dict(zip(names, results, strict=True))

@@ -20,12 +20,11 @@ import onnx
 import onnx_ir as ir
 from google.protobuf.message import DecodeError
 
-from neural_compressor.disk_errors import write_errors
 from neural_compressor.errors import ConfigError, FormatError
 from neural_compressor.onnx.files.mapped_file import can_map, read_mapped
 from neural_compressor.onnx.files.message_check import checked_message
 from neural_compressor.onnx.files.one_file import write_one_file
-from neural_compressor.output_paths import output_file
+from neural_compressor.paths import output_file, write_errors
 
 logger = logging.getLogger("neural_compressor")
 

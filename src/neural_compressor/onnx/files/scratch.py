@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from neural_compressor.disk_errors import is_full, reason
 from neural_compressor.errors import WorkspaceError
+from neural_compressor.paths import is_full, reason
 
 _ADVICE = "free some space there, or set TMPDIR to a folder that has more"
 

@@ -10,7 +10,6 @@ import onnx
 import onnx_ir as ir
 
 from neural_compressor.config.composition import Composition
-from neural_compressor.disk_errors import write_errors
 from neural_compressor.onnx.adaptor.op_records import brief_records
 from neural_compressor.onnx.files.model_file import read_model, write_model
 from neural_compressor.onnx.files.serialized import as_proto
@@ -23,7 +22,7 @@ from neural_compressor.onnx.runtime.fusion_check import check_fusion
 from neural_compressor.onnx.runtime.providers import CPU
 from neural_compressor.onnx.runtime.saturation import warn_if_saturating
 from neural_compressor.onnx.runtime.speed_check import warn_if_slower
-from neural_compressor.output_paths import output_file
+from neural_compressor.paths import output_file, write_errors
 from neural_compressor.report.terminal import print_ops
 
 

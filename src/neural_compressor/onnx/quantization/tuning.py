@@ -13,9 +13,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from neural_compressor.config import PostTrainingQuantConfig, TuningCriterion
 from neural_compressor.config.composition import Composition
-from neural_compressor.config.objective import objectives
 from neural_compressor.errors import ConfigError
 from neural_compressor.onnx.adaptor.onnxrt import ONNXRTAdaptor
 from neural_compressor.onnx.files.model_file import read_model, weight_bytes, write_model
@@ -27,16 +25,11 @@ from neural_compressor.onnx.quantization.pipeline import run_pipeline
 from neural_compressor.onnx.quantization.prepared import Prepared, has_static, prepare
 from neural_compressor.onnx.quantization.resolution import NothingToQuantizeError, Resolution, resolve
 from neural_compressor.onnx.quantization.selection import require_onnx
-from neural_compressor.report.evidence import add_evidence
-from neural_compressor.report.html import keep_report
-from neural_compressor.report.terminal import TuningProgress, print_result
+from neural_compressor.report.run_report import RunReport
 from neural_compressor.schemes import OpScheme, Plan
 from neural_compressor.strategy.base import Proposal
-from neural_compressor.strategy.listed_fallback import ListedFallbackStrategy
-from neural_compressor.strategy.space import TuningSpace
-from neural_compressor.tuning.evaluator import Evaluator
+from neural_compressor.tuning.evaluator import with_arguments
 from neural_compressor.tuning.loop import tune
-from neural_compressor.tuning.result import TuningResult
 
 logger = logging.getLogger("neural_compressor")
 
@@ -147,73 +140,42 @@ def autotune(
     for config in configs:
         require_onnx(config)
     tried = candidates(model_input, configs, optimization_level)
-    listed = [candidate.proposal for candidate in tried]
-    space = TuningSpace({}, recipes={RECIPE: tuple(config.to_dict() for config in configs)})
-    conf = PostTrainingQuantConfig(
-        accuracy_criterion=tune_config.accuracy_criterion,
-        tuning_criterion=TuningCriterion(
-            max_trials=tune_config.max_trials, timeout=tune_config.timeout, objective=objectives("modelsize")
-        ),
-    )
-    workspace = tune_config.workspace or Path("nc_workspace")
-    adaptor = ConfigAdaptor(tried, CalibrationStore(calibration_data_reader))
-
-    def conclude(result: TuningResult) -> None:
-        add_evidence(result, adaptor, tune_config)
-        result.report = keep_report(result, workspace)
-
-    with (
-        scratch_folder() as folder,
-        TuningProgress(tune_config.max_trials, quiet=quiet) as progress,
-    ):
+    with scratch_folder() as folder:
         best, result = tune(
-            adaptor,
+            ConfigAdaptor(tried, CalibrationStore(calibration_data_reader)),
             model_input,
-            conf,
-            space,
-            ListedFallbackStrategy(space, listed, tune_config.seed),
-            evaluator=Evaluator(eval_func=_OnFile(eval_fn, eval_args, model_input, folder)),
-            workspace=workspace,
+            tune_config,
+            [candidate.proposal for candidate in tried],
+            evaluator=_OnFile(with_arguments(eval_fn, eval_args), model_input, folder),
+            workspace=tune_config.workspace,
             title=_title(model_input),
-            progress=progress,
-            conclude=conclude,
+            reporter=RunReport(quiet),
         )
-    if not quiet:
-        print_result(result)
     logger.log(logging.INFO if result.satisfied else logging.WARNING, "%s", result.verdict)
     onnx.helper.set_model_props(best, {**{p.key: p.value for p in best.metadata_props}, VERDICT: result.verdict})
     return best  # type: ignore[no-any-return]
 
 
 class _OnFile:
-    """An evaluation of paths as one of models."""
+    """An evaluation of paths as one of models. A journal knows it by ``func``, not by the folder, another one each time."""
 
-    def __init__(self, func: Callable[..., Any], arguments: Any, source: Any, folder: Path) -> None:
-        if not callable(func):
-            raise ConfigError(
-                f"eval_fn is a {type(func).__name__}; it must be a function that takes the path of a model"
-            )
+    def __init__(self, func: Callable[[str], Any], source: Any, folder: Path) -> None:
         self.func = func
-        self.source = source
         self.folder = folder
-        single = not isinstance(arguments, tuple | list)
-        self.arguments = () if arguments is None else (arguments,) if single else tuple(arguments)
         beside = Path(source).with_name("config.json") if isinstance(source, str | Path) else None
         if beside is not None and beside.is_file():
             shutil.copyfile(beside, folder / beside.name)
 
     @property
     def known_by(self) -> tuple[Any, ...]:
-        """What a journal knows it by: not the folder, which is another one each time."""
-        return self.func, self.arguments
+        return (self.func,)
 
     def __call__(self, model: Any) -> Any:
         if isinstance(model, str | Path):
-            return self.func(str(model), *self.arguments)
+            return self.func(str(model))
         quantized = read_model(model)
         raise_if_full(self.folder, weight_bytes(quantized))
-        path = write_model(quantized, self.folder / "model.onnx")
-        return self.func(str(path), *self.arguments)
+        return self.func(str(write_model(quantized, self.folder / "model.onnx")))
 
 
 def _title(source: Any) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from itertools import islice
 from typing import Any
 
 import numpy as np
 
-from neural_compressor.errors import CalibrationError, NeuralCompressorError
+from neural_compressor.adaptor.user_code import user_errors
+from neural_compressor.errors import CalibrationError
 from neural_compressor.observers.input_check import CalibrationInputs, is_float_array
 
 
@@ -128,7 +129,7 @@ def rewound(reader: Any) -> bool:
     if not callable(rewind):
         return False
     try:
-        with _told_of(reader, "rewind()"):
+        with _calling(reader, "rewind()"):
             rewind()
     except NotImplementedError:
         return False
@@ -136,16 +137,10 @@ def rewound(reader: Any) -> bool:
 
 
 def _next_of(reader: Any, number: int) -> Any:
-    with _told_of(reader, f"get_next() for sample {number}"):
+    with _calling(reader, f"get_next() for sample {number}"):
         return reader.get_next()
 
 
-@contextmanager
-def _told_of(reader: Any, call: str) -> Iterator[None]:
-    """What the user's code raises is told of it, so that nobody looks for the fault elsewhere."""
-    try:
-        yield
-    except (NeuralCompressorError, NotImplementedError):
-        raise
-    except Exception as error:
-        raise CalibrationError(f"{type(reader).__name__}.{call} raised {type(error).__name__}: {error}") from error
+def _calling(reader: Any, call: str) -> AbstractContextManager[None]:
+    who = f"{type(reader).__name__}.{call}"
+    return user_errors(lambda error: f"{who} raised {type(error).__name__}: {error}", NotImplementedError)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,14 +15,14 @@ from neural_compressor.onnx.files.serialized import stored_bytes
 from neural_compressor.onnx.runtime.op_race import current_race
 from neural_compressor.onnx.runtime.profiling import node_times
 from neural_compressor.onnx.runtime.session import feeds, make_session
+from neural_compressor.tuning.measure import NOISE, Effort, ratios_to_first, thread_clock, timed_in_turns
 
 logger = logging.getLogger("neural_compressor")
 
 Sample = Mapping[str, Any]
-_SLOWER = 1.05
+_SLOWER = 1 + NOISE
 """From here on a difference in time is not noise."""
-_SECONDS = 1.0
-_ROUNDS = (3, 30)
+_EFFORT = Effort(budget_s=1.0, precision=0.015, min_rounds=3, max_rounds=30)
 _NAMED = 3
 _MOST_BYTES = 1 << 28
 """Both models are in memory meanwhile."""
@@ -62,17 +61,10 @@ def warn_if_slower(original: ir.Model, quantized: ir.Model, sample: Callable[[],
 
 
 def _ratio(sessions: list[ort.InferenceSession], feed: dict[str, np.ndarray]) -> float:
-    for session in sessions:
-        session.run(None, feed)
-    best, end, rounds = [np.inf, np.inf], time.perf_counter() + _SECONDS, 0
-    while rounds < _ROUNDS[0] or (rounds < _ROUNDS[1] and time.perf_counter() < end):
-        rounds += 1
-        for place, session in enumerate(sessions):
-            start = time.perf_counter()
-            session.run(None, feed)
-            # The least is what a model takes: everything else the machine does only adds to it.
-            best[place] = min(best[place], time.perf_counter() - start)
-    return float(best[1] / best[0])
+    """How long the second takes as a multiple of the first; sessions of one thread, so that its time counts."""
+    calls = [lambda session=session: session.run(None, feed) for session in sessions]
+    (ratio,) = ratios_to_first(timed_in_turns(calls, _EFFORT, thread_clock()))
+    return ratio.median
 
 
 def _slowest(model: ir.Model, feed: dict[str, np.ndarray]) -> list[str]:

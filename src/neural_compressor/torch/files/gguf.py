@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from neural_compressor.dtypes import IntType, dtype
+from neural_compressor.dtypes import dtype
 from neural_compressor.errors import ConfigError, FormatError
 from neural_compressor.formats import GGUF, LinearWeight, export_llama_gguf
 from neural_compressor.formats.gguf_blocks import BLOCK
@@ -90,7 +90,7 @@ def _tensors(model: nn.Module, rounded: dict[str, list[str]]) -> Iterator[tuple[
 def _why_not(layer: WeightOnlyLinear) -> str | None:
     """Why no block holds the codes of a layer; None where one does."""
     kind = layer.weight_scheme.dtype
-    if not isinstance(kind, IntType):
+    if not kind.is_integer:
         return f"its blocks hold integers, not {kind.name}"
     try:
         return GGUF().why_not(layer.linear_weight())

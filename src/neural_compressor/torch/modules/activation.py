@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from neural_compressor.dtypes import BlockType
 from neural_compressor.errors import QuantizationError
 from neural_compressor.schemes import PerGroup, QParams, TensorScheme, choose_qparams
 from neural_compressor.schemes.affine import qparams_over
@@ -29,9 +28,7 @@ def calibrated_qparams(bounds: Range, scheme: TensorScheme, what: str) -> QParam
 
 def has_fixed_range(scheme: TensorScheme | None) -> bool:
     """Whether calibration can fix the scales: blocks and groups take theirs from each input."""
-    if scheme is None or scheme.is_float or isinstance(scheme.dtype, BlockType):
-        return False
-    return not isinstance(scheme.granularity, PerGroup)
+    return scheme is not None and not scheme.is_float and not isinstance(scale_granularity(scheme), PerGroup)
 
 
 def simulate(x: Tensor, scheme: TensorScheme, qparams: QParams | None) -> Tensor:

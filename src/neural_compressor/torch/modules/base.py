@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from neural_compressor.dtypes import IntType
 from neural_compressor.errors import FormatError, QuantizationError
 from neural_compressor.registry import Registry
 from neural_compressor.schemes import PER_TENSOR, OpScheme, QParams, QuantizedArray, TensorScheme
@@ -126,7 +125,7 @@ class QuantModule(nn.Module):
                     f"the stored tensor {name!r} holds scales from {float(low):g} on; they have to be above 0"
                 )
             scheme = self._scheme_of(name) if name.endswith("_zero_point") else None
-            if scheme is not None and isinstance(scheme.dtype, IntType):
+            if scheme is not None and scheme.dtype.is_integer:
                 smallest, largest = integer_limits(scheme)
                 largest += (
                     self.scheme.mode == "weight_only"

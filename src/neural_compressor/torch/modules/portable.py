@@ -22,9 +22,15 @@ def is_exporting() -> bool:
     return torch.compiler.is_exporting() and (_TELLS_APART or not torch.compiler.is_dynamo_compiling())
 
 
+def makes_graph() -> bool:
+    """Whether torch compiles, exports or traces what is called, rather than only running it."""
+    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+
+
 def is_leaving() -> bool:
     """Whether a graph is being made that other programs will run."""
-    return is_exporting() or is_in_onnx_export()
+    # The last question imports modules at every call: it is asked only where a graph is made at all.
+    return makes_graph() and (is_exporting() or is_in_onnx_export())
 
 
 def _operators() -> Any:

@@ -97,7 +97,7 @@ class SharedProduct:
         if not waiting.outputs:
             parts = self._run(self._packed, layer.turned(x)).split_with_sizes(self._sizes, 1)
             waiting.content = content
-            waiting.outputs = dict(enumerate(parts if len(x) == 1 else [part.contiguous() for part in parts]))
+            waiting.outputs = dict(enumerate(parts if x.shape[0] == 1 else [part.contiguous() for part in parts]))
         elif waiting.content != content:
             waiting.outputs = {}
         return waiting.outputs.pop(place, None)

@@ -29,7 +29,7 @@ from neural_compressor.torch.modules.packed_weight import (
     parameter_names,
     stored_parameter,
 )
-from neural_compressor.torch.modules.portable import is_leaving
+from neural_compressor.torch.modules.portable import is_leaving, makes_graph
 from neural_compressor.torch.modules.shared_input import SharedInput
 from neural_compressor.torch.modules.weighted import WeightedModule
 
@@ -76,6 +76,7 @@ class WeightOnlyLinear(WeightedModule):
         self._low_bit: WeightOnlyKernel | None = None
         self._most_rows = 0
         self._rotation: Rotation | None = None
+        self._turns = False
         self.shared_input = SharedInput()
 
     # -- making one -------------------------------------------------------------------------------------------------
@@ -217,6 +218,7 @@ class WeightOnlyLinear(WeightedModule):
         self.forget_prepacked()
         stored = self.stored_weight()
         self._rotation = self._stored_rotation()
+        self._turns = any(change is not None for change in self.input_changes())
         choice = Choice() if self._exact else self._choice(stored)
         self._low_bit, self._most_rows = choice.kernel, choice.most_rows
         self.kernel = SIMULATED if self._low_bit is None else f"{self._low_bit.name} (to {self._most_rows} rows)"
@@ -277,12 +279,15 @@ class WeightOnlyLinear(WeightedModule):
         shape = input.shape
         if shape[-1] != self.in_features:
             raise QuantizationError(f"a layer of {self.in_features} inputs cannot take a tensor of {tuple(shape)}")
-        if is_compiled():
-            outputs: list[Tensor] = call_layer([input], self._number)
-            return outputs[0]
-        flat = len(shape) == 2
-        y = self._product(input, input if flat else input.reshape(-1, self.in_features))
         # A decoding step has hundreds of such calls: what changes nothing is not asked for.
+        leaving = False
+        if makes_graph():
+            if is_compiled():
+                outputs: list[Tensor] = call_layer([input], self._number)
+                return outputs[0]
+            leaving = is_leaving()
+        flat = len(shape) == 2
+        y = self._product(input, input if flat else input.reshape(-1, self.in_features), leaving)
         if (bias := self._buffers["bias"]) is not None:
             y = y + bias
         if y.dtype != input.dtype:
@@ -301,20 +306,22 @@ class WeightOnlyLinear(WeightedModule):
 
     def turned(self, x: Tensor) -> Tensor:
         """The input as the weight expects it."""
+        if not self._turns:
+            return x
         scale, rotation, order = self.input_changes()
         x = x if scale is None else x * scale
         x = x if rotation is None else rotated(x, rotation)
         return x if order is None else x.index_select(-1, order)
 
-    def _product(self, input: Tensor, rows: Tensor) -> Tensor:
+    def _product(self, input: Tensor, rows: Tensor, leaving: bool) -> Tensor:
         count = rows.shape[0]
         if not count:
             return rows.new_empty(0, self.out_features)
-        was_called = not is_leaving() and not torch.compiler.is_compiling() and self.shared_input.note(self, input)
         # Low-bit kernels have no gradients, and cannot leave this process.
-        in_floats = is_leaving() or (rows.requires_grad and torch.is_grad_enabled())
+        in_floats = leaving or (rows.requires_grad and torch.is_grad_enabled())
+        was_called = not leaving and self.shared_input.note(self, input)
         if self._low_bit is None or in_floats or count > self._most_rows:
-            dtype = product_dtype(input.dtype, rows.device.type, exact=self._exact or is_leaving())
+            dtype = product_dtype(input.dtype, rows.device.type, exact=self._exact or leaving)
             return dequantized_product(self.turned(rows), self.stored_weight(), dtype)
         y = self.shared_input.outputs(self, rows) if was_called else None
         return self._low_bit.run(self.prepacked(), self.turned(rows)) if y is None else y

@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
-from neural_compressor.config import PostTrainingQuantConfig, TuningCriterion
-from neural_compressor.config.objective import objectives
 from neural_compressor.errors import ConfigError
-from neural_compressor.report.evidence import add_evidence
-from neural_compressor.report.html import keep_report
-from neural_compressor.report.terminal import TuningProgress, print_result
+from neural_compressor.report.run_report import RunReport
 from neural_compressor.schemes import OpKey, Plan
 from neural_compressor.strategy.base import Proposal
-from neural_compressor.strategy.listed_fallback import ListedFallbackStrategy
-from neural_compressor.strategy.space import TuningSpace
+from neural_compressor.strategy.listed import ListedFallbackStrategy
 from neural_compressor.torch.adaptor import PyTorchAdaptor
 from neural_compressor.torch.checks import require_module, require_values
 from neural_compressor.torch.quantization.config import TuningConfig
 from neural_compressor.torch.quantization.plans import plan_for
-from neural_compressor.tuning.evaluator import Evaluator
+from neural_compressor.tuning.evaluator import with_arguments
 from neural_compressor.tuning.loop import tune
-from neural_compressor.tuning.result import TuningResult
+from neural_compressor.tuning.workspace import DEFAULT_WORKSPACE
 
 
 def autotune(
@@ -58,60 +51,17 @@ def autotune(
         plan, reasons = plan_for(model, config)  # what makes no sense is said before any work
         plans.setdefault(plan, Proposal(plan, str(config)))
         left |= reasons
-    listed = list(plans.values())
-    conf = PostTrainingQuantConfig(
-        accuracy_criterion=tune_config.accuracy_criterion,
-        tuning_criterion=TuningCriterion(
-            max_trials=tune_config.max_trials, timeout=tune_config.timeout, objective=objectives("modelsize")
-        ),
+    workspace = str(tune_config.workspace or DEFAULT_WORKSPACE)
+    info = {"example_inputs": example_inputs, "workspace": workspace, "passes": (), "reasons": left}
+    best, result = tune(
+        PyTorchAdaptor(info),
+        model,
+        tune_config,
+        ListedFallbackStrategy(list(plans.values()), tune_config.seed),
+        evaluator=with_arguments(eval_fn, eval_args),
+        calib_func=None if run_fn is None else with_arguments(run_fn, run_args, "run_fn"),
+        workspace=tune_config.workspace,
+        reporter=RunReport(quiet),
     )
-    workspace = tune_config.workspace or Path("nc_workspace")
-    adaptor = PyTorchAdaptor(
-        {"example_inputs": example_inputs, "workspace": str(workspace), "passes": (), "reasons": left}
-    )
-
-    def conclude(result: TuningResult) -> None:
-        add_evidence(result, adaptor, tune_config)
-        result.report = keep_report(result, workspace)
-
-    with TuningProgress(min(tune_config.max_trials, len(listed)), quiet=quiet) as progress:
-        best, result = tune(
-            adaptor,
-            model,
-            conf,
-            space := TuningSpace({}),
-            ListedFallbackStrategy(space, listed, tune_config.seed),
-            evaluator=Evaluator(adaptor, eval_func=_with_arguments(eval_fn, eval_args)),
-            calib_func=None if run_fn is None else _with_arguments(run_fn, run_args),
-            example_batch=example_inputs,
-            workspace=workspace,
-            title=type(model).__name__,
-            progress=progress,
-            conclude=conclude,
-        )
-    if not quiet:
-        print_result(result)
     best.tuning = result
     return best  # type: ignore[no-any-return]
-
-
-@dataclass(frozen=True)
-class _WithArguments:
-    """A function of a model and more as one of a model."""
-
-    func: Callable[..., Any]
-    arguments: Sequence[Any]
-
-    @property
-    def known_by(self) -> tuple[Any, ...]:
-        """What a journal knows it by."""
-        return self.func, self.arguments
-
-    def __call__(self, model: Any) -> Any:
-        return self.func(model, *self.arguments)
-
-
-def _with_arguments(function: Callable[..., Any], arguments: Any) -> Callable[[Any], Any]:
-    if arguments is None:
-        return function
-    return _WithArguments(function, arguments if isinstance(arguments, (tuple, list)) else (arguments,))

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from neural_compressor.algorithms import ALGORITHMS, InputStatistics, LayerResult
-from neural_compressor.dtypes import IntType
 from neural_compressor.errors import ConfigError, QuantizationError
 from neural_compressor.registry import close_matches
 from neural_compressor.schemes import TensorScheme
@@ -28,7 +27,7 @@ class WeightJob:
 
     def __post_init__(self) -> None:
         kind, scheme = self.scheme.dtype, self.scheme
-        if not isinstance(kind, IntType) or kind.bits > 8:
+        if not kind.is_integer or kind.bits > 8:
             raise ConfigError(f"ONNX Runtime multiplies with integers of 1 to 8 bits, not with {kind.name}")
         if scheme.scales is not None or scheme.zeros is not None:
             raise ConfigError("ONNX Runtime takes scales as floats; leave double quantization out")

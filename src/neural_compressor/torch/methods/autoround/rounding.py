@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from neural_compressor.dtypes import BlockType, CodebookType, FloatType, IntType
+from neural_compressor.dtypes import DType
 from neural_compressor.errors import ConfigError
 from neural_compressor.schemes import PER_TENSOR, QParams, QuantizedArray, TensorScheme
 from neural_compressor.schemes.affine import integer_limits
@@ -45,7 +45,7 @@ class Grid(Protocol):
 
 def check_scheme(scheme: TensorScheme) -> None:
     """Refuse what has no scales that could be learned."""
-    if isinstance(scheme.dtype, BlockType):
+    if scheme.dtype.scale_type:
         raise ConfigError(
             f"AutoRound learns scales, and those of {scheme.dtype.name} are of a small type of their own; use an integer "
             "type (int2 to int8), nf4, fp4 or fp8, or rtn, gptq or awq for this one"
@@ -56,16 +56,15 @@ def grid_of(scheme: TensorScheme, zero: Tensor) -> Grid:
     """The grid of a scheme whose lines have the zero points ``zero`` (lines, 1)."""
     check_scheme(scheme)
     kind = scheme.dtype
-    if isinstance(kind, IntType):
+    if kind.is_integer:
         low, high = integer_limits(scheme)
         return _Integers(kind, zero, low - zero, high - zero)
-    assert isinstance(kind, FloatType | CodebookType)
     return _values(kind, zero.device)
 
 
 @dataclass(frozen=True)
 class _Integers:
-    kind: IntType
+    kind: DType
     zero: Tensor
     low: Tensor
     high: Tensor
@@ -87,7 +86,7 @@ class _Integers:
 class _Values:
     """Places are a line in each of many intervals: ``exact * slope + start``."""
 
-    kind: FloatType | CodebookType
+    kind: DType
     table: Tensor
     slope: Tensor
     start: Tensor
@@ -113,7 +112,7 @@ class _Values:
         return codes
 
 
-def _values(kind: FloatType | CodebookType, device: torch.device) -> _Values:
+def _values(kind: DType, device: torch.device) -> _Values:
     table = torch.tensor(kind.grid, dtype=torch.float32, device=device)
     step = table.diff()
     slope, start = 1 / step, torch.arange(len(step), device=device) - table[:-1] / step

@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from neural_compressor.dtypes import IntType
 from neural_compressor.torch.modules.kernels.stored_weight import StoredWeight
 
 _COLUMNS = 32
@@ -57,7 +56,7 @@ def run_int8(pack: Int8Pack, x: Tensor) -> Tensor:
 def takes_int8(weight: StoredWeight) -> bool:
     """Whether ``weight`` has integers of 5 to 8 bits and at most one scale an output."""
     kind = weight.scheme.dtype
-    return isinstance(kind, IntType) and 4 < kind.bits <= 8 and weight.groups == 1
+    return kind.is_integer and 4 < kind.bits <= 8 and weight.groups == 1
 
 
 @functools.cache

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from neural_compressor.dtypes import IntType
 from neural_compressor.schemes import OpScheme, PerChannel, PerTensor, TensorScheme, any_cpu_weight, in_pairs
 from neural_compressor.torch.modules.kernels import fbgemm, onednn
 from neural_compressor.torch.modules.kernels.quint8 import codes_of, to_quint8, with_qparams
@@ -126,12 +125,12 @@ def kernel_pairs(op_type: str, shape: Sequence[int]) -> np.ndarray:
 
 def is_tensor_int8(scheme: TensorScheme) -> bool:
     """Whether a tensor is of 8-bit integers with one scale."""
-    return isinstance(scheme.dtype, IntType) and scheme.dtype.bits == 8 and isinstance(scheme.granularity, PerTensor)
+    return scheme.dtype.is_integer and scheme.dtype.bits == 8 and isinstance(scheme.granularity, PerTensor)
 
 
 def takes_int8(scheme: TensorScheme | None) -> bool:
     """Whether a weight is of 8-bit integers with one scale, or one for each row."""
-    if scheme is None or not isinstance(scheme.dtype, IntType) or scheme.dtype.bits != 8:
+    if scheme is None or not scheme.dtype.is_integer or scheme.dtype.bits != 8:
         return False
     return isinstance(scheme.granularity, PerTensor) or scheme.granularity == PerChannel(0)
 

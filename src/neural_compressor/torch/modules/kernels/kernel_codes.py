@@ -9,9 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from neural_compressor.dtypes import FloatType, IntType
-from neural_compressor.schemes.grid import ElementType
-from neural_compressor.schemes.mapping import element_type
 from neural_compressor.torch.modules.kernels.stored_weight import StoredWeight
 
 
@@ -35,12 +32,12 @@ class KernelCodes:
     @property
     def _takes_up_zeros(self) -> bool:
         """Whether codes less their zero points still fit: a kernel rounds what it adds to a group, but not codes."""
-        return self.weight.zero_point is not None and (1 << element_type(self.weight.scheme).bits) <= self.middle
+        return self.weight.zero_point is not None and (1 << self.weight.scheme.dtype.element_type.bits) <= self.middle
 
     def codes(self, part: StoredWeight) -> Tensor:
         """The codes of some rows, uint8 of shape (rows, :attr:`columns`)."""
-        kind, shift = element_type(part.scheme), self.middle
-        numbers = part.numbers() / _unit(kind)
+        kind, shift = part.scheme.dtype.element_type, self.middle
+        numbers = part.numbers() / _unit(part)
         if self._takes_up_zeros:
             zeros = part.zeros()
             assert zeros is not None
@@ -51,7 +48,7 @@ class KernelCodes:
 
     def scales(self) -> Tensor:
         """Float32, (outputs, columns / group)."""
-        return self._spread(self.weight.steps() * _unit(element_type(self.weight.scheme)))
+        return self._spread(self.weight.steps() * _unit(self.weight))
 
     def zeros(self) -> Tensor | None:
         """Float32 in the shape of :meth:`scales`; None where every one is :attr:`middle`."""
@@ -70,12 +67,12 @@ def code_bits(weight: StoredWeight) -> int | None:
 
     Besides integers that is true of floats with few exponents: an fp4 number is a multiple of 0.5 up to 12.
     """
-    kind = element_type(weight.scheme)
-    if isinstance(kind, IntType):
+    kind = weight.scheme.dtype.element_type
+    if kind.is_integer:
         return kind.bits if kind.bits <= 8 else None
-    if not isinstance(kind, FloatType) or not kind.signed:
+    if kind.unit is None or not kind.signed:
         return None
-    largest = kind.max / _unit(kind)
+    largest = kind.peak / kind.unit
     return int(largest).bit_length() + 1 if largest <= 127 else None
 
 
@@ -94,6 +91,5 @@ def kernel_codes(weight: StoredWeight, bits: int, sizes: Sequence[int]) -> Kerne
     return KernelCodes(weight, bits, max(fitting), size * weight.groups) if fitting else None
 
 
-def _unit(kind: ElementType) -> float:
-    """The number of which all numbers of the type are multiples: 1, or the smallest positive of a float."""
-    return next(value for value in kind.positive if value > 0) if isinstance(kind, FloatType) else 1.0
+def _unit(weight: StoredWeight) -> float:
+    return weight.scheme.dtype.element_type.unit or 1.0

@@ -11,11 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from neural_compressor.dtypes import BlockType, IntType
+from neural_compressor.dtypes import DType
 from neural_compressor.errors import FormatError
 from neural_compressor.schemes import PackedArray, PerGroup, PerTensor, TensorScheme
-from neural_compressor.schemes.grid import ElementType, code_dtype, decode
-from neural_compressor.schemes.mapping import element_type
+from neural_compressor.schemes.grid import code_dtype, decode
 from neural_compressor.schemes.packing import packed_bytes
 from neural_compressor.schemes.ranges import scale_granularity, scale_shape
 
@@ -52,15 +51,15 @@ class StoredWeight:
         """Refuse tensors that cannot be a matrix of this scheme and shape."""
         kind, (rows, columns) = self.scheme.dtype, self.shape
         scales = scale_shape(self.shape, scale_granularity(self.scheme))
-        zeros = isinstance(kind, IntType) and not (self.scheme.symmetric and kind.signed)
+        zeros = self.scheme.has_zero_point
         floats = (torch.float32, torch.float16, torch.bfloat16)
-        codes = (code_dtype(torch, element_type(self.scheme)),)
+        codes = (code_dtype(torch, self.scheme.dtype.element_type),)
         has_float_zero = self.float_zero is not None
         _check("packed", self.data, (rows, packed_bytes(columns, kind.bits)), (torch.uint8,))
-        _check("scale", self.scale, scales, (torch.uint8,) if isinstance(kind, BlockType) else floats)
+        _check("scale", self.scale, scales, (torch.uint8,) if kind.scale_type else floats)
         _check("zero_point", self.zero_point, scales, codes, wanted=zeros and not has_float_zero)
         _check("zero", self.float_zero, scales, floats, wanted=zeros and has_float_zero)
-        _check("tensor_scale", self.tensor_scale, (), floats, wanted=isinstance(kind, BlockType) and kind.tensor_scale)
+        _check("tensor_scale", self.tensor_scale, (), floats, wanted=kind.has_tensor_scale)
 
     @property
     def group_size(self) -> int:
@@ -75,8 +74,8 @@ class StoredWeight:
 
     def steps(self) -> Tensor:
         """The scales as float32 of shape (rows, groups), or (1, 1) for one scale in all."""
-        kind = self.scheme.dtype
-        scale = decode(self.scale, kind.scale) if isinstance(kind, BlockType) else self.scale.float()
+        stored_as = self.scheme.dtype.scale_type
+        scale = self.scale.float() if stored_as is None else decode(self.scale, stored_as)
         scale = scale if self.tensor_scale is None else scale * self.tensor_scale
         return self._by_group(scale)
 
@@ -109,8 +108,8 @@ class StoredWeight:
 
     def numbers(self) -> Tensor:
         """What the codes say before zero and scale: float32 of the matrix's shape."""
-        kind = element_type(self.scheme)
-        if isinstance(kind, IntType) and kind.bits == 8:
+        kind = self.scheme.dtype.element_type
+        if kind.is_integer and kind.bits == 8:
             return self.data.view(torch.int8 if kind.signed else torch.uint8).float()
         if kind.bits in (1, 2, 4, 8):
             return _looked_up(self.data, _byte_table(kind, self.data.device))[:, : self.shape[1]]
@@ -180,7 +179,7 @@ def _check(
 
 
 @functools.lru_cache(maxsize=64)
-def _byte_table(kind: ElementType, device: torch.device) -> Tensor:
+def _byte_table(kind: DType, device: torch.device) -> Tensor:
     """The float32 values of the codes in a byte, for each of 256 bytes."""
     every = torch.arange(256, dtype=torch.uint8, device=device)[:, None]
     packed = PackedArray(every, None, None, None, TensorScheme(kind), (256, 8 // kind.bits))

@@ -10,7 +10,6 @@ from neural_compressor.config.composition import register_config
 from neural_compressor.config.numbers import group_size, is_whole, rate, whole_between
 from neural_compressor.config.parameter_space import one_or_more, optional
 from neural_compressor.config.words import flag
-from neural_compressor.dtypes import BlockType
 from neural_compressor.errors import ConfigError
 from neural_compressor.schemes import PER_CHANNEL, PER_TENSOR, OpScheme, PerGroup, TensorScheme
 from neural_compressor.torch.quantization.config.fields import (
@@ -132,7 +131,7 @@ class AutoRoundConfig(WeightOnlyConfig):
         size = self.group_size if self.act_group_size is None else self.act_group_size
         symmetric = self.use_sym if self.act_sym is None else self.act_sym
         dynamic = PER_CHANNEL if size == -1 else PerGroup(size)
-        return TensorScheme(kind, symmetric, dynamic if self.act_dynamic or isinstance(kind, BlockType) else PER_TENSOR)
+        return TensorScheme(kind, symmetric, dynamic if self.act_dynamic or kind.block_size else PER_TENSOR)
 
     @classmethod
     def _settled(cls, values: dict[str, Any], given: frozenset[str]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from pydantic import PlainValidator
 from neural_compressor.config.numbers import group_size, is_whole, number_between, whole_between
 from neural_compressor.config.parameter_space import one_or_more
 from neural_compressor.config.words import as_list, at_least, flag, non_negative, seed, word
-from neural_compressor.dtypes import DType, FloatType, dtype
+from neural_compressor.dtypes import DType, dtype
 from neural_compressor.errors import ConfigError
 from neural_compressor.paths import path_of
 
@@ -36,11 +36,11 @@ def weight_dtype(value: Any) -> str:
     if kind.name == FLOAT:
         return FLOAT
     if kind.bits > 8:
-        hint = "; for whole layers in bf16 or fp16 use MixedPrecisionConfig" if kind.is_float else ""
+        hint = "; for whole layers in bf16 or fp16 use MixedPrecisionConfig" if not kind.needs_scale else ""
         raise ConfigError(
             f"got {value!r} of {kind.bits} bits, expected 1 to 8 bits, or 'fp32' to leave the op as it is{hint}"
         )
-    if isinstance(kind, FloatType) and not kind.signed:
+    if not kind.is_integer and not kind.signed:
         raise ConfigError(f"got {value!r}, which has no negative values; weights have both signs")
     return kind.name
 

@@ -10,7 +10,7 @@ from neural_compressor.config.fields import ExcludedPrecisions
 from neural_compressor.config.numbers import number_between, positive
 from neural_compressor.config.parameter_space import one_or_more
 from neural_compressor.config.words import word
-from neural_compressor.dtypes import IntType, dtype
+from neural_compressor.dtypes import dtype
 from neural_compressor.errors import ConfigError
 from neural_compressor.observers import OBSERVERS
 from neural_compressor.registry import close_matches
@@ -101,7 +101,7 @@ class ActivationConfig(ComposableConfig):
     def _settled(cls, values: dict[str, Any], given: frozenset[str]) -> dict[str, Any]:
         for prefix in ("w", "act"):
             kind = dtype(values[f"{prefix}_dtype"])
-            if not isinstance(kind, IntType):
+            if not kind.is_integer:
                 values = cls._with(values, {f"{prefix}_sym": True}, given, f"{prefix}_dtype {kind.name!r}")
         return super()._settled(values, given)
 

@@ -8,7 +8,6 @@ from pydantic import Field
 
 from neural_compressor.algorithms import AWQOptions, GPTQOptions, RTNOptions
 from neural_compressor.config.composition import register_config
-from neural_compressor.dtypes import IntType
 from neural_compressor.dtypes import dtype as registered
 from neural_compressor.errors import ConfigError
 from neural_compressor.schemes import PER_CHANNEL, PerGroup, TensorScheme
@@ -187,7 +186,7 @@ class HQQConfig(WeightOnlyConfig):
     @classmethod
     def _settled(cls, values: dict[str, Any], given: frozenset[str]) -> dict[str, Any]:
         values = super()._settled(values, given)
-        if values["dtype"] != FLOAT and not isinstance(dtype_of(values["dtype"], values["bits"]), IntType):
+        if values["dtype"] != FLOAT and not dtype_of(values["dtype"], values["bits"]).is_integer:
             raise ConfigError(
                 f"{cls.__name__}.dtype: got {values['dtype']!r}, expected an integer type: HQQ fits zero points, and only "
                 "integers have them"

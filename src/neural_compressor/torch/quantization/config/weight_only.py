@@ -9,7 +9,6 @@ from neural_compressor.algorithms import needs_data
 from neural_compressor.algorithms.weight_qparams import has_full_range
 from neural_compressor.config.composable import ComposableConfig
 from neural_compressor.config.method_options import OptionTable, method_of
-from neural_compressor.dtypes import BlockType, IntType
 from neural_compressor.errors import ConfigError
 from neural_compressor.schemes import PER_CHANNEL, Method, OpScheme, PerGroup, TensorScheme
 from neural_compressor.torch.quantization.config.fields import FLOAT, dtype_of
@@ -115,12 +114,12 @@ class WeightOnlyConfig(ComposableConfig):
             return values
         kind = dtype_of(name, values["bits"])
         follows: dict[str, Any] = {} if name == "int" else {"bits": kind.bits}
-        if isinstance(kind, BlockType):
-            follows["group_size"] = kind.block
-        if not isinstance(kind, IntType) and "use_sym" in values:
+        if kind.block_size:
+            follows["group_size"] = kind.block_size
+        if not kind.is_integer and "use_sym" in values:
             follows["use_sym"] = True
         values = cls._with(values, follows, given, f"dtype {name!r}")
-        if "use_full_range" not in values or (isinstance(kind, IntType) and kind.signed and values["use_sym"]):
+        if "use_full_range" not in values or (kind.is_integer and kind.signed and values["use_sym"]):
             return values
         sign = "sym" if values["use_sym"] else "asym"
         return cls._with(values, {"use_full_range": False}, given, f"{kind.name} {sign}")
@@ -176,7 +175,7 @@ class DoubleQuantConfig(WeightOnlyConfig):
         if values["dtype"] == FLOAT:
             return values
         kind = dtype_of(values["dtype"], values["bits"])
-        if isinstance(kind, BlockType):  # its scales are of a small type already
+        if kind.scale_type:  # its scales are of a small type already
             values = cls._with(values, {"use_double_quant": False}, given, kind.name)
         return cls._settled_scales(values, given) if values["use_double_quant"] else values
 
@@ -189,13 +188,13 @@ class DoubleQuantConfig(WeightOnlyConfig):
                 "set use_double_quant=False"
             )
         kind = dtype_of(name, values["double_quant_bits"])
-        if isinstance(kind, BlockType):
+        if kind.block_size:
             raise ConfigError(
                 f"{cls.__name__}.double_quant_dtype: got {name!r}, a block format with scales of its own; expected an "
                 "integer, float or codebook type"
             )
         follows: dict[str, Any] = {} if name == "int" else {"double_quant_bits": kind.bits}
-        if not isinstance(kind, IntType):
+        if not kind.is_integer:
             follows["double_quant_use_sym"] = True
         return cls._with(values, follows, given, f"double_quant_dtype {name!r}")
 

@@ -1,17 +1,42 @@
-"""What a report tells of a finished run beside its measurements: how it was made, and how to load the model."""
+"""The usual reporter of a tuning run: progress and result on the terminal, the evidence in an HTML report."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from neural_compressor.adaptor.contract import Adaptor
 from neural_compressor.config.base import ConfigModel, plain
 from neural_compressor.config.composition import Composition
 from neural_compressor.report.environment import environment
+from neural_compressor.report.html import keep_report
+from neural_compressor.report.terminal import TuningProgress, print_result
 from neural_compressor.tuning.result import TuningResult
 
 _SAVED = "quantized"
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """A :class:`~neural_compressor.tuning.reporter.Reporter`; ``quiet`` leaves out what the terminal shows."""
+
+    quiet: bool = False
+
+    def running(self, title: str, trials: int) -> TuningProgress:
+        """A bar, or a line for each step."""
+        return TuningProgress(trials, quiet=self.quiet, title=title)
+
+    def keep(self, result: TuningResult, adaptor: Adaptor, conf: ConfigModel, workspace: Path) -> None:
+        """Write the HTML report, with how the run was made and how its model is loaded."""
+        add_evidence(result, adaptor, conf)
+        result.report = keep_report(result, workspace)
+
+    def show(self, result: TuningResult) -> None:
+        """Print the trials and the verdict."""
+        if not self.quiet:
+            print_result(result)
 
 
 def add_evidence(result: TuningResult, adaptor: Adaptor, conf: ConfigModel) -> None:

@@ -3,8 +3,7 @@
 from neural_compressor.dtypes import dtype
 from neural_compressor.schemes import OpScheme, Plan, TensorScheme
 from neural_compressor.strategy.base import Outcome, Proposal
-from neural_compressor.strategy.listed_fallback import ListedFallbackStrategy
-from neural_compressor.strategy.space import TuningSpace
+from neural_compressor.strategy.listed import ListedFallbackStrategy
 
 KEYS = [("a", "Conv"), ("b", "Conv"), ("c", "Relu")]
 COST = {"a": 3.0, "b": 1.0, "c": 0.5}
@@ -22,11 +21,14 @@ def losses(proposal, scale):
 
 
 def run(listed, scale, tolerated, scores=None):
-    strategy, stages = ListedFallbackStrategy(TuningSpace({}), listed), []
-    while (proposal := strategy.ask()) is not None:
+    strategy, stages = ListedFallbackStrategy(listed), []
+    while proposals := strategy.ask():
+        (proposal,) = proposals
         loss = losses(proposal, scale)
         stages.append((proposal.stage, loss))
-        strategy.tell(Outcome(loss, loss <= tolerated, (scores or {}).get(proposal.plan.recipes["bits"], 1.0)))
+        strategy.tell(
+            proposal, Outcome(loss, loss <= tolerated, (scores or {}).get(proposal.plan.recipes["bits"], 1.0))
+        )
     return stages
 
 

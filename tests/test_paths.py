@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from neural_compressor.errors import WorkspaceError
-from neural_compressor.output_paths import output_file, output_folder
+from neural_compressor.paths import output_file, output_folder
 
 
 def test_what_is_no_link_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

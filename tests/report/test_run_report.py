@@ -11,7 +11,7 @@ from sample_result import sample_result
 from neural_compressor.config import AccuracyCriterion, PostTrainingQuantConfig
 from neural_compressor.report import environment as environment_module
 from neural_compressor.report.environment import environment, instructions
-from neural_compressor.report.evidence import add_evidence, as_given
+from neural_compressor.report.run_report import add_evidence, as_given
 
 
 def told(example=None, **metadata):

@@ -155,6 +155,10 @@ def op_space(key: OpKey, configs: Sequence[Mapping[str, Any]], request: Request)
     if not request.has_data and ("weight", "algorithm") not in request.named:
         offered = tuple(option for option in offered if not _needs_data(option))
 
+    asked = {getattr(demand.source, "key", None) for demand in request.demands}
+    if not offered and asked and not asked & {None, *key}:
+        # A pattern may match ops of which there is no quantized form; a rule for this op or type alone may not.
+        return OpSpace((), floats, _why_float(offered, options, request))
     where = f"op {key[0]!r} of type {key[1]!r} (approach {'/'.join(request.modes)!r})"
     quantized, floats, reason = _narrow(offered, floats, request, where)
     if not quantized and not reason:
@@ -303,7 +307,8 @@ def _narrow(
     for demand in about_dtype:
         _check(demand, offered + floats, where)
     quantized = tuple(o for o in offered if all(d.admits(o) for d in about_dtype))
-    if request.wanted is None and not any(d.tensor == "weight" for d in about_dtype):
+    eight_bits = request.wanted is None or all(map(_is_8bit, (request.wanted.weight, request.wanted.activation)))
+    if eight_bits and not any(d.tensor == "weight" for d in about_dtype):
         # a rule about the activation alone does not change the precision of the weight, where that can be had
         quantized = _default_precision(quantized, request.modes) or (quantized if about_dtype else ())
     asked_floats = tuple(f for f in floats if all(d.admits(f) for d in about_dtype))

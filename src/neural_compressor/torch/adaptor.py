@@ -7,6 +7,7 @@ import hashlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -15,73 +16,67 @@ import numpy as np
 import torch
 from torch import nn
 
-from neural_compressor.adaptor.capability import get_optype_wise_ability, op_configs
+from neural_compressor.adaptor.capability import get_optype_wise_ability
 from neural_compressor.adaptor.contract import Adaptor
 from neural_compressor.adaptor.records import OpRecord, with_time_shares
+from neural_compressor.adaptor.user_code import calibrating
 from neural_compressor.errors import CalibrationError, ConfigError, QuantizationError
 from neural_compressor.registry import close_matches
 from neural_compressor.schemes import OpKey, OpScheme, Plan, float_op
 from neural_compressor.torch.batches import ReadAgain, batch_size, feed, fitting, run_batches
-from neural_compressor.torch.capability import PyTorchQuery, on_this_cpu
+from neural_compressor.torch.capability import PyTorchQuery, opwise
 from neural_compressor.torch.checks import check_finite, copy_of, require_module, require_values
+from neural_compressor.torch.executor import FOLD, Execution, check
 from neural_compressor.torch.files.checkpoint import load_model, save_model, unique_state
 from neural_compressor.torch.files.onnx_export import to_onnx
 from neural_compressor.torch.inspection import evaluating, inspect_tensors, model_sqnr, op_records, time_shares
 from neural_compressor.torch.methods.qat import QatSession
-from neural_compressor.torch.methods.ranges import Calibrator
+from neural_compressor.torch.methods.ranges import Ranges
 from neural_compressor.torch.modules import QuantModule
 from neural_compressor.torch.passes.fold import Structure, fold
-from neural_compressor.torch.passes.survey import Survey
+from neural_compressor.torch.passes.survey import Survey, sharing_weights
 from neural_compressor.torch.quantized_model import build
 from neural_compressor.torch.sensitivity import op_errors, op_gains
 from neural_compressor.torch.structure.int8_race import slower_in_integers
 from neural_compressor.torch.structure.ops import find_functions, find_ops, ops_by_block
-from neural_compressor.torch.structure.watch import Trace
 from neural_compressor.tuning.identity import identity
-
-_NO_BATCH = object()
 
 
 class PyTorchAdaptor(Adaptor):
     """Quantizes eager ``torch.nn.Module`` models.
 
     ``framework_specific_info`` may hold ``dataloader`` (calibration batches), ``example_inputs``, ``framework_yaml``
-    (laid over the built-in capability), ``workspace``.
+    (laid over the built-in capability), ``workspace``; ``passes`` of plans that say nothing of them (batch normalisation is
+    folded), and ``reasons`` why ops that no plan names stay in float.
     """
 
     def __init__(self, framework_specific_info: Mapping[str, Any] | None = None) -> None:
         super().__init__(framework_specific_info)
         self.query_handler = PyTorchQuery(self.info.get("framework_yaml"))
         self.example: Any = None
-        self.pre_optimized: nn.Module | None = None
         self._source: nn.Module | None = None
         self._expected: Any = None
-        self._structure = Structure()
-        self._traces: list[Trace] = []
-        self._skipped: dict[OpKey, str] = {}
-        self._calibrator: Calibrator | None = None
+        self._survey: Survey | None = None
+        self._folded: tuple[Structure, nn.Module] | None = None
+        self._ranges = Ranges()
+        self._skipped: dict[OpKey, str] = dict(self.info.get("reasons", {}))
 
     @classmethod
     def handles(cls, model: Any) -> bool:
         return "torch" in sys.modules and isinstance(model, nn.Module)
 
     def query_fw_capability(self, model: nn.Module) -> dict[str, Any]:
-        self._optimise(model)
-        ops, self._skipped = find_ops(self._float_model(model), self.query_handler.quantizable_types(), self._traces)
-        self._skipped |= find_functions(self._float_model(model), self._traces, [*ops, *self._skipped])
-        by_type = {
-            kind: [safe for config in op_configs(self.query_handler, kind) for safe in on_this_cpu(kind, config)]
-            for kind in dict.fromkeys(kind for _, kind in ops)
-        }
-        details = {key: copy.deepcopy(by_type[key[1]]) for key in ops}
+        survey = self._optimise(model, self.info.get("dataloader"))
+        floats, traces = self._float_model(model), survey.traces
+        ops, self._skipped = find_ops(floats, self.query_handler.quantizable_types(), traces)
+        self._skipped |= find_functions(floats, traces, [*ops, *self._skipped])
+        details = opwise(self.query_handler, ops)
         return {
             "opwise": details,
             "optypewise": get_optype_wise_ability(details),
             "blocks": ops_by_block(model, list(ops)),
             "skipped": dict(self._skipped),
-            "in_float_unless_named": slower_in_integers(
-                self._float_model(model), ops, self.example, self._traces[0] if self._traces else None
-            ),
+            "in_float_unless_named": slower_in_integers(floats, ops, self.example, traces[0] if traces else None),
         }
 
     def quantize(
@@ -91,15 +86,39 @@ class PyTorchAdaptor(Adaptor):
         dataloader: Iterable[Any] | None = None,
         q_func: Callable[[nn.Module], Any] | None = None,
     ) -> nn.Module:
-        if self._source is not model:
-            self._optimise(model, dataloader)
-        plan = Plan.from_tune_cfg(tune_cfg)
-        _check_names(plan, self._float_model(model))
+        data = dataloader if dataloader is not None else self.info.get("dataloader")
+        new = self._executed(Plan.from_tune_cfg(tune_cfg), model, data, q_func, with_example=True)
         self.tuning_cfg_to_fw(tune_cfg)
-        ranges = self._calibrated(
-            plan, dataloader if dataloader is not None else self.info.get("dataloader"), q_func, model
+        return new
+
+    def _executed(
+        self,
+        plan: Plan,
+        model: nn.Module,
+        data: Iterable[Any] | None,
+        q_func: Callable[[nn.Module], Any] | None = None,
+        with_example: bool = False,
+    ) -> nn.Module:
+        survey = self._surveyed(model, data)
+        plan = self._with_passes(plan)
+        check(survey.model, plan)
+        execution = Execution(
+            copy_of(model).eval(),
+            plan,
+            reasons=self._skipped,
+            survey=survey,
+            ranges=self._ranges,
+            source=id(q_func if q_func is not None else data),
+            example=self.example,
         )
-        return build(self._float_model(model), plan, ranges, self._structure, self._skipped, example=self.example)
+        if execution.needs_data:
+            with execution.listening():
+                _run(execution, data, q_func)
+            self._skipped |= find_functions(survey.model, survey.traces, [*plan, *self._skipped])
+            execution.reasons = self._skipped
+        if not with_example:
+            execution.example = None
+        return execution.apply()
 
     def predict(self, model: nn.Module, inputs: Any) -> Any:
         with torch.no_grad():
@@ -136,17 +155,15 @@ class PyTorchAdaptor(Adaptor):
     def op_errors(self, plan: Plan, model: nn.Module, dataloader: Iterable[Any] | None = None) -> dict[OpKey, float]:
         """Each op alone."""
         data = self._data_for("op_errors", model, dataloader)
-        _check_names(plan, self._float_model(model))
-        ranges = self._calibrated(plan, data, None, model)
-        floats = self._float_model(model)
         # without an example ops hand on floats, as they have to beside the float model
-        quantized = build(floats, plan, ranges, self._structure, self._skipped)
-        return op_errors(floats, quantized, plan, data, plan.calib_sampling_size)
+        quantized = self._executed(plan, model, data)
+        return op_errors(self._float_model(model), quantized, plan, data, plan.calib_sampling_size)
 
     def op_gains(self, model: nn.Module, dataloader: Iterable[Any] | None = None) -> dict[OpKey, float]:
         data = self._data_for("op_gains", model, dataloader)
-        floats = self._float_model(model)
-        ops, _ = find_ops(floats, self.query_handler.quantizable_types(), self._traces)
+        traces, floats = self._surveyed(model, data).traces, self._float_model(model)
+        found, _ = find_ops(floats, self.query_handler.quantizable_types(), traces)
+        ops = [key for key, module in found.items() if type(module).__name__ == key[1]]
         samples = self.info.get("calibration_sampling_size", Plan({}).calib_sampling_size)
         return op_gains(floats, ops, data, samples)
 
@@ -155,10 +172,7 @@ class PyTorchAdaptor(Adaptor):
         data = dataloader if dataloader is not None else self.info.get("dataloader")
         if data is None:
             raise CalibrationError(f"{what} runs the model on data: pass a dataloader")
-        data = ReadAgain(data) if isinstance(data, Iterator) else data
-        if self._source is not model:
-            self._optimise(model, data)
-        return data
+        return ReadAgain(data) if isinstance(data, Iterator) else data
 
     def ready(self, model: nn.Module) -> nn.Module:
         return copy_of(model).eval() if model.training else model
@@ -223,12 +237,11 @@ class PyTorchAdaptor(Adaptor):
 
     def prepare_training(self, tune_cfg: Mapping[str, Any], model: nn.Module) -> QatSession:
         """Start quantization-aware training of a copy of ``model``."""
-        if self._source is not model:
-            self._optimise(model)
-        plan = Plan.from_tune_cfg(tune_cfg)
-        _check_names(plan, self._float_model(model))
+        survey = self._surveyed(model, None)
+        plan = self._with_passes(Plan.from_tune_cfg(tune_cfg))
+        check(survey.model, plan)
         self.tuning_cfg_to_fw(tune_cfg)
-        return QatSession(copy.deepcopy(self._float_model(model)).train(), plan, self._structure, self._skipped)
+        return QatSession(copy.deepcopy(self._float_model(model)).train(), plan, survey.structure, self._skipped)
 
     def train(
         self,
@@ -254,13 +267,13 @@ class PyTorchAdaptor(Adaptor):
         ops: dict[OpKey, OpScheme] = {key: float_op("bf16") for key in self.bf16_ops if key[0] not in done}
         if not ops:
             return model
-        return build(model, Plan(ops), {}, Structure(), {})
+        return build(copy.deepcopy(model).eval(), Plan(ops), {}, Structure(), {})
 
     def quantize_input(self, model: nn.Module) -> tuple[nn.Module, tuple[float, int]]:
         """The model itself takes quint8 input where its first op runs in int8; returns it and that scale and zero-point."""
         first = next((m for m in model.modules() if isinstance(m, QuantModule)), None)
-        if self._traces:
-            names = {call.module for trace in self._traces for call in trace.calls if trace.inputs & set(call.reads)}
+        if self._survey is not None and (traces := self._survey.traces):
+            names = {call.module for trace in traces for call in trace.calls if trace.inputs & set(call.reads)}
             readers = [model.get_submodule(name) if name is not None else None for name in names]
             first = readers[0] if len(readers) == 1 and isinstance(readers[0], QuantModule) else None
         if first is None or first.input_qparams is None:
@@ -288,47 +301,40 @@ class PyTorchAdaptor(Adaptor):
 
     # -- preparation ------------------------------------------------------------------------------------------------
 
-    def _float_model(self, model: nn.Module) -> nn.Module:
-        return self.pre_optimized if self.pre_optimized is not None else model
+    @property
+    def pre_optimized(self) -> nn.Module | None:
+        """The float model with its batch norms folded, as far as all that was seen of it allows."""
+        if self._survey is None:
+            return None
+        structure = self._survey.structure
+        if self._folded is None or self._folded[0] != structure:
+            self._folded = structure, fold(sharing_weights(self._survey.model), structure)
+        return self._folded[1]
 
-    def _optimise(self, model: nn.Module, dataloader: Iterable[Any] | None = None) -> None:
+    def _with_passes(self, plan: Plan) -> Plan:
+        return plan if plan.passes else replace(plan, passes=self.info.get("passes", (FOLD,)))
+
+    def _float_model(self, model: nn.Module) -> nn.Module:
+        return model if (folded := self.pre_optimized) is None else folded
+
+    def _surveyed(self, model: nn.Module, data: Iterable[Any] | None) -> Survey:
+        """What was seen of ``model``, on ``data`` where that is nothing yet."""
+        if self._source is model and self._survey is not None:
+            return self._survey
+        return self._optimise(model, data if data is not None else self.info.get("dataloader"))
+
+    def _optimise(self, model: nn.Module, data: Iterable[Any] | None) -> Survey:
         require_module(model, "quantization")
         if done := next((name for name, module in model.named_modules() if isinstance(module, QuantModule)), None):
             raise ConfigError(f"the model is quantized already: {done!r} is; give the float model it was made from")
         require_values(model)
         check_finite(model)
         copied = copy_of(model).eval()
-        survey = self._surveyed(copied, dataloader if dataloader is not None else self.info.get("dataloader"))
-        self._source, self._expected, self._traces = model, None, survey.traces
-        self._use(copied, survey.structure)
+        survey = self._watched(copied, data)
+        self._source, self._expected, self._survey, self._ranges = model, None, survey, Ranges()
+        return survey
 
-    def _use(self, copied: nn.Module, structure: Structure) -> None:
-        """Take ``copied``, folded as ``structure`` says, for the float model from here on."""
-        self._structure, self.pre_optimized = structure, fold(copied, structure)
-        self._calibrator = Calibrator(copied, structure.summed)
-
-    def _calibrated(
-        self, plan: Plan, dataloader: Iterable[Any] | None, q_func: Callable[[nn.Module], Any] | None, model: nn.Module
-    ) -> dict[OpKey, list[Any]]:
-        """The activation ranges of ``plan``, seen on a float model whose folds hold in all that calibration ran.
-
-        Calibration may read what the survey did not: a function of the user's, other data, other augmentations. A fold
-        that does not hold there is undone, and calibration repeated.
-        """
-        if isinstance(dataloader, Iterator):
-            dataloader = ReadAgain(dataloader)
-        while True:
-            if self._calibrator is None or self.pre_optimized is None:
-                raise QuantizationError("the model was not prepared")
-            ranges = self._calibrator.collect(plan, dataloader, q_func)
-            kept = self._structure.kept_by(self.pre_optimized, self._calibrator.paths.values())
-            if kept == self._structure:
-                seen = self._calibrator.paths.values()
-                self._skipped |= find_functions(self.pre_optimized, seen, [*plan, *self._skipped])
-                return ranges
-            self._use(copy_of(model).eval(), kept)
-
-    def _surveyed(self, model: nn.Module, dataloader: Iterable[Any] | None) -> Survey:
+    def _watched(self, model: nn.Module, dataloader: Iterable[Any] | None) -> Survey:
         """What is seen of ``model`` on the example, and on as much data as calibration takes."""
         survey = Survey(model)
         self.example = self.info.get("example_inputs")
@@ -350,15 +356,17 @@ class PyTorchAdaptor(Adaptor):
         return survey
 
 
-def _check_names(plan: Plan, model: nn.Module) -> None:
-    modules = dict(model.named_modules())
-    for name, kind in plan:
-        if name not in modules:
-            raise ConfigError(
-                f"the plan names op {name!r}, which the model does not have; {close_matches(name, modules)}"
-            )
-        if type(modules[name]).__name__ != kind:
-            raise ConfigError(f"the plan calls op {name!r} a {kind}, but it is a {type(modules[name]).__name__}")
+def _run(execution: Execution, data: Iterable[Any] | None, q_func: Callable[[nn.Module], Any] | None) -> None:
+    """Run the model of an execution on what it is to be calibrated with."""
+    if q_func is not None:
+        with torch.no_grad(), calibrating(q_func, "calib_func", lambda: execution.runs):
+            q_func(execution.model)
+    elif data is not None:
+        run_batches(execution.model, data, execution.plan.calib_sampling_size)
+    else:
+        raise CalibrationError(
+            f"quantization of {len(execution.seeing_data)} ops needs calibration data: pass calib_dataloader or calib_func"
+        )
 
 
 def _flat(found: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import copy
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import torch
+from torch import nn
 
 import neural_compressor.adaptor
+from neural_compressor.adaptor.capability import is_float_config, op_configs
 from neural_compressor.adaptor.query import QueryBackendCapability
 from neural_compressor.adaptor.tensor_options import OpConfig
 from neural_compressor.config.op_options import op_options
+from neural_compressor.schemes import OpKey
 from neural_compressor.torch.modules.kernels.integer import safe_weight
 from neural_compressor.torch.structure.ops import op_classes
 
@@ -35,6 +39,29 @@ def on_this_cpu(op_type: str, config: OpConfig) -> list[OpConfig]:
         kind = {"dtype": [fields["dtype"]], "scheme": [fields["scheme"]]}
         found[fields["dtype"], fields["scheme"]] = {**config, "weight": {**config["weight"], **kind, **flags}}
     return list(found.values())
+
+
+def opwise(query: QueryBackendCapability, ops: Mapping[OpKey, nn.Module]) -> dict[OpKey, list[OpConfig]]:
+    """What each of ``ops`` can run with here, in the form of the framework YAML.
+
+    A linear layer of another class than Linear, and a parameter with the matrices of experts, can have their weights
+    quantized alone, as a Linear can.
+    """
+    classes, by_type = op_classes(), dict[tuple[str, bool], list[OpConfig]]()
+    for (_, kind), module in ops.items():
+        known = type(module) is classes.get(kind)
+        if (kind, known) in by_type:
+            continue
+        name = kind if known else "Linear"
+        configs = [safe for config in op_configs(query, name) for safe in on_this_cpu(name, config)]
+        by_type[kind, known] = [c for c in configs if known or _is_for_weights_alone(c)]
+    return {key: copy.deepcopy(by_type[key[1], type(m) is classes.get(key[1])]) for key, m in ops.items()}
+
+
+def _is_for_weights_alone(config: OpConfig) -> bool:
+    if is_float_config(config):
+        return bool(config["activation"]["dtype"] == "fp32")
+    return bool(config["activation"].get("quant_mode") == "weight_only")
 
 
 class PyTorchQuery(QueryBackendCapability):

@@ -1,10 +1,9 @@
-"""Build the quantized model of a plan, or rebuild it around saved tensors."""
+"""A quantized model: ops replaced by quantized ones, and what was done to it, which travels with it."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from torch import nn
 from neural_compressor.errors import NeuralCompressorError, QuantizationError
 from neural_compressor.schemes import OpKey, OpScheme, Plan
 from neural_compressor.torch.modules import QuantModule, quantized_module
+from neural_compressor.torch.modules.build import replace_module
 from neural_compressor.torch.modules.relay import Relays, relay, relayed, restore
 from neural_compressor.torch.passes.fold import Structure
 
@@ -34,36 +34,38 @@ def build(
     structure: Structure,
     reasons: Mapping[OpKey, str],
     example: Any = None,
+    missed: Mapping[OpKey, str] | None = None,
 ) -> nn.Module:
-    """A quantized copy of ``model``, whose batch norms are folded already.
+    """``model``, whose batch norms are folded already, with the ops of ``plan`` replaced, less those ``missed``.
 
-    With ``example`` inputs, on which it is checked, int8 ops hand their outputs on in int8.
+    What is quantized already, because a method found its weight, stays as it is. ``reasons`` are of ops that are not in the
+    plan. With ``example`` inputs, on which it is checked, static int8 ops hand their outputs on in int8.
     """
-    reasons = dict(reasons)
-    ops = {}
+    missed, ops = dict(missed or {}), dict[OpKey, OpScheme]()
+    reasons = {key: why for key, why in reasons.items() if key not in plan}
+    # An int8 tensor does not say in which float type the model computes, so only float32 ones are handed on.
+    single = all(p.dtype == torch.float32 for p in model.parameters() if p.is_floating_point())
     for key, scheme in plan.items():
-        if scheme.mode == "static" and scheme.activation is not None and key not in ranges:
-            reasons[key] = "calibration never reached it"
-        elif scheme.precision == "fp32":
-            reasons.setdefault(key, "the plan keeps it in fp32")
-        else:
+        if scheme.precision == "fp32":
+            reasons[key] = "the plan keeps it in fp32"
+        elif scheme.mode == "static" and scheme.activation is not None and key not in ranges:
+            missed[key] = "calibration never reached it"
+        elif key not in missed and not isinstance(model.get_submodule(key[0]), QuantModule):
             ops[key] = scheme
 
     def make(key: OpKey, module: nn.Module, scheme: OpScheme) -> nn.Module:
         return quantized_module(module, scheme, ranges.get(key, ()), relu=key[0] in structure.relus)
 
-    new = _replaced(model, ops, structure, make).eval()
-    done = Quantization(plan, structure, reasons, relayed(new))
-    new.quantization = done  # type: ignore[assignment]
-    # An int8 tensor does not say in which float type the model computes, so only float32 ones are handed on.
-    single = all(p.dtype == torch.float32 for p in model.parameters() if p.is_floating_point())
-    if example is not None and single:
-        done.relays = relay(new, example)
+    new = _replaced(model, ops, structure, make)
+    done = replace(plan, ops={key: scheme for key, scheme in plan.items() if key not in missed})
+    new.quantization = Quantization(done, structure, {**reasons, **missed}, relayed(new))  # type: ignore[assignment]
+    if example is not None and single and any(scheme.mode == "static" for scheme in ops.values()):
+        new.quantization.relays = relay(new.eval(), example)  # type: ignore[union-attr]
     return new
 
 
 def rebuild(model: nn.Module, done: Quantization, tensors: Mapping[str, torch.Tensor]) -> tuple[nn.Module, set[str]]:
-    """The quantized model that ``done`` describes around saved tensors, and the names of the tensors its ops took."""
+    """``model`` as ``done`` describes it, around saved tensors, and the names of the tensors its ops took."""
     used: set[str] = set()
 
     def make(key: OpKey, module: nn.Module, scheme: OpScheme) -> nn.Module:
@@ -85,21 +87,20 @@ def _replaced(
     structure: Structure,
     make: Callable[[OpKey, nn.Module, OpScheme], nn.Module],
 ) -> nn.Module:
-    """A deep copy of ``model`` in which each op of ``ops`` is what ``make`` gives for it; their floats are not copied."""
-    memo: dict[int, Any] = {}
+    """``model`` with what ``make`` gives in the place of each op of ``ops``; another module only if it is an op itself."""
     for key, scheme in ops.items():
-        module = model.get_submodule(key[0])
         try:
-            new = make(key, module, scheme)
+            new = make(key, model.get_submodule(key[0]), scheme)
         except NeuralCompressorError as error:
             raise QuantizationError(f"op {key[0]!r} ({key[1]}): {error}") from error
-        memo[id(module)] = new
         relu = structure.relus.get(key[0])
         if relu is not None and getattr(new, "relu", False):
-            memo[id(model.get_submodule(relu))] = nn.Identity()
-    copied = copy.deepcopy(model, memo)
-    for module in copied.modules():
+            replace_module(model, relu, nn.Identity())
+        if not key[0]:
+            return new
+        replace_module(model, key[0], new)
+    for module in model.modules():
         # The fused encoder path reads the weights of its children instead of calling them.
         if isinstance(module, nn.TransformerEncoderLayer) and any(isinstance(m, QuantModule) for m in module.modules()):
             module.activation_relu_or_gelu = 0
-    return copied
+    return model

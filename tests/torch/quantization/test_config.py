@@ -27,13 +27,13 @@ from neural_compressor.torch.quantization import (
     MixedPrecisionConfig,
     MXQuantConfig,
     RTNConfig,
-    SmoothQuantConfig,
     StaticQuantConfig,
     TEQConfig,
     TuningConfig,
     get_default_double_quant_config,
     get_woq_tuning_config,
 )
+from neural_compressor.torch.quantization.config.int8 import SmoothQuantConfig
 from neural_compressor.torch.quantization.config.weight_only import TORCH_OPTIONS
 
 ROUNDING = {
@@ -146,7 +146,7 @@ def test_each_algorithm_has_a_default_configuration() -> None:
     getters = {
         **{"rtn": RTNConfig, "gptq": GPTQConfig, "awq": AWQConfig, "teq": TEQConfig, "hqq": HQQConfig},
         **{"AutoRound": AutoRoundConfig, "autoround": AutoRoundConfig, "mx": MXQuantConfig, "fp8": FP8Config},
-        **{"dynamic": DynamicQuantConfig, "static": StaticQuantConfig, "sq": SmoothQuantConfig},
+        **{"dynamic": DynamicQuantConfig, "static": StaticQuantConfig},
         "mixed_precision": MixedPrecisionConfig,
     }
     for name, cls in getters.items():

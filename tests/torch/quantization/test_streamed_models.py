@@ -10,7 +10,7 @@ from neural_compressor.errors import ConfigError, FormatError
 from neural_compressor.torch import load_empty_model
 from neural_compressor.torch.files.streaming import WeightSource
 from neural_compressor.torch.methods.weight_only import block_quantizer, lockstep
-from neural_compressor.torch.methods.weight_only.jobs import LayerJob
+from neural_compressor.torch.methods.weight_only.methods import LayerMethod
 from neural_compressor.torch.modules import WeightOnlyLinear
 from neural_compressor.torch.quantization import GPTQConfig, HQQConfig, RTNConfig, quantize
 
@@ -85,7 +85,7 @@ FLOATS_LEFT = {"at once": ({}, [0, 0, 0, 0]), "true sequential": ({"true_sequent
 @pytest.mark.parametrize(("options", "expected"), FLOATS_LEFT.values(), ids=FLOATS_LEFT)
 def test_float_weights_go_before_the_layers_of_a_block_are_quantized(folder, monkeypatch, options, expected):
     ids = torch.randint(0, 64, (2, 16))
-    fill, run, weights, left = WeightSource.fill, LayerJob.run, [], []
+    fill, run, weights, left = WeightSource.fill, LayerMethod.quantize, [], []
 
     def remembering(source, model, *args, **kwargs):
         fill(source, model, *args, **kwargs)
@@ -94,12 +94,12 @@ def test_float_weights_go_before_the_layers_of_a_block_are_quantized(folder, mon
             if "_proj" in name and not weight.is_meta and not any(weight is k for k in known):
                 weights.append(weakref.ref(weight))
 
-    def counting(job, *args, **kwargs):
+    def counting(method, *args, **kwargs):
         left.append(sum(ref() is not None for ref in weights))
-        return run(job, *args, **kwargs)
+        return run(method, *args, **kwargs)
 
     monkeypatch.setattr(WeightSource, "fill", remembering)
-    monkeypatch.setattr(LayerJob, "run", counting)
+    monkeypatch.setattr(LayerMethod, "quantize", counting)
     config = GPTQConfig(bits=4, group_size=32, model_path=str(folder), **options)
     quantize(load_empty_model(folder), config, run_fn=lambda m: m(ids))
     assert left == expected * 3

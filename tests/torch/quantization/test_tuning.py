@@ -48,7 +48,11 @@ def test_lower_is_better_and_the_best_is_returned(stack, tokens, run, tmp_path):
 
 def test_a_missed_promise_returns_the_best(stack, tokens, tmp_path):
     tune_config = TuningConfig(
-        config_set=RTNConfig(bits=[2, 3]), tolerable_loss=0.0, higher_is_better=False, workspace=tmp_path
+        config_set=RTNConfig(bits=[2, 3]),
+        tolerable_loss=0.0,
+        max_trials=2,
+        higher_is_better=False,
+        workspace=tmp_path,
     )
     q_model = autotune(stack, tune_config, eval_fn=distance(stack, tokens))
     assert not q_model.tuning.met
@@ -63,7 +67,7 @@ def test_another_evaluation_with_the_same_arguments_does_not_go_on_with_the_firs
 
 
 def test_the_evidence_is_complete(stack, tokens, tmp_path):
-    config = TuningConfig(config_set=RTNConfig(bits=[3, 8]), tolerable_loss=0.0, workspace=tmp_path)
+    config = TuningConfig(config_set=RTNConfig(bits=[3, 8]), tolerable_loss=0.0, max_trials=2, workspace=tmp_path)
     scores = iter([1.0, 0.5, 0.5])
     q_model = autotune(stack, config, eval_fn=lambda model: next(scores), example_inputs=tokens[0])
     found = q_model.tuning

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from neural_compressor.torch.structure.ops import find_layers, is_parameter, op_type
+from neural_compressor.torch.structure.ops import find_ops, is_parameter, not_weight_only, op_type
 
 
 class Experts(nn.Module):
@@ -29,9 +29,10 @@ class Zoo(nn.Module):
 
 
 def test_layers_stacks_and_reasons():
-    found = find_layers(Zoo())
-    assert set(found.linear) == {"linear"}
-    assert set(found.stacks) == {"experts.up", "experts.down"}
+    model = Zoo()
+    ops, left = find_ops(model)
+    weight_only = not_weight_only(model, ops)
+    assert {name for name, _ in ops if (name, _) not in weight_only} == {"linear", "experts.up", "experts.down"}
     said = {
         "embed": "an embedding",
         "conv": "a convolution",
@@ -42,8 +43,8 @@ def test_layers_stacks_and_reasons():
         "attention.in_proj_weight": "(24, 8) that MultiheadAttention",
         "attention.out_proj": "subclass of Linear",
     }
-    assert {name for name, _ in found.left} == set(said)
-    for (name, _), why in found.left.items():
+    assert {name for name, _ in {**left, **weight_only}} == set(said)
+    for (name, _), why in {**left, **weight_only}.items():
         assert said[name] in why
 
 

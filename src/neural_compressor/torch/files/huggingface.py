@@ -24,7 +24,7 @@ from neural_compressor.torch.modules import WeightOnlyLinear
 from neural_compressor.torch.modules.build import replace_module
 from neural_compressor.torch.passes.fold import Structure
 from neural_compressor.torch.quantized_model import Quantization
-from neural_compressor.torch.structure.ops import find_layers
+from neural_compressor.torch.structure.ops import find_ops, not_weight_only
 
 logger = logging.getLogger("neural_compressor")
 LAYOUTS = {"compressed-tensors": "pack-quantized", "gptq": "gptq", "gptq_v2": "gptq_v2", "awq": "awq"}
@@ -135,7 +135,9 @@ def _convert(folder: Path, model: nn.Module, dtype: torch.dtype | None) -> nn.Mo
         raise FormatError(
             f"{folder} does not fill a {type(model).__name__}: missing {empty[:5]}, unexpected {unexpected[:5]}"
         )
-    left = {key: why for key, why in find_layers(model).left.items() if key not in schemes}
+    ops, skipped = find_ops(model)
+    left = {**skipped, **not_weight_only(model, ops)}
+    left = {key: why for key, why in left.items() if key not in schemes}
     model.quantization = Quantization(Plan(schemes), Structure(), left)  # type: ignore[assignment]
     return model
 

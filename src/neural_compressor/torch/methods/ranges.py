@@ -2,116 +2,145 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
-from neural_compressor.adaptor.user_code import calibrating
 from neural_compressor.errors import CalibrationError
 from neural_compressor.observers import Observer, make_observer
-from neural_compressor.observers.input_check import CalibrationInputs
 from neural_compressor.schemes import OpKey, Plan, TensorScheme
-from neural_compressor.torch.batches import note_inputs, run_batches
+from neural_compressor.torch.passes.fold import Structure, added_modules, has_output_range
 from neural_compressor.torch.structure.ops import FUNCTIONAL
-from neural_compressor.torch.structure.watch import Trace, watched
+from neural_compressor.torch.structure.watch import Trace
 
 Range = tuple[Any, Any]
+_Estimator = tuple[str, str]
+"""What makes observers alike: the algorithm, and the granularity."""
 
 
-class Calibrator:
-    """Collects and caches statistics: a plan that differs from an earlier one only in float ops costs no calibration."""
+class Ranges:
+    """Statistics of the inputs of static ops, and of outputs that are added to something.
 
-    def __init__(self, model: nn.Module, summed: Collection[str] = ()) -> None:
-        self.model, self.summed = model, summed
-        #: The different ways through the model that calibration went, by what identifies each.
-        self.paths: dict[Any, Trace] = {}
-        self._inputs = CalibrationInputs()
-        self._known: dict[tuple[str, str, str, int, int], list[Observer]] = {}
+    They are of the float model as it came, so that folding does not change them: what a layer gives with a batch
+    normalisation in it is what the normalisation gives. A plan that differs from an earlier one only in float ops costs no
+    calibration.
+    """
 
-    def collect(
-        self,
-        plan: Plan,
-        dataloader: Iterable[Any] | None,
-        calib_func: Callable[[nn.Module], Any] | None,
-    ) -> dict[OpKey, list[Range]]:
-        """The activation ranges each static op of ``plan`` needs, one a tensor input.
+    def __init__(self) -> None:
+        self._inputs: dict[tuple[Any, ...], list[Observer]] = {}
+        self._outputs: dict[tuple[Any, ...], Observer] = {}
 
-        Functional ops, and those of ``summed``, have that of their output behind them.
-        """
-        source = id(calib_func if calib_func is not None else dataloader)
-        needed = {key: s.activation for key, s in plan.items() if s.mode == "static" and s.activation is not None}
-        missing = {k: s for k, s in needed.items() if self._slot(k, s, plan, source) not in self._known}
-        if missing:
-            self._run(missing, plan, dataloader, calib_func, source)
-        return {
-            key: [observer.range(scheme) for observer in self._known[self._slot(key, scheme, plan, source)]]
-            for key, scheme in needed.items()
-            if self._known[self._slot(key, scheme, plan, source)]
-        }
+    def missing(self, plan: Plan, source: int = 0) -> dict[OpKey, TensorScheme]:
+        """The ops of ``plan`` whose ranges were not collected yet, on the data that ``source`` stands for."""
+        return {key: s for key, s in _static(plan).items() if _slot(key[0], s, plan, source) not in self._inputs}
 
-    def _slot(self, key: OpKey, scheme: TensorScheme, plan: Plan, source: int) -> tuple[str, str, str, int, int]:
-        return key[0], scheme.algorithm, repr(scheme.granularity), plan.calib_sampling_size, source
-
-    def _run(
-        self,
-        missing: dict[OpKey, TensorScheme],
-        plan: Plan,
-        dataloader: Iterable[Any] | None,
-        calib_func: Callable[[nn.Module], Any] | None,
-        source: int,
-    ) -> None:
-        if dataloader is None and calib_func is None:
-            raise CalibrationError(
-                f"static quantization of {len(missing)} ops needs calibration data: pass calib_dataloader or calib_func"
-            )
-        collected: dict[OpKey, list[Observer]] = {key: [] for key in missing}
+    @contextmanager
+    def observing(self, model: nn.Module, plan: Plan, source: int = 0) -> Iterator[Observing]:
+        """Collect what is :meth:`missing` while ``model`` runs, for :meth:`keep`."""
+        missing, seen = self.missing(plan, source), Observing()
         with ExitStack() as stack:
-            stack.enter_context(watched(self.model, lambda trace: self.paths.setdefault(trace.path, trace)))
             for key, scheme in missing.items():
-                module = self.model.get_submodule(key[0])
-                with_output = isinstance(module, FUNCTIONAL) or key[0] in self.summed
-                handle = module.register_forward_hook(
-                    _observe(key, scheme, collected[key], with_output), with_kwargs=True
+                module = model.get_submodule(key[0])
+                stack.callback(
+                    module.register_forward_hook(seen.inputs_hook(key, module, scheme), with_kwargs=True).remove
                 )
-                stack.callback(handle.remove)
-            calls = 0
+            for scheme in {_estimator(s): s for s in missing.values()}.values():
+                for name, module in model.named_modules():
+                    if has_output_range(module):
+                        stack.callback(module.register_forward_hook(seen.output_hook(name, scheme)).remove)
+            yield seen
 
-            def note(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-                nonlocal calls
-                calls += 1
-                note_inputs(self._inputs, model, args, kwargs)
-
-            stack.callback(self.model.register_forward_pre_hook(note, with_kwargs=True).remove)
-            if calib_func is not None:
-                with torch.no_grad(), calibrating(calib_func, "calib_func", lambda: calls):
-                    calib_func(self.model)
-            elif dataloader is not None:
-                run_batches(self.model, dataloader, plan.calib_sampling_size)
-        self._inputs.warn()
-        if not any(collected.values()):
+    def keep(self, seen: Observing, plan: Plan, source: int = 0) -> None:
+        """Have what was seen for later."""
+        missing = self.missing(plan, source)
+        if missing and not any(seen.inputs.values()):
             raise CalibrationError(
                 "calibration reached none of the ops to quantize: does calib_func run the model it is given?"
             )
         for key, scheme in missing.items():
-            self._known[self._slot(key, scheme, plan, source)] = collected[key]
+            self._inputs[_slot(key[0], scheme, plan, source)] = seen.inputs.get(key, [])
+        size = plan.calib_sampling_size
+        self._outputs |= {(*place, size, source): observer for place, observer in seen.outputs.items()}
 
+    def of(self, plan: Plan, structure: Structure, source: int = 0) -> dict[OpKey, list[Range]]:
+        """The ranges of each static op of ``plan`` that data reached, one a tensor input.
 
-def _observe(key: OpKey, scheme: TensorScheme, observers: list[Observer], with_output: bool) -> Any:
-    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        tensors = [t for t in (*args, *kwargs.values()) if isinstance(t, torch.Tensor)]
-        if with_output:
-            tensors.append(output)
-        while len(observers) < len(tensors):
-            observers.append(make_observer(scheme))
-        for observer, tensor in zip(observers, tensors, strict=False):
-            if tensor.numel() == 0 or not tensor.is_floating_point():
+        Functional ops have that of their output behind them, and so have layers whose output is added to something.
+        """
+        found: dict[OpKey, list[Range]] = {}
+        tails = {layer: norm for norm, layer in structure.folded.items()}
+        for key, scheme in _static(plan).items():
+            observers = list(self._inputs.get(_slot(key[0], scheme, plan, source), ()))
+            if not observers:
                 continue
-            try:
-                observer.update(tensor.detach().float())
-            except CalibrationError as error:
-                raise CalibrationError(f"op {key[0]!r} ({key[1]}): {error}") from error
+            if key[0] in structure.summed:
+                output = self._outputs.get(_slot(tails.get(key[0], key[0]), scheme, plan, source))
+                observers += [] if output is None else [output]
+            found[key] = [observer.range(scheme) for observer in observers]
+        return found
 
-    return hook
+
+class Observing:
+    """What is seen in the runs of one calibration."""
+
+    def __init__(self) -> None:
+        self.inputs: dict[OpKey, list[Observer]] = {}
+        self.outputs: dict[tuple[str, str, str], Observer] = {}
+        self._runs = 0
+
+    def end_run(self, trace: Trace) -> None:
+        """After a run: outputs that nothing was added to in the first are not looked at in the next ones."""
+        if self._runs == 0:
+            added = set(added_modules(trace))
+            self.outputs = {place: observer for place, observer in self.outputs.items() if place[0] in added}
+        self._runs += 1
+
+    def inputs_hook(self, key: OpKey, module: nn.Module, scheme: TensorScheme) -> Any:
+        """A hook that observes what ``module`` is given, and what it gives where that is quantized too."""
+        functional = isinstance(module, FUNCTIONAL)
+
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            tensors = [t for t in (*args, *kwargs.values()) if isinstance(t, torch.Tensor)]
+            observers = self.inputs.setdefault(key, [])
+            for index, tensor in enumerate([*tensors, output] if functional else tensors):
+                if index == len(observers):
+                    observers.append(make_observer(scheme))
+                _update(observers[index], tensor, f"op {key[0]!r} ({key[1]})")
+
+        return hook
+
+    def output_hook(self, name: str, scheme: TensorScheme) -> Any:
+        """A hook that observes what the module ``name`` gives."""
+        place = (name, *_estimator(scheme))
+
+        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            if self._runs == 0 and place not in self.outputs:
+                self.outputs[place] = make_observer(scheme)
+            if place in self.outputs and isinstance(output, torch.Tensor):
+                _update(self.outputs[place], output, f"the output of {name!r}")
+
+        return hook
+
+
+def _update(observer: Observer, tensor: torch.Tensor, what: str) -> None:
+    if tensor.numel() == 0 or not tensor.is_floating_point():
+        return
+    try:
+        observer.update(tensor.detach().float())
+    except CalibrationError as error:
+        raise CalibrationError(f"{what}: {error}") from error
+
+
+def _static(plan: Plan) -> Mapping[OpKey, TensorScheme]:
+    return {key: s.activation for key, s in plan.items() if s.mode == "static" and s.activation is not None}
+
+
+def _estimator(scheme: TensorScheme) -> _Estimator:
+    return scheme.algorithm, repr(scheme.granularity)
+
+
+def _slot(name: str, scheme: TensorScheme, plan: Plan, source: int) -> tuple[Any, ...]:
+    return (name, *_estimator(scheme), plan.calib_sampling_size, source)

@@ -103,11 +103,20 @@ def _foldable(norm: nn.Module) -> bool:
 
 def _summed(modules: Mapping[str, nn.Module], trace: Trace, structure: Structure) -> list[str]:
     """Layers whose output, with the norm that is folded into them, an addition reads."""
+    layers = dict.fromkeys(structure.folded.get(name, name) for name in added_modules(trace))
+    return [name for name in layers if isinstance(modules[name], (*_CONVS, nn.Linear))]
+
+
+def added_modules(trace: Trace) -> list[str]:
+    """The leaf modules whose output an addition reads, in one run."""
     made_by = {number: call.module for call in trace.calls for number in call.writes}
     added = [number for call in trace.calls if call.target in _ADDITIONS for number in call.reads]
-    names = (made_by.get(number) for number in added)
-    layers = dict.fromkeys(structure.folded.get(name, name) for name in names if name is not None)
-    return [name for name in layers if isinstance(modules[name], (*_CONVS, nn.Linear))]
+    return [name for number in added if (name := made_by.get(number)) is not None]
+
+
+def has_output_range(module: nn.Module) -> bool:
+    """Whether a range of what ``module`` gives can be of use to the layer it is, or to the layer it is folded into."""
+    return type(module) in (*_CONVS, nn.Linear, *_NORMS)
 
 
 def fold(model: nn.Module, structure: Structure) -> nn.Module:

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map_only
 
 from neural_compressor.torch.batches import feed, tensors_in
 from neural_compressor.torch.passes.fold import Structure, find_structure, fold
-from neural_compressor.torch.structure.watch import Trace, watch
+from neural_compressor.torch.structure.watch import Run, Trace, watched
 
 _COMPARED = 8
 """On so many different ways through the model its outputs are compared; on the others what was connected is the proof."""
@@ -41,37 +41,36 @@ class Survey:
     def __init__(self, model: nn.Module) -> None:
         self.traces: list[Trace] = []
         self.structure = Structure()
-        self._model = _sharing_weights(model)
+        self.model = sharing_weights(model)
         self._paths: set[Any] = set()
         self._refused: dict[str, str] = {}
         self._ways: dict[str, list[fx.Graph] | None] = {}
 
     def see(self, inputs: Any) -> None:
         """Run the model on the inputs of one batch."""
-        rng, given, outputs = torch.get_rng_state(), _copied(inputs), list[Any]()
+        with torch.no_grad(), watched(self.model, self.note):
+            feed(self.model, _copied(inputs))
 
-        def run() -> Any:
-            outputs.append(feed(self._model, given))
-            return outputs[0]
-
-        trace = watch(self._model, given, run=run)
+    def note(self, run: Run) -> None:
+        """Take a run of the model, or of one that is built and connected as it is, into account."""
+        trace = run.trace
         if trace.path in self._paths:
             return
         self._paths.add(trace.path)
         if len(self.traces) == _MOST_TRACES:
-            self.structure = self.structure.kept_by(self._model, [trace])
+            self.structure = self.structure.kept_by(self.model, [trace])
             return
         self.traces.append(trace)
         self._find()
         if self.structure.folded and len(self.traces) <= _COMPARED:
-            self._compare(inputs, outputs[0], rng)
+            self._compare(run)
 
     def _find(self) -> None:
-        found = find_structure(self._model, *self.traces, refused=self._refused)
+        found = find_structure(self.model, *self.traces, refused=self._refused)
         unsure = {norm: _UNSURE.format(norm) for norm, name in found.folded.items() if self._may_part(name, norm)}
         if unsure:
             self._refused |= unsure
-            found = find_structure(self._model, *self.traces, refused=self._refused)
+            found = find_structure(self.model, *self.traces, refused=self._refused)
         tails = {name: norm for norm, name in found.folded.items()}
         relus = {name: relu for name, relu in found.relus.items() if not self._may_part(tails.get(name, name), relu)}
         self.structure = replace(found, relus=relus)
@@ -83,15 +82,15 @@ class Survey:
         )
         parent = ".".join(part for part, _ in shared)
         if parent not in self._ways:
-            self._ways[parent] = ways_through(self._model.get_submodule(parent))
+            self._ways[parent] = ways_through(self.model.get_submodule(parent))
         graphs, below = self._ways[parent], len(parent) + 1 if parent else 0
         return graphs is None or any(not _follows(graph, name[below:], other[below:]) for graph in graphs)
 
-    def _compare(self, inputs: Any, expected: Any, rng: torch.Tensor) -> None:
+    def _compare(self, run: Run) -> None:
         """Give up folds that change what the model computes: those that do so alone, or else all of them."""
 
         def wrong(folds: dict[str, str]) -> bool:
-            return not _same(_run(fold(_sharing_weights(self._model), Structure(folds)), inputs, rng), expected)
+            return not _same(_again(fold(sharing_weights(self.model), Structure(folds)), run), run.outputs)
 
         while wrong(self.structure.folded):
             folds = self.structure.folded
@@ -180,7 +179,7 @@ def _in_assertion() -> bool:
     return line.strip().startswith("assert ")
 
 
-def _sharing_weights(model: nn.Module) -> nn.Module:
+def sharing_weights(model: nn.Module) -> nn.Module:
     """A copy with the parameters of ``model``, which folding replaces and never writes into."""
     return copy.deepcopy(model, {id(p): p for p in model.parameters()})
 
@@ -190,12 +189,13 @@ def _copied(inputs: Any) -> Any:
     return tree_map_only(torch.Tensor, torch.Tensor.clone, inputs)
 
 
-def _run(model: nn.Module, inputs: Any, rng: torch.Tensor) -> Any:
-    """The outputs; None where the model does not run."""
+def _again(model: nn.Module, run: Run) -> Any:
+    """What ``model`` gives in the same run; None where it does not run."""
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        torch.set_rng_state(rng)
+        torch.set_rng_state(run.rng)
         try:
-            return feed(model, _copied(inputs))
+            args, kwargs = _copied((run.args, run.kwargs))
+            return model(*args, **kwargs)
         except (RuntimeError, TypeError, ValueError, AttributeError):
             return None
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import count
 
 from torch import nn
@@ -44,9 +43,14 @@ def op_classes() -> dict[str, type[nn.Module]]:
 
 
 def find_ops(
-    model: nn.Module, op_types: Collection[str], traces: Sequence[Trace] = ()
+    model: nn.Module, op_types: Collection[str] | None = None, traces: Sequence[Trace] = ()
 ) -> tuple[dict[OpKey, nn.Module], dict[OpKey, str]]:
-    """``(ops, skipped)``: ops in the order they run (or are defined, without traces); skipped ones with the reason."""
+    """``(ops, skipped)``: ops in the order they run (or are defined, without traces); skipped ones with the reason.
+
+    An op is a module of a class that has a quantized form, a linear layer that holds its weight transposed (``Conv1D``) or a
+    parameter that holds a matrix for each of several experts, with the module that multiplies with it. ``op_types`` are the
+    types that the framework YAML lists.
+    """
     classes = op_classes()
     ops: dict[OpKey, nn.Module] = {}
     skipped: dict[OpKey, str] = {}
@@ -57,12 +61,12 @@ def find_ops(
     for name, module in model.named_modules():
         kind = type(module).__name__
         key = (name, kind)
-        if type(module) is classes.get(kind):
+        if type(module) is classes.get(kind) or is_conv1d(module):
             if module._forward_hooks or module._forward_pre_hooks:
                 skipped[key] = "it has forward hooks, which would be lost with the module"
             elif getattr(module, "proj_size", 0):
                 skipped[key] = f"{kind} with projections (proj_size) has no quantized form"
-            elif kind not in op_types:
+            elif op_types is not None and kind not in op_types and not is_conv1d(module):
                 skipped[key] = f"the framework YAML lists no quantized {kind}"
             elif traces and name not in order:
                 skipped[key] = (
@@ -72,11 +76,31 @@ def find_ops(
                 ops[key] = module
         elif base := next((c for c in classes.values() if isinstance(module, c)), None):
             skipped[key] = f"a subclass of {base.__name__} with behaviour of its own"
-        elif any(p.dim() >= 2 for p in module.parameters(recurse=False)):
-            skipped[key] = f"op type {kind} holds weights but is not in the framework YAML"
+        else:
+            experts = _stacks_of(module)
+            for own, parameter in module.named_parameters(recurse=False):
+                key = (f"{name}.{own}" if name else own, kind)
+                if own in experts:
+                    ops[key] = module
+                elif sum(size > 1 for size in parameter.shape) > 1:
+                    skipped[key] = f"a parameter of shape {tuple(parameter.shape)} that {kind} works with directly"
     if traces:
-        ops = dict(sorted(ops.items(), key=lambda item: order[item[0][0]]))
+        last = len(order)
+        ops = dict(sorted(ops.items(), key=lambda item: order.get(item[0][0], last)))
     return ops, skipped
+
+
+def not_weight_only(model: nn.Module, ops: Mapping[OpKey, nn.Module], with_head: bool = False) -> dict[OpKey, str]:
+    """Those of ``ops`` that weight-only configurations leave in float, with the reason; the output head is one of them."""
+    head, found = output_head(model), dict[OpKey, str]()
+    for key, module in ops.items():
+        if module is head and not with_head:
+            found[key] = "the output head; quant_lm_head=True quantizes it"
+        elif not is_linear(module) and not is_parameter(model, key[0]):
+            conv, table = isinstance(module, nn.modules.conv._ConvNd), isinstance(module, nn.Embedding)
+            what = "a convolution" if conv else "an embedding" if table else f"of type {key[1]}"
+            found[key] = f"{what}: weight-only algorithms quantize linear layers"
+    return found
 
 
 def find_functions(model: nn.Module, traces: Iterable[Trace], listed: Collection[OpKey]) -> dict[OpKey, str]:
@@ -85,7 +109,8 @@ def find_functions(model: nn.Module, traces: Iterable[Trace], listed: Collection
     They are named by the module whose forward calls them. What happens inside ``listed`` modules of torch is said of those.
     """
     modules = dict(model.named_modules())
-    known = {name for name, _ in listed if type(modules.get(name)).__module__.startswith("torch.")}
+    owners = [name if name in modules else name.rpartition(".")[0] for name, _ in listed]
+    known = {name for name in owners if type(modules.get(name)).__module__.startswith("torch.")}
     found: dict[OpKey, str] = {}
     for trace in traces:
         taken: set[str] = set()
@@ -109,48 +134,6 @@ def _of_function(kind: str) -> str:
 def is_linear(module: nn.Module) -> bool:
     """Whether ``module`` computes ``x Wᵀ + b`` and nothing else."""
     return type(module) is nn.Linear or is_conv1d(module)
-
-
-@dataclass(frozen=True)
-class Layers:
-    """Linear layers by name, and the names of weights that are left in float with the reason.
-
-    ``stacks`` are parameters that hold several matrices, by their name, with the module that multiplies with them.
-    """
-
-    linear: Mapping[str, nn.Module]
-    left: Mapping[tuple[str, str], str]
-    stacks: Mapping[str, nn.Module] = field(default_factory=dict)
-
-
-def find_layers(model: nn.Module, with_head: bool = False) -> Layers:
-    """The linear layers of ``model``; its output head only ``with_head``."""
-    linear: dict[str, nn.Module] = {}
-    left: dict[tuple[str, str], str] = {}
-    stacks: dict[str, nn.Module] = {}
-    head = output_head(model)
-    for name, module in model.named_modules():
-        kind = type(module).__name__
-        if is_linear(module):
-            if module is head and not with_head:
-                left[name, kind] = "the output head; quant_lm_head=True quantizes it"
-            else:
-                linear[name] = module
-        elif isinstance(module, nn.Embedding):
-            left[name, kind] = "an embedding: weight-only algorithms quantize linear layers"
-        elif isinstance(module, nn.Linear):
-            left[name, kind] = "a subclass of Linear with behaviour of its own"
-        elif isinstance(module, nn.modules.conv._ConvNd):
-            left[name, kind] = "a convolution: weight-only algorithms quantize linear layers"
-        else:
-            experts = _stacks_of(module)
-            stacks |= {f"{name}.{own}" if name else own: module for own in experts}
-            for own, parameter in module.named_parameters(recurse=False):
-                if own not in experts and sum(size > 1 for size in parameter.shape) > 1:
-                    left[f"{name}.{own}" if name else own, kind] = (
-                        f"a parameter of shape {tuple(parameter.shape)} that {kind} works with directly"
-                    )
-    return Layers(linear, left, stacks)
 
 
 def _stacks_of(module: nn.Module) -> list[str]:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode, resolve_name
+from torch.utils._pytree import tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
 from neural_compressor.torch.batches import feed, tensors_in
@@ -194,19 +195,34 @@ def watch(
     return trace
 
 
+@dataclass(frozen=True)
+class Run:
+    """A call of a model: what it was given, as that was before, what it gave, and the random state it began with."""
+
+    trace: Trace
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    outputs: Any
+    rng: torch.Tensor
+
+
 @contextmanager
-def watched(model: torch.nn.Module, tell: Callable[[Trace], Any]) -> Iterator[None]:
+def watched(model: torch.nn.Module, tell: Callable[[Run], Any]) -> Iterator[None]:
     """Watch each call of ``model`` by whoever calls it, and ``tell`` what was seen."""
     own, set_before = model.forward, model.__dict__.get("forward")
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         outputs: list[Any] = []
+        # A run may write into what it is given.
+        given: Any = tree_map_only(torch.Tensor, torch.Tensor.clone, (args, kwargs))
+        rng = torch.get_rng_state()
 
         def run() -> Any:
             outputs.append(own(*args, **kwargs))
             return outputs[0]
 
-        tell(watch(model, (args, kwargs), run=run))
+        trace = watch(model, (args, kwargs), run=run)
+        tell(Run(trace, given[0], given[1], outputs[0], rng))
         return outputs[0]
 
     model.forward = functools.wraps(own)(forward)

@@ -141,7 +141,6 @@ def test_gptq_is_the_algorithm_on_the_streamed_inputs(options: dict[str, Any]) -
 def test_gptq_gives_what_the_torch_side_gives() -> None:
     torch = pytest.importorskip("torch")
     side = pytest.importorskip("neural_compressor.torch.quantization")
-    jobs = pytest.importorskip("neural_compressor.torch.quantization.layer_jobs")
     weight, seen = normal(64, 48), [correlated(40, seed=s) for s in range(3)]
     layer = torch.nn.Sequential(torch.nn.Linear(64, 48, bias=False))
     layer[0].weight.data = torch.from_numpy(weight.T.copy())
@@ -150,9 +149,9 @@ def test_gptq_gives_what_the_torch_side_gives() -> None:
     for array in seen:
         prepared(torch.from_numpy(array))
     theirs = side.convert(prepared)[0].dequantized_weight().numpy()
-    asked = jobs.layer_job(config)
+    asked = config.wanted
     model = model_of([matmul("mm", "x", "y")], w_mm=weight)
-    job = WeightJob(asked.algorithm, asked.scheme, asked.options)
+    job = WeightJob(asked.method.name, asked.weight, asked.method.options)
     ours = matrix_in(quantize_weight_only(model, {"mm": job}, samples_of(*seen), EXACT), "mm")
     assert np.isclose(ours, theirs, rtol=1e-4, atol=1e-5).mean() > 0.99  # a tie may fall to either side
 

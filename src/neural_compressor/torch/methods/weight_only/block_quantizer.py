@@ -11,13 +11,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from neural_compressor.algorithms import InputStatistics
+from neural_compressor.algorithms import InputStatistics, options_of
 from neural_compressor.errors import CalibrationError
+from neural_compressor.schemes import OpScheme
 from neural_compressor.torch.files.streaming import BlockWeights
-from neural_compressor.torch.methods.autoround.training import AutoRoundOptions, tune_block
-from neural_compressor.torch.methods.weight_only.jobs import BLOCKWISE, matrix_of
 from neural_compressor.torch.methods.weight_only.layer_groups import GroupResult, LayerGroups
 from neural_compressor.torch.methods.weight_only.lockstep import Stop
+from neural_compressor.torch.methods.weight_only.methods import (
+    BlockMethod,
+    is_block_method,
+    matrix_of,
+    method_of,
+    option,
+)
 from neural_compressor.torch.modules.kernels.dequantized_product import is_fast_at_bf16
 from neural_compressor.torch.passes.absorb import absorbing_norm
 from neural_compressor.torch.structure.replay import Arguments, call_block, gains_from_bf16
@@ -112,8 +118,9 @@ def collect(
 class BlockQuantizer:
     """Quantizes layers in ``groups`` of one input, block by block.
 
-    ``upstream``, ``true_sequential`` and ``amp`` are those of
-    :class:`~neural_compressor.torch.methods.weight_only.quantizer.WeightOnlyQuantizer`.
+    ``upstream`` keeps a float stream beside the quantized one, for methods that correct the error made before them;
+    ``true_sequential`` measures each group of layers behind the ones of its block already quantized. With ``amp`` blocks run
+    in bfloat16 where that is faster.
     """
 
     groups: LayerGroups
@@ -125,7 +132,7 @@ class BlockQuantizer:
         """Replace ``layers``, all that are to be quantized of the block that the samples wait at."""
         block = self.groups.model.get_submodule(stop.block)
         amp = self.amp and gains_from_bf16(block)
-        trained = [n for n in layers if self.groups.jobs[n].algorithm == BLOCKWISE]
+        trained = [n for n in layers if is_block_method(self.groups.ops[n])]
         remaining = [n for n in layers if n not in trained]
         again = [functools.partial(call_block, block, call, amp) for call in stop.float_calls]
         float_runs: Sequence[Callable[[], Any]] = stop.float_runs if self.upstream and not trained else again
@@ -178,9 +185,9 @@ class BlockQuantizer:
     def _quantize_kinds(
         self, group: InputGroup, stop: Stop, amp: bool, weights: BlockWeights | None
     ) -> list[GroupResult]:
-        kinds: dict[str, list[str]] = {}
+        kinds: dict[OpScheme, list[str]] = {}
         for name in group.layers:
-            kinds.setdefault(self.groups.jobs[name].kind, []).append(name)
+            kinds.setdefault(self.groups.ops[name], []).append(name)
         found = []
         while kinds:
             names = kinds.pop(next(iter(kinds)))
@@ -192,7 +199,7 @@ class BlockQuantizer:
 
     def _norm_for(self, names: list[str], stop: Stop, amp: bool, weights: BlockWeights | None) -> nn.Module | None:
         named = self.groups.absorber(names)
-        if named is not None or not self.groups.jobs[names[0]].folding:
+        if named is not None or not option(self.groups.ops[names[0]], "folding"):
             return named
         if weights is not None:
             weights.read()
@@ -202,11 +209,14 @@ class BlockQuantizer:
     def _train(
         self, block: nn.Module, layers: Mapping[str, nn.Module], stop: Stop, targets: list[torch.Tensor]
     ) -> None:
-        jobs = self.groups.jobs
-        job = jobs[next(iter(layers))]
-        inputs = stop.calls if job.quantized_input else stop.float_calls
-        schemes = {name: jobs[name].scheme for name in layers}
-        found = tune_block(block, dict(layers), schemes, list(inputs), targets, AutoRoundOptions(**job.options))
+        """Quantize the layers that are quantized together, which have one method."""
+        op = self.groups.ops[next(iter(layers))]
+        runner = method_of(op)
+        assert isinstance(runner, BlockMethod)
+        assert op.method is not None
+        calls = stop.calls if option(op, "quantized_input", True) else stop.float_calls
+        schemes = {name: scheme for name in layers if (scheme := self.groups.ops[name].weight) is not None}
+        found = runner.quantize_block(block, layers, schemes, calls, targets, options_of(op.method))
         self.groups.note_missed(set(layers) - set(found))
         replaced = {name: self.groups.replacement(name, result) for name, result in found.items()}
         self.groups.apply([GroupResult(replaced)])

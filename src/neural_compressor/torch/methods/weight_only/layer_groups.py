@@ -1,4 +1,4 @@
-"""Layers that share a job and an input, quantized as one tall matrix and replaced."""
+"""Layers that share a scheme and an input, quantized as one tall matrix and replaced."""
 
 from __future__ import annotations
 
@@ -12,8 +12,16 @@ from torch import nn
 
 from neural_compressor.algorithms import InputStatistics, LayerResult
 from neural_compressor.errors import NeuralCompressorError, QuantizationError
+from neural_compressor.schemes import OpScheme
 from neural_compressor.torch.files.streaming import WeightSource, empty_weight, give_back_freed_memory
-from neural_compressor.torch.methods.weight_only.jobs import LayerJob, matrix_of
+from neural_compressor.torch.methods.weight_only.methods import (
+    absorber,
+    finished,
+    matrix_of,
+    option,
+    quantized_weight,
+    unscaled,
+)
 from neural_compressor.torch.modules.base import QuantModule
 from neural_compressor.torch.modules.build import replace_module
 from neural_compressor.torch.modules.matrix_stack import weight_only_class
@@ -33,14 +41,14 @@ class GroupResult:
 
 @dataclass
 class LayerGroups:
-    """Quantizes layers of ``model`` as ``jobs`` say; ``missed`` are those that cannot be, with the reason.
+    """Quantizes layers of ``model`` as ``ops`` say; ``missed`` are those that cannot be, with the reason.
 
     Layers go by their names: whoever holds a float layer that was replaced holds its weight. With a ``source`` weights
     are read from it, and are gone once they are taken up.
     """
 
     model: nn.Module
-    jobs: Mapping[str, LayerJob]
+    ops: Mapping[str, OpScheme]
     source: WeightSource | None = None
     missed: dict[str, str] = field(default_factory=dict)
 
@@ -64,20 +72,20 @@ class LayerGroups:
         norm: nn.Module | None = None,
         last: bool = False,
     ) -> GroupResult | None:
-        """Quantize layers with one job and one input, whose scale goes into ``norm``; None where nothing reached them.
+        """Quantize layers with one scheme and one input, whose scale goes into ``norm``; None where nothing reached them.
 
         The ``last`` who wants ``statistics`` may use them up.
         """
         if statistics is not None and statistics.count == 0:
             self.note_missed(names)
             return None
-        job = self.jobs[names[0]]
+        op = self.ops[names[0]]
         weight, rows = self._take(names)
         if self.source is not None:
             give_back_freed_memory()
         try:
-            job = job.unscaled() if job.folding and norm is None else job
-            result = job.run(weight, statistics, last)
+            op = unscaled(op) if option(op, "folding") and norm is None else op
+            result = quantized_weight(op, weight, statistics, last)
         except NeuralCompressorError as error:
             raise QuantizationError(f"layer {', '.join(map(repr, names))}: {error}") from error
         scale = None
@@ -88,13 +96,13 @@ class LayerGroups:
 
     def absorber(self, names: Sequence[str]) -> nn.Module | None:
         """The normalisation that is named to take up the scale of ``names``."""
-        norm = self.jobs[names[0]].absorber(names)
+        norm = absorber(self.ops[names[0]], names)
         return None if norm is None else named_norm(self.model, norm)
 
     def replacement(self, name: str, result: LayerResult) -> nn.Module:
         """The layer that takes the place of ``name``."""
         layer = self.model.get_submodule(name)
-        return weight_only_class(layer).from_layer(layer, self.jobs[name].finish(result))
+        return weight_only_class(layer).from_layer(layer, finished(self.ops[name], result))
 
     def apply(self, results: Iterable[GroupResult]) -> None:
         """Put results in their places."""

@@ -12,44 +12,48 @@ from torch import nn
 
 from neural_compressor.algorithms import InputStatistics
 from neural_compressor.errors import CalibrationError
+from neural_compressor.schemes import OpScheme
 from neural_compressor.torch.files.streaming import WeightSource
 from neural_compressor.torch.methods.weight_only.block_quantizer import BlockQuantizer
-from neural_compressor.torch.methods.weight_only.jobs import BLOCKWISE, LayerJob
 from neural_compressor.torch.methods.weight_only.layer_groups import LayerGroups
 from neural_compressor.torch.methods.weight_only.lockstep import Lockstep
+from neural_compressor.torch.methods.weight_only.methods import is_block_method, method_of, option
 from neural_compressor.torch.modules.matrix_stack import open_stacks
 from neural_compressor.torch.structure.ops import is_parameter, outer_blocks
 from neural_compressor.torch.structure.replay import Arguments
 
+_OF_THE_RUN = ("upstream", "true_sequential")
+"""Options that hold for all layers where one of them has it, as all samples run through the model once."""
+
+
+def sees_data(op: OpScheme) -> bool:
+    """Whether the inputs of an op's layer must have been seen."""
+    return op.method is not None and method_of(op).observes(op.method)
+
 
 @dataclass
 class WeightOnlyQuantizer:
-    """Replaces the layers of ``model`` named in ``jobs``, in place.
+    """Replaces the layers of ``model`` named in ``ops``, in place, each with the weight that its method finds.
 
     With a ``source`` the weights of an empty model are read when their turn comes: a layer where no data is needed, else
-    a block. ``upstream`` keeps a float stream beside the quantized one, for algorithms that correct the error made before
-    them; ``true_sequential`` measures each group of layers behind the ones of its block already quantized. With ``amp``
-    blocks run in bfloat16 where that is faster.
+    a block.
     """
 
     model: nn.Module
-    jobs: Mapping[str, LayerJob]
-    upstream: bool = False
-    true_sequential: bool = False
-    amp: bool = True
+    ops: Mapping[str, OpScheme]
     source: WeightSource | None = None
     on_block: Callable[[str, int, int], None] | None = None
 
     def run(self, calls: Sequence[Arguments] = ()) -> dict[str, str]:
         """Quantize; returns the layers that were left in float, with the reason."""
-        waiting = [name for name, job in self.jobs.items() if job.needs_data]
+        waiting = [name for name, op in self.ops.items() if sees_data(op)]
         if waiting and not calls:
             raise CalibrationError(
                 f"{len(waiting)} layers need calibration ({_some(waiting)}): run the prepared model on data before convert"
             )
-        groups = LayerGroups(self.model, self.jobs, self.source)
-        for name, job in self.jobs.items():
-            if not job.needs_data:
+        groups = LayerGroups(self.model, self.ops, self.source)
+        for name in self.ops:
+            if name not in waiting:
                 groups.fill(name if not name or is_parameter(self.model, name) else f"{name}.")
                 open_stacks(self.model, [name])
                 _quantize_alone(groups, name, None)
@@ -65,14 +69,16 @@ class WeightOnlyQuantizer:
         blocks = outer_blocks(self.model, layers) or [""]
         inside = {block: [n for n in layers if n.startswith(f"{block}." if block else "")] for block in blocks}
         outside = [n for n in layers if not any(n in members for members in inside.values())]
-        float_stream = self.upstream or any(self.jobs[n].algorithm == BLOCKWISE for n in layers)
+        upstream, true_sequential = (any(option(op, name) for op in self.ops.values()) for name in _OF_THE_RUN)
+        amp = all(option(op, "amp", None) is not False for op in self.ops.values())
+        float_stream = upstream or any(is_block_method(self.ops[n]) for n in layers)
         groups.fill(but=tuple(f"{block}." for block in blocks if block))
-        steps = Lockstep(self.model, calls, blocks, float_stream, lambda block: groups.fill(f"{block}."), self.amp)
-        quantizer = BlockQuantizer(groups, self.upstream, self.true_sequential, self.amp)
+        steps = Lockstep(self.model, calls, blocks, float_stream, lambda block: groups.fill(f"{block}."), amp)
+        quantizer = BlockQuantizer(groups, upstream, true_sequential, amp)
         with ExitStack() as stack:
             heads = {name: InputStatistics() for name in outside}
             for name in outside:
-                feed = _feed(heads[name], steps, floats=not self.jobs[name].quantized_input)
+                feed = _feed(heads[name], steps, floats=not option(self.ops[name], "quantized_input", True))
                 hook = self.model.get_submodule(name).register_forward_pre_hook(feed)
                 stack.callback(hook.remove)
             waiting = list(blocks)

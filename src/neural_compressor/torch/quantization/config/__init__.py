@@ -16,13 +16,12 @@ from neural_compressor.torch.quantization.config.defaults import (
     get_default_mixed_precision_config,
     get_default_mx_config,
     get_default_rtn_config,
-    get_default_sq_config,
     get_default_static_config,
     get_default_teq_config,
     get_woq_tuning_config,
 )
 from neural_compressor.torch.quantization.config.floats import FP8Config, MixedPrecisionConfig, MXQuantConfig
-from neural_compressor.torch.quantization.config.int8 import DynamicQuantConfig, SmoothQuantConfig, StaticQuantConfig
+from neural_compressor.torch.quantization.config.int8 import DynamicQuantConfig, StaticQuantConfig
 from neural_compressor.torch.quantization.config.layerwise import AWQConfig, GPTQConfig, HQQConfig, RTNConfig, TEQConfig
 from neural_compressor.torch.quantization.config.weight_only import DoubleQuantConfig, WeightOnlyConfig
 
@@ -39,7 +38,6 @@ __all__ = [
     "MXQuantConfig",
     "MixedPrecisionConfig",
     "RTNConfig",
-    "SmoothQuantConfig",
     "StaticQuantConfig",
     "TEQConfig",
     "TuningConfig",
@@ -55,7 +53,6 @@ __all__ = [
     "get_default_mixed_precision_config",
     "get_default_mx_config",
     "get_default_rtn_config",
-    "get_default_sq_config",
     "get_default_static_config",
     "get_default_teq_config",
     "get_woq_tuning_config",

@@ -11,7 +11,7 @@ from neural_compressor.config.numbers import group_size, is_whole, rate, whole_b
 from neural_compressor.config.parameter_space import one_or_more, optional
 from neural_compressor.config.words import flag
 from neural_compressor.errors import ConfigError
-from neural_compressor.schemes import PER_CHANNEL, PER_TENSOR, PerGroup, TensorScheme
+from neural_compressor.schemes import PER_CHANNEL, PER_TENSOR, OpScheme, PerGroup, TensorScheme
 from neural_compressor.torch.quantization.config.fields import (
     FLOAT,
     Bits,
@@ -106,6 +106,21 @@ class AutoRoundConfig(WeightOnlyConfig):
     quant_lm_head: Flag = False
     amp: Flag = True
     use_full_range: Flag = True
+
+    @property
+    def wanted(self) -> OpScheme:
+        """How an op computes: weights are trained, activations stay in float."""
+        if self.activation_scheme() is not None:
+            raise ConfigError(
+                f"AutoRoundConfig.act_bits={self.act_bits}: layers with learned rounding take float activations; leave "
+                "act_bits at 16 (scheme 'W4A16'), or use StaticQuantConfig or DynamicQuantConfig for both"
+            )
+        if idle := self.changed("act_dtype", "act_group_size", "act_sym", "act_dynamic"):
+            raise ConfigError(
+                f"AutoRoundConfig.{next(iter(idle))} says how activations are quantized, and with act_bits={self.act_bits} "
+                "they stay in float; leave it out"
+            )
+        return super().wanted
 
     def activation_scheme(self) -> TensorScheme | None:
         """How activations are quantized: as the weights where nothing else is said; None where they stay in float."""

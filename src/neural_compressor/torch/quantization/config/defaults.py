@@ -9,7 +9,7 @@ from neural_compressor.errors import ConfigError
 from neural_compressor.registry import close_matches
 from neural_compressor.torch.quantization.config.autoround import AutoRoundConfig
 from neural_compressor.torch.quantization.config.floats import FP8Config, MixedPrecisionConfig, MXQuantConfig
-from neural_compressor.torch.quantization.config.int8 import DynamicQuantConfig, SmoothQuantConfig, StaticQuantConfig
+from neural_compressor.torch.quantization.config.int8 import DynamicQuantConfig, StaticQuantConfig
 from neural_compressor.torch.quantization.config.layerwise import AWQConfig, GPTQConfig, HQQConfig, RTNConfig, TEQConfig
 
 _DOUBLE_QUANT: dict[str, dict[str, Any]] = {
@@ -85,11 +85,6 @@ def get_default_dynamic_config() -> DynamicQuantConfig:
 def get_default_static_config() -> StaticQuantConfig:
     """The default configuration of static quantization."""
     return StaticQuantConfig()
-
-
-def get_default_sq_config() -> SmoothQuantConfig:
-    """The default configuration of SmoothQuant."""
-    return SmoothQuantConfig()
 
 
 def get_default_fp8_config() -> FP8Config:

@@ -11,9 +11,11 @@ from neural_compressor.config.composable import ComposableConfig
 from neural_compressor.config.composition import register_config
 from neural_compressor.config.parameter_space import one_or_more
 from neural_compressor.config.words import as_list, word
-from neural_compressor.dtypes import DType, dtype
+from neural_compressor.dtypes import DTYPES, DType, dtype
 from neural_compressor.errors import ConfigError
+from neural_compressor.name_pattern import NamePattern
 from neural_compressor.registry import close_matches
+from neural_compressor.schemes import Method, OpScheme, PerGroup, TensorScheme, float_op
 from neural_compressor.torch.quantization.config.fields import Count, Flag, Path
 
 _RANGES = ("hw", "pow2", "arbitrary")
@@ -25,6 +27,7 @@ SCALE_METHODS = (
 )
 """How scales are chosen: none, the largest value (rounded as the hardware wants), or the best one for the weight; ``pcs``
 is a scale a channel."""
+_RUN_SCALES = ("maxabs_hw", "maxabs_arbitrary")
 TENSORS = ("INPUT", "OUTPUT", "PARAMS", "ALL", "NONE")
 
 
@@ -61,6 +64,17 @@ def _op_name(value: Any) -> str:
 
 def _no_ops() -> dict[str, list[str]]:
     return {"names": [], "types": []}
+
+
+def _is_listed(ops: Mapping[str, list[str]], name: str, op_type: str) -> bool:
+    """Whether a list of ops names one: by its type, or by a regular expression that is found in its name."""
+    return op_type in ops["types"] or any(NamePattern.of(f".*(?:{text}).*").matches(name) for text in ops["names"])
+
+
+def _refuse_changed(config: ComposableConfig, *names: str) -> None:
+    """Refuse fields that nothing reads yet, unless they are at their default."""
+    for name, (value, usual) in config.changed(*names).items():
+        raise ConfigError(f"{type(config).__name__}.{name}: got {value!r}, which is not run yet; leave it at {usual!r}")
 
 
 OpList = Annotated[dict[str, list[str]], PlainValidator(_op_list)]
@@ -100,6 +114,31 @@ class FP8Config(ComposableConfig):
         """The data type of weights and activations."""
         self.require_single()
         return dtype(f"fp8_{self.fp8_config.lower()}")
+
+    @property
+    def wanted(self) -> OpScheme:
+        """How an op computes."""
+        _refuse_changed(self, "mode", "hp_dtype", "observer", "measure_exclude", "dump_stats_path")
+        if self.scale_method not in _RUN_SCALES:
+            raise ConfigError(
+                f"FP8Config.scale_method: got {self.scale_method!r}; what is run are scales of any size, the "
+                f"largest value over that of the type: {', '.join(_RUN_SCALES)}"
+            )
+        mode = "dynamic" if self.dynamic_quantization else "static"
+        return OpScheme(TensorScheme(self.dtype), TensorScheme(self.dtype), mode)
+
+    @property
+    def said(self) -> dict[tuple[str, str], Any]:
+        """The fields of :attr:`wanted` that nothing else will do for: the data types."""
+        return {(tensor, "dtype"): self.dtype.name for tensor in ("weight", "activation")}
+
+    def excludes(self, name: str, op_type: str) -> str:
+        """Why an op is left in float by the lists of the configuration; empty where it is not."""
+        if _is_listed(self.blocklist, name, op_type):
+            return "the blocklist of FP8Config names it"
+        if any(self.allowlist.values()) and not _is_listed(self.allowlist, name, op_type):
+            return "the allowlist of FP8Config does not name it"
+        return ""
 
     @classmethod
     def _settled(cls, values: dict[str, Any], given: frozenset[str]) -> dict[str, Any]:
@@ -147,6 +186,55 @@ class MXQuantConfig(ComposableConfig):
     round_method: Annotated[str, one_or_more(word(ROUNDINGS))] = "nearest"
     weight_only: Flag = False
 
+    @property
+    def quantizes(self) -> bool:
+        """Whether weights or activations are rounded to blocks at all."""
+        return self.w_dtype not in _WHOLE or self.act_dtype not in _WHOLE
+
+    @property
+    def wanted(self) -> OpScheme:
+        """How an op computes."""
+        self.require_single()
+        _refuse_changed(self, "out_dtype", "blocksize")
+        if self.round_method not in ("nearest", "even"):
+            raise ConfigError(
+                f"MXQuantConfig.round_method: got {self.round_method!r}, which is not run yet; values are rounded to the "
+                "nearest, ties to even"
+            )
+        weight, activation = self._block("w_dtype"), self._block("act_dtype")
+        if weight is None:
+            raise ConfigError(
+                f"MXQuantConfig.w_dtype: got {self.w_dtype!r}; with weights in float nothing gets smaller: use "
+                "MixedPrecisionConfig for both, or a block type for the weight"
+            )
+        if self.weight_only or activation is None:
+            return OpScheme(weight, mode="weight_only", method=Method("rtn"))
+        return OpScheme(weight, activation, "dynamic")
+
+    @property
+    def said(self) -> dict[tuple[str, str], Any]:
+        """The fields of :attr:`wanted` that nothing else will do for: the data types."""
+        wanted = self.wanted
+        tensors = {"weight": wanted.weight, "activation": wanted.activation}
+        return {(name, "dtype"): tensor.dtype.name for name, tensor in tensors.items() if tensor is not None}
+
+    def _block(self, field: str) -> TensorScheme | None:
+        """The blocks of a tensor; None where it stays in float."""
+        name = getattr(self, field)
+        if name in _WHOLE:
+            return None
+        if name not in _BLOCKS:
+            raise ConfigError(
+                f"MXQuantConfig.{field}: got {name!r}, of which there is no block format; {close_matches(name, _BLOCKS)}"
+            )
+        kind = dtype(_BLOCKS[name])
+        return TensorScheme(kind, granularity=PerGroup(self.blocksize))
+
+
+_WHOLE = ("float16", "bfloat16")
+_BLOCKS = {name: f"mx{name}" for name in ELEMENTS if f"mx{name}" in DTYPES}
+"""The block format of each type of element that has one."""
+
 
 @register_config("torch", "mixed_precision")
 class MixedPrecisionConfig(ComposableConfig):
@@ -162,3 +250,14 @@ class MixedPrecisionConfig(ComposableConfig):
     def quantizes(self) -> bool:
         """Whether ops change at all."""
         return self.dtype != "fp32"
+
+    @property
+    def wanted(self) -> OpScheme:
+        """How an op computes."""
+        self.require_single()
+        return float_op(self.dtype)
+
+    @property
+    def said(self) -> dict[tuple[str, str], Any]:
+        """The precision is all there is to say."""
+        return {}

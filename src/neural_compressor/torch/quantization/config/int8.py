@@ -33,6 +33,11 @@ Algorithm = Annotated[str, one_or_more(_observer)]
 Share = Annotated[float, one_or_more(number_between(0, 1))]
 
 
+_PREFIXES = {"w": "weight", "act": "activation"}
+_FIELDS = {"dtype": "dtype", "sym": "scheme", "granularity": "granularity", "algo": "algorithm"}
+"""What a field of a tensor is called in the configurations, and in schemes."""
+
+
 class ActivationConfig(ComposableConfig):
     """What the configurations share that quantize weights and activations."""
 
@@ -53,18 +58,40 @@ class ActivationConfig(ComposableConfig):
         """Whether weights or activations are quantized, and not left in float."""
         return not self.op_scheme().is_float
 
+    @property
+    def wanted(self) -> OpScheme:
+        """How an op computes, as near as the framework comes to it."""
+        scheme = self.op_scheme()
+        if not scheme.is_float and scheme.activation is None:
+            raise ConfigError(
+                f"{type(self).__name__}.act_dtype: got {self.act_dtype!r}, and weights in {self.w_dtype!r}: for weights "
+                "alone use RTNConfig or another weight-only configuration"
+            )
+        return scheme
+
+    @property
+    def said(self) -> dict[tuple[str, str], Any]:
+        """The fields of :attr:`wanted` that nothing else will do for: those that are not at their default.
+
+        Who speaks of a tensor means the data type it has by default.
+        """
+        changed = self.changed(*(f"{prefix}_{name}" for prefix in _PREFIXES for name in _FIELDS))
+        found: dict[tuple[str, str], Any] = {}
+        for given, (value, _) in changed.items():
+            prefix, _, name = given.partition("_")
+            said = ("sym" if value else "asym") if name == "sym" else value
+            found[_PREFIXES[prefix], "dtype"] = getattr(self, f"{prefix}_dtype")
+            found[_PREFIXES[prefix], _FIELDS[name]] = said
+        return found
+
     def op_scheme(self) -> OpScheme:
         """How an op with a weight computes."""
         self.require_single()
-        fields = {
-            part: {
-                "dtype": getattr(self, f"{prefix}_dtype"),
-                "scheme": "sym" if getattr(self, f"{prefix}_sym") else "asym",
-                "granularity": getattr(self, f"{prefix}_granularity"),
-                "algorithm": getattr(self, f"{prefix}_algo"),
-            }
-            for part, prefix in (("weight", "w"), ("activation", "act"))
+        given = {
+            tensor: {field: getattr(self, f"{prefix}_{name}") for name, field in _FIELDS.items()}
+            for prefix, tensor in _PREFIXES.items()
         }
+        fields = {tensor: {**each, "scheme": "sym" if each["scheme"] else "asym"} for tensor, each in given.items()}
         weight, activation = (TensorScheme.from_dict(fields[part]) for part in ("weight", "activation"))
         if weight.is_float and activation.is_float:
             return OpScheme(weight, activation, "float")
@@ -136,6 +163,13 @@ class SmoothQuantConfig(StaticQuantConfig):
     alpha_step: Annotated[float, one_or_more(positive)] = 0.1
     shared_criterion: Annotated[str, one_or_more(word(("min", "mean", "max")))] = "max"
     do_blockwise: Flag = False
+
+    @property
+    def wanted(self) -> OpScheme:
+        """Refused: nothing smooths a model yet, so this class is not exported."""
+        raise ConfigError(
+            "SmoothQuantConfig: smoothing is not run in PyTorch yet; StaticQuantConfig quantizes without it"
+        )
 
     @classmethod
     def _settled(cls, values: dict[str, Any], given: frozenset[str]) -> dict[str, Any]:

@@ -8,7 +8,9 @@ from pydantic import Field
 
 from neural_compressor.algorithms import AWQOptions, GPTQOptions, RTNOptions
 from neural_compressor.config.composition import register_config
+from neural_compressor.dtypes import dtype as registered
 from neural_compressor.errors import ConfigError
+from neural_compressor.schemes import PER_CHANNEL, PerGroup, TensorScheme
 from neural_compressor.torch.quantization.config.fields import (
     FLOAT,
     Bits,
@@ -175,6 +177,11 @@ class HQQConfig(WeightOnlyConfig):
     quant_scale: Flag = False
     scale_quant_group_size: GroupSize = 128
     quant_lm_head: Flag = False
+
+    def _parameters(self) -> tuple[TensorScheme | None, TensorScheme | None]:
+        size = self.scale_quant_group_size
+        in_runs = TensorScheme(registered("uint8"), False, PER_CHANNEL if size == -1 else PerGroup(size))
+        return in_runs if self.quant_scale else None, in_runs if self.quant_zero else None
 
     @classmethod
     def _settled(cls, values: dict[str, Any], given: frozenset[str]) -> dict[str, Any]:

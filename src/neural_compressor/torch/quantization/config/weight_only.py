@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from neural_compressor.algorithms import needs_data
@@ -9,7 +10,7 @@ from neural_compressor.algorithms.weight_qparams import has_full_range
 from neural_compressor.config.composable import ComposableConfig
 from neural_compressor.config.method_options import OptionTable, method_of
 from neural_compressor.errors import ConfigError
-from neural_compressor.schemes import PER_CHANNEL, Method, PerGroup, TensorScheme
+from neural_compressor.schemes import PER_CHANNEL, Method, OpScheme, PerGroup, TensorScheme
 from neural_compressor.torch.quantization.config.fields import FLOAT, dtype_of
 
 
@@ -85,6 +86,26 @@ class WeightOnlyConfig(ComposableConfig):
         granularity = PER_CHANNEL if self.group_size == -1 else PerGroup(self.group_size)
         return TensorScheme(kind, self.symmetric, granularity, self.name)
 
+    @property
+    def wanted(self) -> OpScheme:
+        """How an op computes."""
+        scales, zeros = self._parameters()
+        scheme = replace(self.weight_scheme(), scales=scales, zeros=zeros)
+        return OpScheme(scheme, mode="weight_only", method=self.method())
+
+    @property
+    def said(self) -> dict[tuple[str, str], Any]:
+        """The fields of :attr:`wanted` that nothing else will do for: all of them."""
+        scheme = self.weight_scheme()
+        size = self.group_size if isinstance(scheme.granularity, PerGroup) else -1
+        sign = "sym" if scheme.symmetric else "asym"
+        fields = {"dtype": scheme.dtype.name, "scheme": sign, "group_size": size, "algorithm": self.name}
+        return {("weight", field): value for field, value in fields.items()}
+
+    def _parameters(self) -> tuple[TensorScheme | None, TensorScheme | None]:
+        """How scales, and zero points that are no integers, are stored; None where they stay floats."""
+        return None, None
+
     @classmethod
     def _settled(cls, values: dict[str, Any], given: frozenset[str]) -> dict[str, Any]:
         values = super()._settled(values, given)
@@ -135,6 +156,9 @@ class DoubleQuantConfig(WeightOnlyConfig):
 
     def _option_fields(self) -> dict[str, Any]:
         return {**super()._option_fields(), "range_search": self.range_search}
+
+    def _parameters(self) -> tuple[TensorScheme | None, TensorScheme | None]:
+        return self.double_quant_scheme(), None
 
     def double_quant_scheme(self) -> TensorScheme | None:
         """How the scales are quantized; None where they stay in float."""

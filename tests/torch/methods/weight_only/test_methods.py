@@ -1,18 +1,22 @@
-"""What a job does to a layer beyond its algorithm."""
+"""What is done to a layer beyond its algorithm."""
 
 import pytest
 import torch
 
 from neural_compressor.algorithms import FloatZeroArray
 from neural_compressor.dtypes import dtype
-from neural_compressor.schemes import PerGroup, QuantizedArray, TensorScheme
-from neural_compressor.torch.methods.weight_only.jobs import LayerJob
+from neural_compressor.schemes import Method, OpScheme, PerGroup, QuantizedArray, TensorScheme
+from neural_compressor.torch.methods.weight_only.methods import finished, quantized_weight
 
 RUNS = TensorScheme(dtype("int8"), False, PerGroup(256))
 
 
 def scheme(name, symmetric=True, **nested):
     return TensorScheme(dtype(name), symmetric, PerGroup(32), **nested)
+
+
+def op(algorithm, weight):
+    return OpScheme(weight, mode="weight_only", method=Method(algorithm))
 
 
 def rounded(values, size=256):
@@ -33,13 +37,13 @@ def rounded(values, size=256):
 def test_scales_are_quantized_when_the_layer_is_finished(name):
     torch.manual_seed(0)
     weight = torch.randn(64, 512)
-    plain = LayerJob("rtn", scheme(name)).run(weight, None)
-    job = LayerJob("rtn", scheme(name, scales=RUNS))
-    result = job.run(weight, None)
+    plain = quantized_weight(op("rtn", scheme(name)), weight, None)
+    job = op("rtn", scheme(name, scales=RUNS))
+    result = quantized_weight(job, weight, None)
     assert torch.equal(result.array.scale, plain.array.scale), "layers that are stacked are split first"
-    array = job.finish(result).array
+    array = finished(job, result).array
     assert isinstance(array.scale, QuantizedArray)
-    assert array.scheme == job.scheme
+    assert array.scheme == job.weight
     assert torch.equal(array.codes, plain.array.codes)
     torch.testing.assert_close(array.qparams.scale.double(), rounded(plain.array.scale), rtol=1e-6, atol=0)
 
@@ -47,9 +51,9 @@ def test_scales_are_quantized_when_the_layer_is_finished(name):
 def test_float_zero_points_too():
     torch.manual_seed(0)
     weight, how = torch.randn(64, 512), {"scales": RUNS, "zeros": RUNS}
-    plain = LayerJob("hqq", scheme("uint4", False)).run(weight, None).array
-    job = LayerJob("hqq", scheme("uint4", False, **how))
-    array = job.finish(job.run(weight, None)).array
+    plain = quantized_weight(op("hqq", scheme("uint4", False)), weight, None).array
+    job = op("hqq", scheme("uint4", False, **how))
+    array = finished(job, quantized_weight(job, weight, None)).array
     assert isinstance(array, FloatZeroArray)
     for found, given in ((array.scale, plain.scale), (array.zero, plain.zero)):
         torch.testing.assert_close(
@@ -57,11 +61,7 @@ def test_float_zero_points_too():
         )
 
 
-def test_a_job_without_schemes_for_them_leaves_floats():
-    job = LayerJob("hqq", scheme("uint4", False))
-    result = job.run(torch.randn(8, 64), None)
-    assert job.finish(result).array is result.array
-
-
-def test_jobs_with_other_scales_are_of_another_kind():
-    assert LayerJob("rtn", scheme("int4")).kind != LayerJob("rtn", scheme("int4", scales=RUNS)).kind
+def test_a_scheme_without_any_for_them_leaves_floats():
+    job = op("hqq", scheme("uint4", False))
+    result = quantized_weight(job, torch.randn(8, 64), None)
+    assert finished(job, result).array is result.array

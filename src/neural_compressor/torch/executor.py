@@ -1,0 +1,343 @@
+"""The executor of plans: ``prepare`` a float model, let data run through it, ``apply`` what was seen.
+
+Everything that quantizes a PyTorch model comes here: the adaptor under ``fit``, ``prepare`` and ``convert``, ``autotune``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import nn
+
+from neural_compressor.algorithms import options_of
+from neural_compressor.errors import CalibrationError, ConfigError, QuantizationError
+from neural_compressor.observers.input_check import CalibrationInputs
+from neural_compressor.registry import Registry, close_matches
+from neural_compressor.schemes import OpKey, OpScheme, Pass, Plan
+from neural_compressor.torch.batches import batch_size, note_inputs
+from neural_compressor.torch.files.streaming import WeightSource, is_empty
+from neural_compressor.torch.inspection import evaluating
+from neural_compressor.torch.methods.ranges import Observing, Ranges
+from neural_compressor.torch.methods.weight_only.methods import is_block_method, limit_of, method_of, option
+from neural_compressor.torch.methods.weight_only.quantizer import WeightOnlyQuantizer, sees_data
+from neural_compressor.torch.modules.base import quant_class
+from neural_compressor.torch.passes.fold import Structure, fold
+from neural_compressor.torch.passes.survey import Survey
+from neural_compressor.torch.quantized_model import build
+from neural_compressor.torch.structure.deferred import Deferred
+from neural_compressor.torch.structure.ops import is_linear, is_parameter, op_type, outer_blocks
+from neural_compressor.torch.structure.replay import Arguments, CalibrationLimit, is_plain, remembered
+from neural_compressor.torch.structure.watch import Run, watched
+
+logger = logging.getLogger("neural_compressor")
+
+FOLD = Pass("fold")
+"""Batch normalisation goes into the layers before it, and ReLUs into kernels, as far as the runs seen prove it right."""
+
+PassRunner = Callable[[nn.Module, Survey | None, Mapping[str, Any]], Structure]
+"""Changes a float model, of which runs were seen, with the options of its pass; says what became of which module."""
+
+PASSES: Registry[PassRunner] = Registry("pass of PyTorch", entry_point_group="neural_compressor.torch_passes")
+
+
+@PASSES.register("fold")
+def _fold(model: nn.Module, survey: Survey | None, options: Mapping[str, Any]) -> Structure:
+    structure = Structure() if survey is None else survey.structure
+    fold(model, structure)
+    return structure
+
+
+def prepare(model: nn.Module, plan: Plan, **more: Any) -> Execution:
+    """A plan about to be carried out on ``model``, in place; what the executor does not run is refused.
+
+    ``more`` is what :class:`Execution` takes beside these.
+    """
+    check(model, plan)
+    return Execution(model, plan, **more)
+
+
+class Execution:
+    """A plan on its way: between :meth:`listen` and :meth:`stop` data runs through :attr:`model`, then :meth:`apply`.
+
+    Calls are remembered for methods that work block by block; the ranges of static ops are observed as they run. ``survey``
+    and ``ranges`` are what earlier plans for the same model have seen already, of the data that ``source`` stands for.
+    ``reasons`` say why ops that are not in the plan stay in float, ``weights`` is where those of an empty model come from,
+    and ``example`` are inputs to check the result on.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        plan: Plan,
+        *,
+        reasons: Mapping[OpKey, str] | None = None,
+        survey: Survey | None = None,
+        ranges: Ranges | None = None,
+        source: int = 0,
+        weights: WeightSource | None = None,
+        example: Any = None,
+    ) -> None:
+        self.model, self.plan = model, plan
+        self.reasons = dict(reasons or {})
+        self.ranges = ranges if ranges is not None else Ranges()
+        self.weights, self.example = weights, example
+        self.survey = survey
+        self.calls: list[Arguments] = []
+        self.runs = 0
+        self._source = source
+        self._samples = 0
+        self._inputs = CalibrationInputs()
+        self._listening: ExitStack | None = None
+        self._seen: Observing | None = None
+        self._applied = False
+
+    @property
+    def weight_only(self) -> dict[str, OpScheme]:
+        """The ops of which a method finds the weight."""
+        return {key[0]: op for key, op in self.plan.items() if _has_method(self.model, key, op)}
+
+    @property
+    def seeing_data(self) -> list[str]:
+        """The ops for which the model has to run on data before :meth:`apply`."""
+        seeing = [name for name, op in self.weight_only.items() if sees_data(op)]
+        return [*seeing, *(name for name, _ in self._missing)]
+
+    @property
+    def needs_data(self) -> bool:
+        """Whether the model has to run on data before :meth:`apply`."""
+        return bool(self.seeing_data)
+
+    @property
+    def _missing(self) -> Mapping[OpKey, Any]:
+        return self.ranges.missing(self.plan, self._source)
+
+    @property
+    def is_listening(self) -> bool:
+        """Whether what runs through the model is taken into account."""
+        return self._listening is not None
+
+    # -- what is observed -------------------------------------------------------------------------------------------
+
+    def listen(self) -> None:
+        """Take all further calls of the model into account.
+
+        Where calls are only remembered, the first one runs, so that data that does not fit the model is seen at once. Later
+        ones run when their output is looked at, which calibration loops seldom do.
+        """
+        seeing = [op for op in self.weight_only.values() if sees_data(op)]
+        limit = CalibrationLimit.covering(limit_of(op) for op in seeing)
+        with ExitStack() as stack:
+            forward, own = self.model.forward, self.model.__dict__.get("forward")
+            if self._missing:
+                if is_empty(self.model):
+                    raise ConfigError(
+                        "static quantization runs the model, and it has no values (meta device): load them"
+                    )
+                stack.enter_context(evaluating(self.model))
+                self.survey = self.survey or Survey(self.model)
+                self._seen = stack.enter_context(self.ranges.observing(self.model, self.plan, self._source))
+                stack.enter_context(watched(self.model, self._note))
+            elif seeing:
+                # A model without weights has no outputs to give: calls are remembered and return None.
+                empty = is_empty(self.model)
+                self.model.forward = (lambda *args, **kwargs: None) if empty else self._deferring(forward)
+                stack.callback(self._give_back, own)
+
+            def remember(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+                self._remember(args, kwargs, limit if seeing else None)
+
+            stack.callback(self.model.register_forward_pre_hook(remember, with_kwargs=True).remove)
+            self._listening = stack.pop_all()
+
+    def stop(self) -> None:
+        """End of calibration."""
+        if self._listening is not None:
+            listening, self._listening = self._listening, None
+            listening.close()
+            self._inputs.warn()
+            if self._seen is not None and self.runs:
+                self.ranges.keep(self._seen, self.plan, self._source)
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Take what runs meanwhile into account, unless it ends with an error."""
+        self.listen()
+        try:
+            yield
+        except BaseException:
+            self._seen = None
+            raise
+        finally:
+            self.stop()
+
+    def _give_back(self, forward: Any) -> None:
+        del self.model.forward
+        if forward is not None:
+            self.model.forward = forward
+
+    def _note(self, run: Run) -> None:
+        assert self._seen is not None
+        assert self.survey is not None
+        self._seen.end_run(run.trace)
+        self.survey.note(run)
+        if self.example is None:
+            self.example = _as_inputs(run)
+
+    def _remember(self, args: tuple[Any, ...], kwargs: dict[str, Any], limit: CalibrationLimit | None) -> None:
+        self.runs += 1
+        note_inputs(self._inputs, self.model, args, kwargs)
+        size = batch_size((args, kwargs))
+        if size == 0 or limit is None:
+            return
+        used = limit.cut(remembered(self.model, args, kwargs), self._samples)
+        if used is not None:
+            self.calls.append(used)
+        if self._samples <= limit.samples < self._samples + size:
+            logger.warning("calibration data behind the first %d samples is not used (nsamples)", limit.samples)
+        self._samples += size
+
+    def _deferring(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        tried = False
+
+        def run_or_defer(*args: Any, **kwargs: Any) -> Any:
+            nonlocal tried
+            if not tried or not is_plain((args, kwargs)):
+                tried = True
+                return forward(*args, **kwargs)
+            gradients = torch.is_grad_enabled()
+
+            def run() -> Any:
+                if self._applied:
+                    raise CalibrationError(
+                        "the output of a calibration run was looked at after convert, when the float model was gone; "
+                        "look at it before"
+                    )
+                with torch.set_grad_enabled(gradients):
+                    return forward(*args, **kwargs)
+
+            return Deferred(run)
+
+        return wraps(forward)(run_or_defer)
+
+    # -- what is done -----------------------------------------------------------------------------------------------
+
+    def apply(self, on_block: Callable[[str, int, int], None] | None = None) -> nn.Module:
+        """The quantized model: :attr:`model` itself, unless that is an op.
+
+        Passes come first, then the methods that find weights, block by block while other ops are float, then the ops whose
+        ranges are known or need none.
+        """
+        self.stop()
+        if self._missing:
+            raise CalibrationError(
+                f"{len(self._missing)} static ops need calibration: run the prepared model on data before convert"
+            )
+        self._applied = True
+        ops, training = self.weight_only, self.model.training
+        model, structure = self.model.eval(), Structure()
+        for step in self.plan.passes:
+            structure = PASSES[step.name](model, self.survey, step.options)
+        ranges = self.ranges.of(self.plan, structure, self._source)
+        kinds = {name: kind for name, kind in self.plan if name in ops}
+        quantizer = WeightOnlyQuantizer(model, ops, self.weights, on_block)
+        missed = quantizer.run(self.calls) if ops else {}
+        left = {(name, kinds[name]): why for name, why in missed.items()}
+        new = build(quantizer.model, self.plan, ranges, structure, self.reasons, self.example, left)
+        return new.train(training)
+
+
+def _has_method(model: nn.Module, key: OpKey, op: OpScheme) -> bool:
+    """Whether a method finds the weight of an op, and not the range of it alone."""
+    if op.mode != "weight_only":
+        return False
+    return is_parameter(model, key[0]) or is_linear(model.get_submodule(key[0]))
+
+
+def _as_inputs(run: Run) -> Any:
+    """What a run was called with, as the inputs of a batch; None where it is positional and named arguments at once."""
+    if run.kwargs:
+        return None if run.args else run.kwargs
+    return run.args[0] if len(run.args) == 1 else run.args
+
+
+# -- what is not run ------------------------------------------------------------------------------------------------
+
+
+def check(model: nn.Module, plan: Plan) -> None:
+    """Refuse, before any work, a plan that names what the model does not have or the executor does not run."""
+    for step in plan.passes:
+        PASSES[step.name]
+        if step.options and step.name == "fold":
+            raise ConfigError(f"pass {step}: folding has no options; leave them out")
+    if plan.recipes:
+        raise ConfigError(f"PyTorch does not apply the recipes {', '.join(sorted(plan.recipes))}; leave them out")
+    modules = dict(model.named_modules())
+    for key, op in plan.items():
+        _check_name(model, key, modules)
+        try:
+            _check_op(model, key, op)
+        except (ConfigError, QuantizationError) as error:
+            raise ConfigError(f"op {key[0]!r} ({key[1]}): {error}") from None
+    methods = {key[0]: op for key, op in plan.items() if op.mode == "weight_only" and _has_method(model, key, op)}
+    _check_absorbers(modules, methods)
+    _check_blocks(model, methods)
+
+
+def _check_name(model: nn.Module, key: OpKey, modules: Mapping[str, nn.Module]) -> None:
+    name, kind = key
+    owner = name.rpartition(".")[0]
+    if name not in modules and (owner not in modules or not is_parameter(model, name)):
+        raise ConfigError(f"the plan names op {name!r}, which the model does not have; {close_matches(name, modules)}")
+    if op_type(model, name) != kind:
+        raise ConfigError(f"the plan calls op {name!r} a {kind}, but it is a {op_type(model, name)}")
+
+
+def _check_op(model: nn.Module, key: OpKey, op: OpScheme) -> None:
+    if op.is_float:
+        return
+    if _has_method(model, key, op):
+        assert op.method is not None
+        assert op.weight is not None
+        method_of(op).check(op.weight, options_of(op.method))
+        if sees_data(op) and is_parameter(model, key[0]):
+            raise ConfigError(
+                f"experts fused into one parameter, of which {op.method.name} would have to see the inputs of each; "
+                "rtn or hqq quantize it"
+            )
+        return
+    if is_parameter(model, key[0]):
+        raise ConfigError(f"a parameter of its module has no {op.mode} form; its weight can be quantized alone")
+    quant_class(model.get_submodule(key[0]))
+    if op.method is not None and (op.method.name != "rtn" or op.method.options):
+        raise ConfigError(
+            f"method {op.method} is for linear layers; the weight of a {key[1]} is rounded to nearest (rtn)"
+        )
+
+
+def _check_absorbers(modules: Mapping[str, nn.Module], ops: Mapping[str, OpScheme]) -> None:
+    listed = [option(op, "absorb", None) or {} for op in ops.values()]
+    named = {name for each in listed for norm, layers in each.items() for name in (norm, *layers)}  # type: ignore[attr-defined]
+    for name in sorted(named):
+        if name not in modules:
+            raise ConfigError(
+                f"a layer is to take up the scales of others, and none is called {name!r}; {close_matches(name, modules)}"
+            )
+
+
+def _check_blocks(model: nn.Module, ops: Mapping[str, OpScheme]) -> None:
+    """Layers of a block that are quantized together must ask for the same."""
+    together = {name: op for name, op in ops.items() if is_block_method(op)}
+    for block in outer_blocks(model, together) or [""]:
+        inside = {name: op for name, op in together.items() if name.startswith(f"{block}." if block else "")}
+        wanted = {op.method: name for name, op in inside.items()}
+        if len(wanted) > 1:
+            names = " and ".join(dict.fromkeys(method.name for method in wanted if method is not None))
+            raise ConfigError(
+                f"the layers {sorted(wanted.values())} are trained together with {names}, and their configurations differ "
+                "in more than the data type; give them the same iters, lr, minmax_lr, batch_size, seed and enable_ fields"
+            )

@@ -1,0 +1,127 @@
+"""From a configuration to a plan: the scheme of each op of a model, and why the others stay in float."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from neural_compressor.adaptor.tensor_options import OpConfig
+from neural_compressor.algorithms import needs_data
+from neural_compressor.config.assignment import Assignment, Claim, Tier
+from neural_compressor.config.composable import ComposableConfig
+from neural_compressor.config.composition import Composition
+from neural_compressor.config.resolver import OpSpace, Request, op_space, wanting
+from neural_compressor.errors import CapabilityError, ConfigError
+from neural_compressor.schemes import OpKey, OpScheme, Plan
+from neural_compressor.torch.capability import PyTorchQuery, opwise
+from neural_compressor.torch.executor import FOLD, check
+from neural_compressor.torch.structure.ops import find_ops, is_parameter, not_weight_only
+
+
+def plan_for(model: nn.Module, config: Any) -> tuple[Plan, dict[OpKey, str]]:
+    """What ``config`` makes of ``model``, and the ops that stay in float with the reason.
+
+    What the framework cannot run is an error if the configuration asks for nothing else, or if a rule of its own speaks of
+    no other op; elsewhere such an op stays in float.
+    """
+    if not isinstance(config, Composition):
+        what = f"the class {config.__name__}" if isinstance(config, type) else f"a {type(config).__name__}"
+        raise ConfigError(f"quant_config is {what}; expected a configuration such as RTNConfig()")
+    found, left = find_ops(model)
+    assigned = config.assign(dict(found.keys()))
+    with_head = any(getattr(part, "quant_lm_head", False) for part in config.parts)
+    resolver = _Resolver(model, found, not_weight_only(model, found, with_head))
+    ops: dict[OpKey, OpScheme] = {}
+    refused: dict[int, tuple[Claim[ComposableConfig], str]] = {}
+    served: set[int] = set()
+    for key in found:
+        given = assigned[key[0]]
+        if given.config is None or given.claim is None:
+            left[key] = "no part of the configuration claims it"
+            continue
+        try:
+            scheme, reason = resolver.scheme(key, given)
+        except CapabilityError as error:
+            scheme, reason = None, str(error)
+        if scheme is not None:
+            ops[key] = scheme
+        else:
+            left[key] = reason
+        if scheme is not None or not given.config.quantizes:
+            served.add(id(given.claim))
+        else:
+            refused.setdefault(id(given.claim), (given.claim, reason))
+    for claim, reason in (pair for place, pair in refused.items() if place not in served):
+        if claim.tier > Tier.EVERYTHING:
+            raise ConfigError(f"{claim} asks for what cannot be done: {reason}")
+    if not ops:
+        raise _nothing(model, [reason for _, reason in refused.values()])
+    static = any(scheme.mode == "static" and scheme.activation is not None for scheme in ops.values())
+    plan = Plan(ops, passes=(FOLD,) if static else ())
+    check(model, plan)
+    return plan, left
+
+
+def _nothing(model: nn.Module, reasons: list[str]) -> ConfigError:
+    if reasons and all("weight-only algorithms quantize linear layers" in reason for reason in reasons):
+        return ConfigError(
+            f"a model of type {type(model).__name__} has no linear layer whose weight could be quantized"
+        )
+    if reasons:
+        return ConfigError(f"nothing in the model can be quantized as the configuration says: {reasons[0]}")
+    return ConfigError("the configuration leaves every layer in float; nothing would be quantized")
+
+
+class _Resolver:
+    """Asks for the schemes of the ops of a model, each kind of question once."""
+
+    def __init__(self, model: nn.Module, ops: Mapping[OpKey, nn.Module], not_alone: Mapping[OpKey, str]) -> None:
+        self._model, self._not_alone = model, not_alone
+        self._configs: dict[OpKey, list[OpConfig]] = opwise(PyTorchQuery(), ops)
+        self._spaces: dict[tuple[str, Request], OpSpace] = {}
+
+    def scheme(self, key: OpKey, given: Assignment[ComposableConfig]) -> tuple[OpScheme | None, str]:
+        """The scheme of an op under the configuration it is given, or None and the reason."""
+        config: Any = given.config
+        if not config.quantizes:
+            return None, "its configuration leaves it in float"
+        if not hasattr(config, "wanted"):
+            raise ConfigError(
+                f"{type(config).__name__} does not say how an op computes; a configuration of PyTorch does so with 'wanted'"
+            )
+        if reason := config.excludes(*key) if hasattr(config, "excludes") else "":
+            return None, reason
+        wanted: OpScheme = config.wanted
+        if wanted.mode == "weight_only":
+            reason = self._not_alone.get(key, "")
+            if reason and not ("output head" in reason and given.explicit):
+                return None, reason
+            if wanted.method is not None and needs_data(wanted.method) and is_parameter(self._model, key[0]):
+                return None, _needs_each_expert(config)
+        space = self._space(key, config, wanted)
+        if wanted.is_float:
+            reason = f"the framework YAML lists no {key[1]} in {wanted.precision}"
+            return space.in_precision(wanted.precision), reason
+        return (space.quantized[0], "") if space.quantized else (None, space.reason)
+
+    def _space(self, key: OpKey, config: Any, wanted: OpScheme) -> OpSpace:
+        said = dict(config.said)
+        if not any("weight" in each for each in self._configs[key]):
+            wanted = replace(wanted, weight=None)
+        source = type(config).__name__
+        request = Request() if wanted.is_float else wanting(wanted, said, source)
+        request = replace(request, excluded_precisions=tuple(getattr(config, "excluded_precisions", ())))
+        place = (repr(self._configs[key]), request)
+        if place not in self._spaces:
+            self._spaces[place] = op_space(key, self._configs[key], request)
+        return self._spaces[place]
+
+
+def _needs_each_expert(config: Any) -> str:
+    return (
+        f"experts fused into one parameter, of which {type(config).__name__} would have to see the inputs of each; "
+        "RTNConfig() or HQQConfig() for it, with set_local, quantizes it"
+    )

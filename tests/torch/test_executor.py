@@ -1,0 +1,401 @@
+"""One plan, one executor: every front runs it, and what it does not run is refused before any work."""
+
+import copy
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from neural_compressor import quantization as two_x
+from neural_compressor.algorithms import ALGORITHMS, LayerResult, register_algorithm, rtn
+from neural_compressor.config import PostTrainingQuantConfig
+from neural_compressor.config.composition import CONFIGS, register_config
+from neural_compressor.errors import CalibrationError, ConfigError
+from neural_compressor.schemes import Method, OpScheme, Pass, Plan
+from neural_compressor.torch.adaptor import PyTorchAdaptor
+from neural_compressor.torch.executor import prepare as prepare_plan
+from neural_compressor.torch.modules import HalfModule, QuantConv2d, QuantLinear, WeightOnlyLinear
+from neural_compressor.torch.quantization import (
+    AutoRoundConfig,
+    AWQConfig,
+    DynamicQuantConfig,
+    FP8Config,
+    GPTQConfig,
+    HQQConfig,
+    MixedPrecisionConfig,
+    MXQuantConfig,
+    RTNConfig,
+    StaticQuantConfig,
+    TEQConfig,
+    TuningConfig,
+    autotune,
+    convert,
+    prepare,
+    quantize,
+)
+from neural_compressor.torch.quantization.config import WeightOnlyConfig
+from neural_compressor.torch.quantization.config.fields import Bits, Flag, GroupSize, WeightDtype
+from neural_compressor.torch.quantization.plans import plan_for
+
+
+class Net(nn.Module):
+    """A convolutional stem and an MLP with two blocks."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.conv2, self.bn2 = nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.mlp = nn.ModuleList(nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64)) for _ in range(2))
+        self.out = nn.Linear(64, 4)
+
+    def forward(self, x):
+        x = torch.relu(self.bn1(self.conv1(x)))
+        x = (x + self.bn2(self.conv2(x))).mean((2, 3)).repeat(1, 8)
+        for part in self.mlp:
+            x = x + part(x)
+        return self.out(x)
+
+
+@pytest.fixture
+def net():
+    torch.manual_seed(0)
+    model = Net()
+    model(torch.randn(32, 1, 8, 8))
+    for norm in (model.bn1, model.bn2):
+        nn.init.uniform_(norm.weight, 0.5, 1.5)
+    return model.eval()
+
+
+@pytest.fixture
+def batches():
+    return [torch.randn(8, 1, 8, 8, generator=torch.Generator().manual_seed(i)) for i in range(4)]
+
+
+@pytest.fixture
+def run(batches):
+    def calibrate(model):
+        for batch in batches:
+            model(batch)
+
+    return calibrate
+
+
+def error(model, reference, x):
+    with torch.no_grad():
+        return float((model(x) - reference(x)).norm() / reference(x).norm())
+
+
+def same_bytes(*models):
+    first, *others = [model.state_dict() for model in models]
+    for other in others:
+        assert first.keys() == other.keys()
+        assert all(torch.equal(first[key], other[key]) and first[key].dtype == other[key].dtype for key in first)
+
+
+STATIC = StaticQuantConfig(white_list=["Conv2d"])
+REACHING = {
+    "static": (StaticQuantConfig(), {"conv1": QuantConv2d, "out": QuantLinear}, 0.1),
+    "static-kl": (StaticQuantConfig(act_algo="kl"), {"conv1": QuantConv2d, "out": QuantLinear}, 0.2),
+    "dynamic": (DynamicQuantConfig(), {"conv1": nn.Conv2d, "out": QuantLinear}, 0.1),
+    "fp8": (FP8Config(), {"conv1": QuantConv2d, "out": QuantLinear}, 0.2),
+    "fp8-e5m2": (FP8Config(fp8_config="E5M2"), {"conv1": QuantConv2d, "out": QuantLinear}, 0.3),
+    "fp8-dynamic": (FP8Config(dynamic_quantization=True), {"conv1": QuantConv2d, "out": QuantLinear}, 0.2),
+    "mx": (MXQuantConfig(), {"conv1": nn.Conv2d, "out": QuantLinear}, 0.1),
+    "mx-fp4-fp8": (MXQuantConfig(w_dtype="fp4", act_dtype="fp8_e4m3"), {"out": QuantLinear}, 0.4),
+    "mx-weight": (MXQuantConfig(w_dtype="fp6_e3m2", weight_only=True), {"out": WeightOnlyLinear}, 0.2),
+    "half": (MixedPrecisionConfig("bf16"), {"conv1": HalfModule, "out": HalfModule}, 0.05),
+    "rtn": (RTNConfig(bits=8), {"out": WeightOnlyLinear, "conv1": nn.Conv2d}, 0.1),
+    "gptq": (GPTQConfig(bits=8), {"out": WeightOnlyLinear}, 0.1),
+    "awq": (AWQConfig(bits=8), {"out": WeightOnlyLinear}, 0.1),
+    "teq": (TEQConfig(bits=8), {"out": WeightOnlyLinear}, 0.1),
+    "hqq": (HQQConfig(bits=8), {"out": WeightOnlyLinear}, 0.1),
+    "autoround": (AutoRoundConfig(bits=8, iters=2), {"out": WeightOnlyLinear}, 0.1),
+    "int4 beside int8": (
+        STATIC + RTNConfig(bits=4, group_size=16),
+        {"conv2": QuantConv2d, "out": WeightOnlyLinear},
+        0.4,
+    ),
+    "gptq beside dynamic": (
+        DynamicQuantConfig(white_list=["out"]) + GPTQConfig(bits=8, group_size=16),
+        {"out": QuantLinear, "mlp.1.0": WeightOnlyLinear, "conv1": nn.Conv2d},
+        0.1,
+    ),
+    "gptq beside static": (STATIC + GPTQConfig(bits=8), {"conv1": QuantConv2d, "mlp.0.2": WeightOnlyLinear}, 0.1),
+}
+
+
+def test_every_exported_configuration_is_tried_here():
+    tried = {type(part) for config, _, _ in REACHING.values() for part in config.parts}
+    exported = __import__("neural_compressor.torch.quantization", fromlist=["*"])
+    classes = {value for name in exported.__all__ if hasattr(value := getattr(exported, name), "model_fields")}
+    composable = {cls for cls in classes if cls.__module__.startswith("neural_compressor.torch")}
+    assert composable == tried
+
+
+@pytest.mark.parametrize("name", REACHING)
+def test_every_configuration_reaches_convert(net, run, batches, name):
+    config, kinds, allowed = REACHING[name]
+    reference = copy.deepcopy(net)
+    model = quantize(net, config, run_fn=run, quiet=True)
+    for op, kind in kinds.items():
+        assert type(model.get_submodule(op)) is kind
+    assert 0 < error(model, reference, batches[0]) < allowed
+    named = {op for op, _ in {**model.quantization.plan, **model.quantization.reasons}}
+    assert {"conv1", "conv2", "out", "mlp.0.0", "mlp.1.2"} <= named, "nothing is skipped silently"
+
+
+@pytest.mark.parametrize("name", ["static", "fp8", "int4 beside int8", "gptq beside static", "autoround", "half"])
+def test_the_same_plan_gives_the_same_bytes_through_every_front(net, run, batches, name, tmp_path):
+    config, _, _ = REACHING[name]
+    floats = copy.deepcopy(net)
+    through_prepare = prepare(copy.deepcopy(net), config)
+    run(through_prepare)
+    through_prepare = convert(through_prepare, quiet=True)
+    plan, _ = plan_for(net, config)
+    fitted = PyTorchAdaptor({"dataloader": batches, "passes": ()}).quantize(plan.to_tune_cfg(), net, batches)
+    called = PyTorchAdaptor({"passes": ()}).quantize(plan.to_tune_cfg(), net, q_func=run)
+    tuned = autotune(
+        net,
+        TuningConfig(config_set=config, workspace=tmp_path),
+        eval_fn=lambda model: 1.0,
+        run_fn=run,
+        quiet=True,
+    )
+    same_bytes(through_prepare, fitted, called, tuned)
+    same_bytes(net, floats)
+    assert through_prepare.quantization.plan == fitted.quantization.plan == tuned.quantization.plan
+
+
+def test_static_ranges_are_those_of_the_folded_model(net, run, batches):
+    reference = copy.deepcopy(net)
+    model = quantize(net, StaticQuantConfig(), run_fn=run, quiet=True)
+    assert type(model.bn1) is nn.Identity
+    seen = torch.cat([torch.relu(reference.bn1(reference.conv1(x))).detach() for x in batches])
+    low, high = min(0.0, float(seen.min())), float(seen.max())
+    assert float(model.conv2.input_scale) == pytest.approx((high - low) / 255, rel=1e-5)
+
+
+def test_a_fold_that_the_data_refutes_is_not_made(batches):
+    class Parting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4)
+
+        def forward(self, x, plain=False):
+            y = self.conv(x)
+            return y if plain else self.norm(y)
+
+    model = prepare(Parting().eval(), StaticQuantConfig())
+    model(batches[0])
+    model(batches[1], plain=True)
+    model = convert(model, quiet=True)
+    assert type(model.norm) is nn.BatchNorm2d
+    assert type(model.conv) is QuantConv2d
+    assert "conv" in model.quantization.structure.unfolded
+
+
+def test_static_calibration_keeps_no_batches(net, batches):
+    prepared = prepare(net, StaticQuantConfig())
+    for batch in batches:
+        prepared(batch)
+    assert prepared._prepared.calls == []
+    assert prepared._prepared.runs == 4
+
+
+def test_a_model_in_training_mode_is_calibrated_as_it_will_run(net, run):
+    before = net.bn1.running_mean.clone()
+    plain = quantize(copy.deepcopy(net), StaticQuantConfig(), run_fn=run, quiet=True)
+    trained = quantize(copy.deepcopy(net).train(), StaticQuantConfig(), run_fn=run, quiet=True)
+    same_bytes(plain, trained)
+    assert trained.training
+    assert torch.equal(before, net.bn1.running_mean)
+
+
+# -- the 2.x API ----------------------------------------------------------------------------------------------------
+
+
+ALGORITHM_NAMES = {"RTN": RTNConfig, "GPTQ": GPTQConfig, "AWQ": AWQConfig, "TEQ": TEQConfig, "HQQ": HQQConfig}
+
+
+def fitted(net, batches, tmp_path, **rule):
+    conf = PostTrainingQuantConfig(approach="weight_only", op_type_dict={".*": {"weight": rule}})
+    return two_x.fit(net, conf, calib_dataloader=batches, workspace=tmp_path, quiet=True).model
+
+
+@pytest.mark.parametrize("name", [*ALGORITHM_NAMES, "AUTOROUND"])
+def test_the_algorithm_of_a_rule_finds_the_weights(net, batches, run, tmp_path, name):
+    sign = {"scheme": "asym"} if name == "HQQ" else {"scheme": "sym"}
+    model = fitted(net, batches, tmp_path, bits=4, group_size=32, algorithm=name, **sign)
+    schemes = {key: scheme for key, scheme in model.quantization.plan.items() if not scheme.is_float}
+    assert {scheme.method.name for scheme in schemes.values()} == {name.lower()}
+    assert type(model.out) is WeightOnlyLinear
+    wanted = {key: replace(s, method=Method(name.lower())) for key, s in schemes.items()}
+    execution = prepare_plan(copy.deepcopy(net), Plan(wanted))
+    with execution.listening() if execution.needs_data else np.errstate():
+        run(execution.model)
+    expected = execution.apply()
+    assert torch.equal(model.mlp[0][0].weight_packed, expected.mlp[0][0].weight_packed)
+
+
+def test_a_rule_as_documented(net, batches, tmp_path):
+    model = fitted(net, batches, tmp_path, bits=4, algorithm="RTN")
+    assert model.out.scheme.weight.dtype.name == "int4"
+
+
+def test_a_framework_yaml_that_admits_gptq_gives_the_weights_of_gptq(net, batches, tmp_path):
+    yaml = tmp_path / "mine.yaml"
+    yaml.write_text(
+        "int4:\n  weight_only:\n    Linear:\n      weight: {dtype: [int4], scheme: [sym], granularity: [per_group], "
+        "group_size: [32], algorithm: [gptq]}\n"
+    )
+    conf = PostTrainingQuantConfig(
+        approach="weight_only", framework_yaml=yaml, op_type_dict={"Linear": {"weight": {"dtype": "int4"}}}
+    )
+    model = two_x.fit(net, conf, calib_dataloader=batches, workspace=tmp_path, quiet=True).model
+    assert model.quantization.plan["out", "Linear"].method.name == "gptq"
+    nearest = quantize(copy.deepcopy(net), RTNConfig(quant_lm_head=True), quiet=True)
+    assert not torch.equal(model.mlp[0][0].weight_packed, nearest.mlp[0][0].weight_packed)
+
+
+# -- third parties --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def third_party():
+    """Two algorithms with a configuration each: one that drops the last bit, one that looks at its inputs."""
+    names = "coarse", "seen"
+
+    @register_algorithm(names[0])
+    def coarse(weight, scheme, statistics=None, *, keep: bool = False):
+        return LayerResult(rtn(weight if keep else (weight * 8).round() / 8, scheme))
+
+    @register_algorithm(names[1], needs_statistics=True)
+    def seen(weight, scheme, statistics, *, power: float = 1.0):
+        large = statistics.mean_square > statistics.mean_square.mean() * power
+        return LayerResult(rtn(torch.where(large, weight, weight * 0.5), scheme))
+
+    def config(name):
+        class Config(WeightOnlyConfig):
+            dtype: WeightDtype = "int"
+            bits: Bits = 4
+            use_sym: Flag = True
+            group_size: GroupSize = 32
+            quant_lm_head: Flag = True
+
+        return register_config("torch", name)(Config)
+
+    yield {name: config(name) for name in names}
+    for name in names:
+        ALGORITHMS._items.pop(name)
+        CONFIGS._items.pop(f"torch.{name}")
+
+
+@pytest.mark.parametrize("name", ["coarse", "seen"])
+def test_an_algorithm_of_a_third_party_runs_through_every_front(net, batches, run, third_party, tmp_path, name):
+    config = third_party[name]()
+    prepared = prepare(copy.deepcopy(net), config)
+    run(prepared)
+    converted = convert(prepared, quiet=True)
+    tuned = autotune(
+        net, TuningConfig(config_set=config, workspace=tmp_path), eval_fn=lambda m: 1.0, run_fn=run, quiet=True
+    )
+    through_fit = fitted(net, batches, tmp_path / "fit", bits=4, group_size=32, scheme="sym", algorithm=name)
+    same_bytes(converted, tuned)
+    same_bytes(converted.mlp, through_fit.mlp)
+    same_bytes(converted.out, through_fit.out)
+    nearest = quantize(copy.deepcopy(net), RTNConfig(quant_lm_head=True, use_full_range=False), quiet=True)
+    assert not torch.equal(converted.out.weight_packed, nearest.out.weight_packed)
+
+
+def test_autotune_takes_single_ops_back_to_float(net, batches, run, tmp_path):
+    expected = net(batches[0]).detach()
+
+    def score(model):
+        """Good as soon as the one op that matters is float."""
+        return 1.0 if type(model.mlp[1][0]) is nn.Linear else 0.5 - float((model(batches[0]) - expected).norm()) * 1e-6
+
+    config = TuningConfig(config_set=RTNConfig(bits=2), tolerable_loss=0.01, workspace=tmp_path)
+    model = autotune(net, config, eval_fn=score, quiet=True)
+    assert model.tuning.met
+    assert type(model.mlp[1][0]) is nn.Linear
+    assert sum(type(m) is WeightOnlyLinear for m in model.modules()) >= 3
+
+
+# -- what is not run ------------------------------------------------------------------------------------------------
+
+
+INT8 = OpScheme.from_dict(
+    {
+        "weight": {"dtype": "int8", "granularity": "per_channel"},
+        "activation": {"dtype": "uint8", "scheme": "asym", "quant_mode": "static"},
+    }
+)
+INT4 = OpScheme.from_dict({"weight": {"dtype": "int4", "group_size": 32}})
+OUT, CONV = ("out", "Linear"), ("conv1", "Conv2d")
+
+
+@pytest.mark.parametrize(
+    ("plan", "said"),
+    [
+        (Plan({OUT: replace(INT4, method=Method("gptqq"))}), "'gptqq'.*did you mean 'gptq'"),
+        (Plan({OUT: replace(INT4, method=Method("gptq", {"act_oder": True}))}), "'act_oder'.*did you mean 'act_order'"),
+        (
+            Plan({OUT: replace(INT4, method=Method("gptq", {"layer_wise": True}))}),
+            "layer_wise=True is not run by PyTorch",
+        ),
+        (Plan({OUT: INT4}, passes=[Pass("smoothe")]), "unknown pass of PyTorch 'smoothe'"),
+        (Plan({OUT: INT4}, passes=[Pass("fold", {"alpha": 1})]), "folding has no options"),
+        (Plan({OUT: INT4}, recipes={"smooth_quant": True}), "recipes smooth_quant"),
+        (Plan({CONV: replace(INT4, method=Method("gptq"))}), "'conv1'.*gptq.*is for linear layers"),
+        (Plan({("outt", "Linear"): INT4}), "'outt'.*did you mean 'out'"),
+        (Plan({("out", "Conv2d"): INT4}), "it is a Linear"),
+        (Plan({("bn1", "BatchNorm2d"): INT8}), "'bn1'.*no quantized module"),
+    ],
+)
+def test_what_is_not_run_is_refused_by_name_before_any_work(net, batches, plan, said):
+    def never(model):
+        raise AssertionError("work was done")
+
+    with pytest.raises(ConfigError, match=said):
+        PyTorchAdaptor().quantize(plan.to_tune_cfg(), net, q_func=never)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (lambda: FP8Config(mode="MEASURE"), r"FP8Config\.mode: got 'MEASURE'"),
+        (lambda: FP8Config(hp_dtype="fp16"), r"FP8Config\.hp_dtype"),
+        (lambda: FP8Config(scale_method="maxabs_pow2"), r"FP8Config\.scale_method: got 'maxabs_pow2'"),
+        (lambda: FP8Config(observer="save"), r"FP8Config\.observer"),
+        (lambda: FP8Config(dump_stats_path="here"), r"FP8Config\.dump_stats_path"),
+        (lambda: MXQuantConfig(blocksize=16), r"MXQuantConfig\.blocksize"),
+        (lambda: MXQuantConfig(round_method="floor"), r"MXQuantConfig\.round_method"),
+        (lambda: MXQuantConfig(out_dtype="float32"), r"MXQuantConfig\.out_dtype"),
+        (
+            lambda: MXQuantConfig(w_dtype="int4"),
+            r"MXQuantConfig\.w_dtype: got 'int4', of which there is no block format",
+        ),
+        (lambda: StaticQuantConfig(act_dtype="fp32"), r"StaticQuantConfig\.act_dtype"),
+        (lambda: StaticQuantConfig(w_sym=False), "StaticQuantConfig asks .* scheme 'asym'"),
+        (lambda: RTNConfig().set_local("conv1", RTNConfig()), "'conv1'.*a convolution"),
+    ],
+)
+def test_a_field_that_is_not_honoured_is_refused_by_name(net, config, said):
+    with pytest.raises(ConfigError, match=said):
+        prepare(net, config())
+
+
+def test_the_lists_of_fp8_choose_ops(net, run):
+    config = FP8Config(blocklist={"names": ["mlp"], "types": ["Conv2d"]})
+    model = quantize(copy.deepcopy(net), config, run_fn=run, quiet=True)
+    assert [name for name, _ in model.quantization.plan] == ["out"]
+    assert "blocklist" in model.quantization.reasons["conv1", "Conv2d"]
+    model = quantize(net, FP8Config(allowlist={"types": [nn.Conv2d]}), run_fn=run, quiet=True)
+    assert [name for name, _ in model.quantization.plan] == ["conv1", "conv2"]
+
+
+def test_static_quantization_without_data_says_what_to_do(net):
+    with pytest.raises(CalibrationError, match="run the prepared model"):
+        convert(prepare(net, StaticQuantConfig()))

@@ -428,3 +428,10 @@ def test_ops_that_pay_in_float_are_quantized_where_they_are_named() -> None:
     assert resolve(capability, {KEY: Request()})[KEY].reason.startswith("it is slower")
     assert resolve(capability, {KEY: Request()}, named={KEY})[KEY].quantized
     assert resolve(capability, {KEY: "the user says so"})[KEY].reason == "the user says so"
+
+
+def test_a_method_that_moves_zero_points_is_for_asymmetric_weights() -> None:
+    config = {**OPEN, "weight": {**OPEN["weight"], "scheme": ["sym", "asym"]}}
+    rules = read_rules("op_type_dict", {".*": {"weight": {"algorithm": "HQQ"}}})
+    found = op_space(("fc", "Linear"), [config], requested(rules, "weight_only")).quantized
+    assert {option.weight.symmetric for option in found} == {False}

@@ -96,6 +96,7 @@ class LayerOptions(BaseModel):
 class WeightOnlyAlgorithm:
     """An algorithm for the weight (outputs, inputs) of one layer, or of the layers of a block together.
 
+    One that ``needs_zero_point`` moves it, and is for asymmetric integers alone.
     ``quantize`` works on the arrays of one layer. It is None for a method of ``scope`` "block" that only executors know
     how to run: those that can train.
 
@@ -110,6 +111,7 @@ class WeightOnlyAlgorithm:
     options_model: type[LayerOptions] = LayerOptions
     needs_statistics: bool = False
     scope: Literal["layer", "block"] = "layer"
+    needs_zero_point: bool = False
 
     def __call__(
         self, weight: Array, scheme: TensorScheme, statistics: InputStatistics | None = None, **options: Any
@@ -197,6 +199,7 @@ def register_algorithm(
     options: type[LayerOptions] | None = None,
     needs_statistics: bool = False,
     scope: Literal["layer", "block"] = "layer",
+    needs_zero_point: bool = False,
 ) -> Callable[[Callable[..., LayerResult]], Callable[..., LayerResult]]:
     """Make ``function(weight, scheme, statistics, **options)`` known by ``name``.
 
@@ -207,7 +210,7 @@ def register_algorithm(
 
     def add(function: Callable[..., LayerResult]) -> Callable[..., LayerResult]:
         model = _parameters_of(name, function) if options is None else options
-        ALGORITHMS.add(name, WeightOnlyAlgorithm(name, function, model, needs_statistics, scope))
+        ALGORITHMS.add(name, WeightOnlyAlgorithm(name, function, model, needs_statistics, scope, needs_zero_point))
         return function
 
     return add

@@ -76,7 +76,7 @@ def hqq(weight: Array, scheme: TensorScheme, **options: Any) -> FloatZeroArray |
     return FloatZeroArray(codes, scale, zero, scheme, tuple(weight.shape))
 
 
-@register_algorithm("hqq", options=HQQOptions)
+@register_algorithm("hqq", options=HQQOptions, needs_zero_point=True)
 def _quantize(
     weight: Array,
     scheme: TensorScheme,

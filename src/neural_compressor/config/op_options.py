@@ -7,8 +7,9 @@ from itertools import product
 from typing import Any
 
 from neural_compressor.adaptor.tensor_options import ANY
+from neural_compressor.algorithms import ALGORITHMS
 from neural_compressor.config.words import as_list
-from neural_compressor.schemes import OpScheme, TensorScheme
+from neural_compressor.schemes import OpScheme
 
 TensorFields = dict[str, Any]
 Named = Mapping[tuple[str, str], Collection[Any]]
@@ -48,7 +49,7 @@ def _expand(config: Mapping[str, Any]) -> Iterator[OpScheme]:
         for weight_fields, activation_fields in _pairs(weight, activation):
             moded = activation_fields if mode is None else {**activation_fields, "quant_mode": mode}
             scheme = OpScheme.from_dict({"activation": moded, "weight": weight_fields})
-            if _has_zero_point_only_on_integers(scheme.weight, scheme.activation):
+            if _is_coherent(scheme):
                 yield scheme
 
 
@@ -98,5 +99,11 @@ def _granularities(fields: TensorFields) -> list[TensorFields]:
     return [{**n, **s} for n in names for s in (sizes if n.get("granularity") == "per_group" else [{}])]
 
 
-def _has_zero_point_only_on_integers(*tensors: TensorScheme | None) -> bool:
-    return all(t is None or t.is_float or t.symmetric or t.dtype.is_integer for t in tensors)
+def _is_coherent(option: OpScheme) -> bool:
+    """Only integers have a zero point, and a method that moves it needs one."""
+    tensors = [t for t in (option.weight, option.activation) if t is not None and not t.is_float]
+    if not all(t.symmetric or t.dtype.is_integer for t in tensors):
+        return False
+    if option.method is None or option.method.name not in ALGORITHMS or option.weight is None:
+        return True
+    return not (ALGORITHMS[option.method.name].needs_zero_point and option.weight.symmetric)

@@ -26,6 +26,7 @@ class StaticOptions:
     ``quantize_bias``: False leaves biases in float, as TensorRT wants them.
     ``bias_correction``: what convolutions give too much on average, on some of the data, is taken out of their biases;
     that takes a second pass over it. None does it where the data admits it, True says what is missing.
+    ``weight_correction``: the values of a rounded weight get the spread of the float one.
     ``named``: nodes of the plan that are quantized even where integers make them no faster: light ones (Add, Mul,
     Sigmoid, depthwise convolutions, ...) for which integers would have to be made, and slow ones; ``everywhere``: all are.
     ``percentile``: the share of values that "percentile" calibration keeps, in percent.
@@ -40,6 +41,7 @@ class StaticOptions:
     quant_last_matmul: bool = True
     quantize_bias: bool = True
     bias_correction: bool | None = False
+    weight_correction: bool = False
     everywhere: bool = False
     named: Collection[str] = ()
     percentile: float = 99.999

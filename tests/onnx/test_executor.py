@@ -131,7 +131,7 @@ def test_the_same_plan_gives_the_same_bytes_through_every_front(case, model, bat
 def test_a_plan_of_one_front_runs_in_another(case, model, batches):
     """What ``quantize`` makes of a configuration is a plan that the adaptor runs from its plain form."""
     _, config, _ = CASES[case]
-    executor = Executor(read_float_model(model), {})
+    executor = Executor(read_float_model(model))
     plan = resolve(config(Reader(batches)), executor).plan
     assert Plan.from_json(plan.to_json()) == plan
     adaptor = ONNXRTAdaptor()
@@ -212,13 +212,13 @@ def test_types_that_the_model_has_not_are_told_of(model, caplog):
 
 def test_a_source_is_smoothed_and_calibrated_once_for_plans_that_agree(model, batches):
     reader = Reader(batches)
-    executor = Executor(read_float_model(model), {})
+    executor = Executor(read_float_model(model))
     found = resolve(StaticQuantConfig(reader, extra_options={"SmoothQuant": True}), executor)
-    executor.capabilities, data = found.capabilities, found.calibration_data({})
-    first = executor.run(found.plan, data)
-    passes = data["static"].samples.passes
+    options = found.run_options({})
+    first, samples = executor.run(found.plan, options), options.data["static"].samples
+    passes = samples.passes
     bare = [step for step in found.plan.passes if step.name != "correct_biases"]
     fewer = Plan(found.plan.with_ops({MATRIX: OpScheme()}).ops, found.plan.calib_sampling_size, passes=bare)
-    executor.run(fewer, data)
-    assert data["static"].samples.passes == passes
+    executor.run(fewer, options)
+    assert samples.passes == passes
     assert executor.before_rounding(read_record(first).smoothing) is not None

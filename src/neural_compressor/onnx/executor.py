@@ -6,7 +6,7 @@ graph, smooth, static (with its corrections), weight-only, dynamic, half precisi
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
@@ -165,6 +165,23 @@ NO_DATA = CalibrationData()
 
 
 @dataclass(frozen=True)
+class RunOptions:
+    """What a plan does not say: by mode the execution provider that a model is for, and the calibration data.
+
+    ``reasons`` of ops that stay in float go into the record of the quantized model.
+    """
+
+    capabilities: Mapping[str, ProviderCapability]
+    data: Mapping[str, CalibrationData] = field(default_factory=dict)
+    reasons: Mapping[OpKey, str] = field(default_factory=dict)
+
+    @property
+    def provider(self) -> str:
+        """The name of the provider."""
+        return next(iter(self.capabilities.values())).name
+
+
+@dataclass(frozen=True)
 class _Base:
     """A float model, smoothed or not, and the ranges seen on it so far; None where nobody asks for them again."""
 
@@ -178,12 +195,10 @@ class _Base:
 class Executor:
     """Runs plans on the model ``source``, a normalised one, which is left as it is.
 
-    ``capabilities`` has by mode the execution provider that a model is for. With ``one_plan`` no ranges are collected
-    beside those that the plan needs.
+    With ``one_plan`` no ranges are collected beside those that the plan needs.
     """
 
     source: ir.Model
-    capabilities: Mapping[str, ProviderCapability]
     one_plan: bool = False
     _floats: dict[Pass, ir.Model] = field(default_factory=dict, init=False)
     _bases: list[_Base] = field(default_factory=list, init=False)
@@ -203,39 +218,35 @@ class Executor:
             self._floats[step] = model
         return self._floats[step]
 
-    def run(
-        self, plan: Plan, data: Mapping[str, CalibrationData], reasons: Mapping[OpKey, str] | None = None
-    ) -> ir.Model:
-        """The model quantized as ``plan`` says on ``data``, by mode; ``reasons`` of ops in float go into the record.
-
-        What cannot be run is an error before any work.
-        """
+    def run(self, plan: Plan, options: RunOptions) -> ir.Model:
+        """The model quantized as ``plan`` says; what cannot be run is an error before any work."""
         steps, model = Steps(tuple(plan.passes)), self.float_model(plan.step("optimize"))
-        self._check(plan, model)
+        _check(plan, model, options)
         whole, plan = plan, without_stored(plan)
         modes = {scheme.mode for scheme in plan.values()}
         new, left, smoothed = model, dict[OpKey, str](), ""
         if "static" in modes:
-            seen = data.get("static", NO_DATA)
-            base = self._base(plan, steps, model, seen)
+            seen, capability = options.data.get("static", NO_DATA), options.capabilities["static"]
+            base = self._base(plan, steps, model, seen, capability.target.sessions)
             smoothed, samples = base.name, seen.upto(plan.calib_sampling_size)
-            new = quantize_static(base.model, plan, samples, self._static_options(steps), base.known, left)
+            new = quantize_static(base.model, plan, samples, _static_options(steps, capability), base.known, left)
         if "weight_only" in modes:
             schemes = {name: _asymmetric(each) for (name, _), each in plan.items() if each.mode == "weight_only"}
-            samples = data.get("weight_only", NO_DATA).upto(None)
-            new = quantize_weight_only(new, schemes, samples, self._weight_options(steps))
+            samples = options.data.get("weight_only", NO_DATA).upto(None)
+            layout = _weight_options(steps, options.capabilities["weight_only"])
+            new = quantize_weight_only(new, schemes, samples, layout)
         if "dynamic" in modes:
             new = quantize_dynamic(new, plan)
         for precision in _HALVES:
             chosen = {name for (name, _), s in plan.items() if s.is_float and s.precision == precision}
             if chosen:
-                new = half_precision(new, precision, chosen, self._any.name)
+                new = half_precision(new, precision, chosen, options.provider)
         whole = stored_instead(whole, left)
         new = new.clone() if new is model else new
         refused = store_weights(new, whole)
         ops = {**whole.ops, **dict.fromkeys(refused, float_op("fp32", has_weight=True))}
-        told = {**(reasons or {}), **refused, **left}
-        write_record(new, QuantizationRecord(ops, told, smoothed, self._target_cpu(model, whole)))
+        told = {**options.reasons, **refused, **left}
+        write_record(new, QuantizationRecord(ops, told, smoothed, _target_cpu(model, whole, options)))
         restore_overridable(new)
         return new
 
@@ -244,24 +255,7 @@ class Executor:
         found = (base.model for base in self._bases if base.name == smoothed)
         return next(found, None if smoothed else next(iter(self._floats.values()), None))
 
-    @property
-    def _any(self) -> ProviderCapability:
-        return next(iter(self.capabilities.values()))
-
-    def _check(self, plan: Plan, model: ir.Model) -> None:
-        known = {(str(node.name), node.op_type) for node in model.graph.all_nodes()}
-        for key, scheme in plan.items():
-            if key not in known:
-                names = [name for name, kind in known if kind == key[1]] or [name for name, _ in known]
-                raise ConfigError(
-                    f"the plan names {key[0]!r} ({key[1]}), which the model does not have; {close_matches(key[0], names)}"
-                )
-            if scheme.mode not in (*self.capabilities, "float"):
-                raise ConfigError(f"the plan has {key[0]!r} as {scheme.mode}, which {self._any.name} does not run")
-            if scheme.mode == "weight_only":
-                check_weight_only(scheme)
-
-    def _base(self, plan: Plan, steps: Steps, model: ir.Model, data: CalibrationData) -> _Base:
+    def _base(self, plan: Plan, steps: Steps, model: ir.Model, data: CalibrationData, sessions: Sequence[str]) -> _Base:
         wanted, weights = steps.get(Smooth), prevailing_weights(plan)
         name = "" if wanted is None else f"{plan.step('smooth')} {weights.to_dict()}"
         percentile = steps.usual(Calibrate).percentile
@@ -270,48 +264,10 @@ class Executor:
             if base.key == key:
                 return base
         if wanted is not None:
-            model = self._smoothed(model, wanted, weights, data)
+            model = _smoothed(model, wanted, weights, data, sessions)
         new = _Base(key, name, model, None if self.one_plan else {})
         self._bases = [*self._bases[-_KEPT + 1 :], new]
         return new
-
-    def _smoothed(self, model: ir.Model, wanted: Smooth, weights: TensorScheme, data: CalibrationData) -> ir.Model:
-        if (samples := data.upto(None)) is None:
-            raise CalibrationError("smoothing looks at activations: give calibration data")
-        options = {each.name: getattr(wanted, each.name) for each in fields(wanted)}
-        sessions = self.capabilities["static"].target.sessions
-        return smooth(model, samples, weights=weights, providers=sessions, **options)
-
-    def _static_options(self, steps: Steps) -> StaticOptions:
-        capability, layout, biases = self.capabilities["static"], steps.usual(QdqLayout), steps.get(CorrectBiases)
-        needed = capability.query.entry.recipes
-        return StaticOptions(
-            quant_format=layout.quant_format or capability.quant_format,
-            target=capability.name,
-            providers=capability.target.sessions,
-            add_qdq_pair_to_weight=layout.add_qdq_pair_to_weight or bool(needed.get("add_qdq_pair_to_weight")),
-            dedicated_qdq_pair=layout.dedicated_qdq_pair or bool(needed.get("dedicated_qdq_pair")),
-            optypes_to_exclude_output_quant=tuple(layout.optypes_to_exclude_output_quant),
-            quantize_bias=bool(needed.get("quantize_bias", True)),
-            bias_correction=False if biases is None else biases.required or None,
-            weight_correction=steps.get(CorrectWeights) is not None,
-            named=layout.named,
-            percentile=steps.usual(Calibrate).percentile,
-        )
-
-    def _weight_options(self, steps: Steps) -> WeightOnlyOptions:
-        capability, layout = self.capabilities["weight_only"], steps.usual(WeightLayout)
-        return WeightOnlyOptions(
-            quant_format=layout.quant_format or capability.quant_format,
-            accuracy_level=layout.accuracy_level or "auto",
-            providers=capability.target.sessions,
-        )
-
-    def _target_cpu(self, model: ir.Model, plan: Plan) -> str:
-        """Which CPUs the model gives the same on; empty where no integers are multiplied on one."""
-        modes = {scheme.mode for scheme in plan.values()} & {"static", "dynamic"}
-        on_cpu = any(self.capabilities[mode].target.provider is CPU for mode in modes)
-        return target_cpu(model, plan.ops) if on_cpu else ""
 
 
 _SIMPLIFIED = {"integers": simplify, "tidy": tidy, "none": None}
@@ -322,3 +278,60 @@ def _asymmetric(scheme: OpScheme) -> OpScheme:
     if scheme.weight is None or scheme.method is None or scheme.method.name != "hqq":
         return scheme
     return replace(scheme, weight=replace(scheme.weight, symmetric=False))
+
+
+def _check(plan: Plan, model: ir.Model, options: RunOptions) -> None:
+    known = {(str(node.name), node.op_type) for node in model.graph.all_nodes()}
+    for key, scheme in plan.items():
+        if key not in known:
+            names = [name for name, kind in known if kind == key[1]] or [name for name, _ in known]
+            raise ConfigError(
+                f"the plan names {key[0]!r} ({key[1]}), which the model does not have; {close_matches(key[0], names)}"
+            )
+        if scheme.mode not in (*options.capabilities, "float"):
+            raise ConfigError(f"the plan has {key[0]!r} as {scheme.mode}, which {options.provider} does not run")
+        if scheme.mode == "weight_only":
+            check_weight_only(scheme)
+
+
+def _smoothed(
+    model: ir.Model, wanted: Smooth, weights: TensorScheme, data: CalibrationData, sessions: Sequence[str]
+) -> ir.Model:
+    if (samples := data.upto(None)) is None:
+        raise CalibrationError("smoothing looks at activations: give calibration data")
+    options = {each.name: getattr(wanted, each.name) for each in fields(wanted)}
+    return smooth(model, samples, weights=weights, providers=sessions, **options)
+
+
+def _static_options(steps: Steps, capability: ProviderCapability) -> StaticOptions:
+    layout, biases = steps.usual(QdqLayout), steps.get(CorrectBiases)
+    needed = capability.query.entry.recipes
+    return StaticOptions(
+        quant_format=layout.quant_format or capability.quant_format,
+        target=capability.name,
+        providers=capability.target.sessions,
+        add_qdq_pair_to_weight=layout.add_qdq_pair_to_weight or bool(needed.get("add_qdq_pair_to_weight")),
+        dedicated_qdq_pair=layout.dedicated_qdq_pair or bool(needed.get("dedicated_qdq_pair")),
+        optypes_to_exclude_output_quant=tuple(layout.optypes_to_exclude_output_quant),
+        quantize_bias=bool(needed.get("quantize_bias", True)),
+        bias_correction=False if biases is None else biases.required or None,
+        weight_correction=steps.get(CorrectWeights) is not None,
+        named=layout.named,
+        percentile=steps.usual(Calibrate).percentile,
+    )
+
+
+def _weight_options(steps: Steps, capability: ProviderCapability) -> WeightOnlyOptions:
+    layout = steps.usual(WeightLayout)
+    return WeightOnlyOptions(
+        quant_format=layout.quant_format or capability.quant_format,
+        accuracy_level=layout.accuracy_level or "auto",
+        providers=capability.target.sessions,
+    )
+
+
+def _target_cpu(model: ir.Model, plan: Plan, options: RunOptions) -> str:
+    """Which CPUs the model gives the same on; empty where no integers are multiplied on one."""
+    modes = {scheme.mode for scheme in plan.values()} & {"static", "dynamic"}
+    on_cpu = any(options.capabilities[mode].target.provider is CPU for mode in modes)
+    return target_cpu(model, plan.ops) if on_cpu else ""

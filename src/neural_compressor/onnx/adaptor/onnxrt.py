@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
     from neural_compressor.onnx.adaptor.capability import ModelCapability
-    from neural_compressor.onnx.executor import CalibrationData, Executor
+    from neural_compressor.onnx.executor import CalibrationData, Executor, RunOptions
     from neural_compressor.onnx.runtime.providers import Target
     from neural_compressor.onnx.runtime.runner import Runner
 
@@ -128,8 +128,7 @@ class ONNXRTAdaptor(Adaptor):
 
         executor, plan = self._prepare(model), self._plan(tune_cfg)
         self.tuning_cfg_to_fw(tune_cfg)
-        data, reasons = self._inputs(plan, dataloader, q_func)
-        new = executor.run(plan, data, reasons)
+        new = executor.run(plan, self._run_options(plan, dataloader, q_func))
         self._warn_if_saturating(new)
         return as_proto(new)
 
@@ -323,38 +322,39 @@ class ONNXRTAdaptor(Adaptor):
     def _prepare(self, model: Any) -> Executor:
         """What runs plans on the float model; made once, as long as it is the same."""
         if self._executor is None or self._source is not model:
-            from neural_compressor.onnx.adaptor.capability import MODES
             from neural_compressor.onnx.executor import Executor
             from neural_compressor.onnx.files.model_file import read_model
             from neural_compressor.onnx.graph.normalise import normalise
-            from neural_compressor.onnx.runtime.capability import ProviderCapability
 
-            capabilities = dict.fromkeys(MODES, ProviderCapability(self.target, self.query_handler))
             source = read_model(model).clone()
             _check_batch(source, self.target)
-            self._executor, self._source = Executor(normalise(source), capabilities), model
+            self._executor, self._source = Executor(normalise(source)), model
             self._data = {}
         return self._executor
 
     def _capability(self, plan: Plan | None = None) -> ModelCapability:
         """What the model can run, as a plan with the usual passes, or ``plan``, names its ops."""
-        from neural_compressor.onnx.adaptor.capability import ModelCapability
+        from neural_compressor.onnx.adaptor.capability import MODES, ModelCapability
+        from neural_compressor.onnx.runtime.capability import ProviderCapability
 
         assert self._executor is not None
         model = self._executor.float_model((plan or Plan(passes=self._passes)).step("optimize"))
         if self._known is None or self._known.model is not model:
-            self._known = ModelCapability(model, self._executor.capabilities)
+            providers = dict.fromkeys(MODES, ProviderCapability(self.target, self.query_handler))
+            self._known = ModelCapability(model, providers)
         return self._known
 
-    def _inputs(
+    def _run_options(
         self, plan: Plan, dataloader: Iterable[Any] | None, q_func: Callable[[Any], Any] | None
-    ) -> tuple[dict[str, CalibrationData], dict[OpKey, str]]:
-        """The data of a plan by mode, and why ops that it does not quantize stay in float."""
+    ) -> RunOptions:
+        """What a plan is run with: the target, the data, and why ops that it does not quantize stay in float."""
+        from neural_compressor.onnx.executor import RunOptions
+
         found = self._capability(plan)
         data = dict.fromkeys(found.providers, self._calibration_data(plan.calib_sampling_size, dataloader, q_func))
         unnamed = {key: "the plan does not name it" for key in found.opwise if key not in plan}
         floats = {key: "the plan keeps it in float" for key, scheme in plan.items() if scheme.is_float}
-        return data, {**found.skipped, **unnamed, **floats}
+        return RunOptions(found.providers, data, {**found.skipped, **unnamed, **floats})
 
     def _named(self, model: Any) -> ir.Model:
         """``model`` with the names that its ops have here."""

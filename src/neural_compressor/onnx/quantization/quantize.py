@@ -71,11 +71,9 @@ def quantized(
     source: Source, config: Composition, level: Any, reader: Any, graph_only: bool
 ) -> tuple[ir.Model, dict[str, str]]:
     """What :func:`quantize` writes, and why quantized nodes run in float, by name."""
-    executor = Executor(read_float_model(source), {}, one_plan=True)
+    executor = Executor(read_float_model(source), one_plan=True)
     resolution = resolve(config, executor, level, reader, graph_only)
-    executor.capabilities = resolution.capabilities
-    data = resolution.calibration_data({})
-    new = executor.run(resolution.plan, data, resolution.reasons)
+    new = executor.run(resolution.plan, resolution.run_options({}))
     static, in_float = resolution.capabilities.get("static"), dict[str, str]()
     if static is not None and static.target.runs_here:
         in_float = {each.name: each.reason for each in check_fusion(new, static.target.sessions).float_running}

@@ -14,7 +14,7 @@ from neural_compressor.config.resolver import resolve as resolve_requests
 from neural_compressor.config.words import as_list
 from neural_compressor.errors import CalibrationError, CapabilityError, ConfigError
 from neural_compressor.onnx.adaptor.capability import ModelCapability
-from neural_compressor.onnx.executor import CalibrationData, Executor
+from neural_compressor.onnx.executor import CalibrationData, Executor, RunOptions
 from neural_compressor.onnx.graph.matrix_nodes import MatrixNode, weight_only_nodes
 from neural_compressor.onnx.graph.sum_order import ANY, for_any_cpu
 from neural_compressor.onnx.methods.weight_only.method import needs_data
@@ -77,13 +77,14 @@ class Resolution:
         kept = {key: "kept in float" for key, scheme in self.plan.items() if scheme.is_float}
         return {**kept, **self.left, **self.stored}
 
-    def calibration_data(self, samples: dict[int, Samples]) -> dict[str, CalibrationData]:
-        """Its data by mode, gone over from the start; ``samples`` keeps those of readers that were asked before."""
+    def run_options(self, samples: dict[int, Samples]) -> RunOptions:
+        """What its plan is run with; ``samples`` keeps those of readers that were asked before."""
         for reader in self.readers.values():
             if id(reader) not in samples:
                 rewound(reader)  # it may have been gone over before; one that cannot start anew is taken as it is
                 samples[id(reader)] = Samples(reader)
-        return {mode: CalibrationData(samples[id(reader)], reader) for mode, reader in self.readers.items()}
+        data = {mode: CalibrationData(samples[id(reader)], reader) for mode, reader in self.readers.items()}
+        return RunOptions(self.capabilities, data, self.reasons)
 
 
 def optimize_pass(config: Composition, level: Any) -> Pass:

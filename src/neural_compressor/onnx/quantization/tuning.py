@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +14,16 @@ import onnx
 from neural_compressor.config.composition import Composition
 from neural_compressor.errors import ConfigError
 from neural_compressor.onnx.adaptor.onnxrt import ONNXRTAdaptor
-from neural_compressor.onnx.executor import CalibrationData, Executor
+from neural_compressor.onnx.executor import Executor, RunOptions
 from neural_compressor.onnx.files.model_file import read_model, weight_bytes, write_model
 from neural_compressor.onnx.files.scratch import raise_if_full, scratch_folder
 from neural_compressor.onnx.quantization.config import TuningConfig
 from neural_compressor.onnx.quantization.resolution import NothingToQuantizeError, Resolution, resolve
 from neural_compressor.onnx.quantization.selection import require_onnx
 from neural_compressor.onnx.quantization.source_model import Source, read_float_model
-from neural_compressor.onnx.runtime.capability import ProviderCapability
 from neural_compressor.onnx.runtime.data_reader import Samples, example_of
 from neural_compressor.report.run_report import RunReport
-from neural_compressor.schemes import OpKey, Plan
+from neural_compressor.schemes import Plan
 from neural_compressor.strategy.base import Proposal
 from neural_compressor.tuning.evaluator import with_arguments
 from neural_compressor.tuning.loop import tune
@@ -63,41 +63,28 @@ class _ListedPlans(ONNXRTAdaptor):
         self._examples: dict[int, Mapping[str, Any] | None] = {}
         readers = (reader, *(each for resolution in listed for each in resolution.readers.values()))
         self.calibration_data = tuple({id(each): each for each in readers}.values())
-        for resolution in listed:
-            executor.capabilities = _merged(executor.capabilities, resolution.capabilities)
 
     def _prepare(self, model: Any) -> Executor:
         assert self._executor is not None
         return self._executor
 
-    def _inputs(
+    def _run_options(
         self, plan: Plan, dataloader: Iterable[Any] | None, q_func: Callable[[Any], Any] | None
-    ) -> tuple[dict[str, CalibrationData], dict[OpKey, str]]:
+    ) -> RunOptions:
         resolution = next(each for each in self._listed if _is_of(plan, each.plan))
         for reader in list(resolution.readers.values())[:1]:
             if id(reader) not in self._examples:
                 self._examples[id(reader)] = example_of(reader)
             self._feed = self.example = self._examples[id(reader)]
+        options = resolution.run_options(self._samples)
         floats = {key: "kept in float" for key, scheme in plan.items() if scheme.is_float}
-        return resolution.calibration_data(self._samples), {**resolution.reasons, **floats}
+        return replace(options, reasons={**options.reasons, **floats})
 
 
 def _is_of(plan: Plan, listed: Plan) -> bool:
     """Whether ``plan`` is the one ``listed``, or that with ops back in float."""
     alike = all(scheme.is_float or listed.ops.get(key) == scheme for key, scheme in plan.items())
     return alike and plan.passes == listed.passes and plan.calib_sampling_size == listed.calib_sampling_size
-
-
-def _merged(
-    known: Mapping[str, ProviderCapability], more: Mapping[str, ProviderCapability]
-) -> dict[str, ProviderCapability]:
-    for mode, capability in more.items():
-        if mode in known and known[mode].target != capability.target:
-            raise ConfigError(
-                f"models are tuned for one execution provider, and the configurations name {known[mode].name} and "
-                f"{capability.name}; choose one"
-            )
-    return {**more, **known}
 
 
 VERDICT = "neural_compressor.verdict"
@@ -129,7 +116,7 @@ def autotune(
     configs = tune_config.candidates()
     for config in configs:
         require_onnx(config)
-    executor = Executor(read_float_model(model_input), {})
+    executor = Executor(read_float_model(model_input))
     listed = resolutions(executor, configs, optimization_level, calibration_data_reader)
     with scratch_folder() as folder:
         best, result = tune(

@@ -40,7 +40,7 @@ def one_product(build: Any, shape: list[Any]) -> onnx.ModelProto:
 def resolved(model: onnx.ModelProto, race: Race | None, config: DynamicQuantConfig | None = None) -> Resolution:
     with racing(race):
         config = config or DynamicQuantConfig()
-        return resolve(config, Executor(read_float_model(model), {}))
+        return resolve(config, Executor(read_float_model(model)))
 
 
 @pytest.mark.parametrize(

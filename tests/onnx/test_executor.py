@@ -221,4 +221,4 @@ def test_a_source_is_smoothed_and_calibrated_once_for_plans_that_agree(model, ba
     fewer = Plan(found.plan.with_ops({MATRIX: OpScheme()}).ops, found.plan.calib_sampling_size, passes=bare)
     executor.run(fewer, options)
     assert samples.passes == passes
-    assert executor.before_rounding(read_record(first).smoothing) is not None
+    assert executor.before_rounding(read_record(first).origin) is not None

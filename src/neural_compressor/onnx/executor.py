@@ -34,6 +34,7 @@ from neural_compressor.onnx.runtime.providers import CPU
 from neural_compressor.registry import close_matches
 from neural_compressor.schemes import OpKey, OpScheme, Pass, Plan, TensorScheme, float_op
 
+_AS_GIVEN = Pass("optimize", {"level": "DISABLE_ALL", "simplify": "none"})
 _KEPT = 4
 """How many smoothed models, or the same on other data, are kept for later plans."""
 _HALVES = ("fp16", "bf16")
@@ -205,7 +206,7 @@ class Executor:
 
     def float_model(self, optimize: Pass | None = None) -> ir.Model:
         """The model as plans with the pass ``optimize`` name its ops; made once."""
-        step = optimize or Pass("optimize", {"level": "DISABLE_ALL", "simplify": "none"})
+        step = optimize or _AS_GIVEN
         if step not in self._floats:
             options = Steps([step]).usual(Optimize)
             model = optimise(self.source.clone(), options.level)
@@ -224,11 +225,11 @@ class Executor:
         _check(plan, model, options)
         whole, plan = plan, without_stored(plan)
         modes = {scheme.mode for scheme in plan.values()}
-        new, left, smoothed = model, dict[OpKey, str](), ""
+        new, left, origin = model, dict[OpKey, str](), str(plan.step("optimize") or _AS_GIVEN)
         if "static" in modes:
             seen, capability = options.data.get("static", NO_DATA), options.capabilities["static"]
             base = self._base(plan, steps, model, seen, capability.target.sessions)
-            smoothed, samples = base.name, seen.upto(plan.calib_sampling_size)
+            origin, samples = base.name, seen.upto(plan.calib_sampling_size)
             new = quantize_static(base.model, plan, samples, _static_options(steps, capability), base.known, left)
         if "weight_only" in modes:
             schemes = {name: _asymmetric(each) for (name, _), each in plan.items() if each.mode == "weight_only"}
@@ -246,18 +247,19 @@ class Executor:
         refused = store_weights(new, whole)
         ops = {**whole.ops, **dict.fromkeys(refused, float_op("fp32", has_weight=True))}
         told = {**options.reasons, **refused, **left}
-        write_record(new, QuantizationRecord(ops, told, smoothed, _target_cpu(model, whole, options)))
+        write_record(new, QuantizationRecord(ops, told, origin, _target_cpu(model, whole, options)))
         restore_overridable(new)
         return new
 
-    def before_rounding(self, smoothed: str) -> ir.Model | None:
-        """The float model that was quantized, smoothed as a record says; None where that was not done here."""
-        found = (base.model for base in self._bases if base.name == smoothed)
-        return next(found, None if smoothed else next(iter(self._floats.values()), None))
+    def before_rounding(self, origin: str) -> ir.Model | None:
+        """The float model that was quantized, made by the passes that a record tells of; None where it was not made here."""
+        made = {str(step): model for step, model in self._floats.items()}
+        return (made | {base.name: base.model for base in self._bases}).get(origin)
 
     def _base(self, plan: Plan, steps: Steps, model: ir.Model, data: CalibrationData, sessions: Sequence[str]) -> _Base:
         wanted, weights = steps.get(Smooth), prevailing_weights(plan)
-        name = "" if wanted is None else f"{plan.step('smooth')} {weights.to_dict()}"
+        name = str(plan.step("optimize") or _AS_GIVEN)
+        name += "" if wanted is None else f" {plan.step('smooth')} {weights.to_dict()}"
         percentile = steps.usual(Calibrate).percentile
         key = (name, id(model), id(data.source), plan.calib_sampling_size, percentile)
         for base in self._bases:

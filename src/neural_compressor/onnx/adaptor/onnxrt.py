@@ -171,7 +171,7 @@ class ONNXRTAdaptor(Adaptor):
 
         quantized = read_model(self.quantize(plan.to_tune_cfg(), model, dataloader))
         executor, record = self._prepare(model), read_record(quantized)
-        original = None if record is None else executor.before_rounding(record.smoothing)
+        original = None if record is None else executor.before_rounding(record.origin)
         data = self._calibration_data(plan.calib_sampling_size, dataloader, None).samples
         if data is None:
             raise CalibrationError("op_errors runs the model on data: pass a dataloader")
@@ -225,7 +225,7 @@ class ONNXRTAdaptor(Adaptor):
         record = read_record(quantized)
         if record is None:
             return []
-        original = None if self._executor is None else self._executor.before_rounding(record.smoothing)
+        original = None if self._executor is None else self._executor.before_rounding(record.origin)
         found = op_records(quantized, record, original, self._feed, self.target)
         before = {} if self._source is None else self._time_shares(self._source)
         return with_time_shares(found, before, self._time_shares(model))
@@ -267,7 +267,7 @@ class ONNXRTAdaptor(Adaptor):
         inspect_type: str = "activation",
         save_to_disk: bool = False,
     ) -> dict[str, Any]:
-        from neural_compressor.onnx.adaptor.inspection import inspect_tensors
+        from neural_compressor.onnx.adaptor.inspection import inspect_tensors, save_inspected
 
         found = inspect_tensors(
             self._named(model), dataloader, op_list, iteration_list, inspect_type, self.target.sessions
@@ -409,15 +409,3 @@ def _check_batch(model: ir.Model, target: Target) -> None:
     given = [value for value in model.graph.inputs if not value.is_initializer()]
     if target.provider is DML and not all(v.shape is not None and len(v.shape) and v.shape[0] == 1 for v in given):
         logger.warning("%s runs quantized models with a batch fixed to 1, and this model's is not", DML.name)
-
-
-def save_inspected(found: Mapping[str, Any], workspace: Path) -> None:
-    """Write what :meth:`ONNXRTAdaptor.inspect_tensor` found into the workspace."""
-    import numpy as np
-
-    folder = workspace / "inspect_saved"
-    folder.mkdir(parents=True, exist_ok=True)
-    flat = {f"weight/{op}/{n}": a for op, arrays in found.get("weight", {}).items() for n, a in arrays.items()}
-    for index, ops in enumerate(found.get("activation", []), start=1):
-        flat |= {f"activation{index}/{op}/{n}": a for op, arrays in ops.items() for n, a in arrays.items()}
-    np.savez(folder / "inspect_result.npz", **flat)

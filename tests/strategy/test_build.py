@@ -121,6 +121,7 @@ def test_recipes_are_applied_or_listed_as_not_applied() -> None:
     recipes = {"smooth_quant": True, "fast_bias_correction": [True, False], "weight_correction": False}
     conf = PostTrainingQuantConfig(recipes=recipes)
     assert unapplied_recipes(capability(), conf) == ("smooth_quant", "fast_bias_correction")
+    assert unapplied_recipes(capability(), PostTrainingQuantConfig(recipes={"fast_bias_correction": False})) == ()
     knows_one = capability(recipes=["fast_bias_correction"])
     assert unapplied_recipes(knows_one, conf) == ("smooth_quant",)
     space = build_space(knows_one, conf)

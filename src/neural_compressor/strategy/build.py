@@ -107,7 +107,9 @@ def unapplied_recipes(capability: Mapping[str, Any], conf: PostTrainingQuantConf
     about: Mapping[str, Collection[str]] = known if isinstance(known, Mapping) else {}
     modes = MODES_OF[conf.approach]
     applied = {name for name in known if set(about.get(name, modes)) & set(modes)} | {*_EDGES, _OUTSIDE}
-    return tuple(name for name, value in conf.recipes.items() if value != RECIPES[name] and name not in applied)
+    # No to what is done only where it can be is as good as nothing said, where it is not done at all.
+    asked = {name: value for name, value in conf.recipes.items() if value != (RECIPES[name] or False)}
+    return tuple(name for name, value in asked.items() if value != RECIPES[name] and name not in applied)
 
 
 def _kept_by_recipe(ops: Mapping[OpKey, OpSpace], recipes: Mapping[str, Any]) -> dict[OpKey, OpSpace]:

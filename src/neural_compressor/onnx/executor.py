@@ -122,7 +122,7 @@ class Steps:
 
     >>> Steps([Pass("smooth", {"alfa": 1})])
     Traceback (most recent call last):
-    neural_compressor.errors.ConfigError: the pass smooth has no 'alfa'; did you mean 'alpha', ...
+    neural_compressor.errors.ConfigError: the pass smooth has no 'alfa'; did you mean 'alpha'? Known: alpha, ...
     """
 
     def __init__(self, passes: tuple[Pass, ...] | list[Pass]) -> None:

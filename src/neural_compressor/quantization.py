@@ -94,6 +94,7 @@ def fit(
         "backend": conf.backend,
         "quant_format": conf.quant_format,
         "recipes": conf.recipes,
+        "approach": conf.approach,
         # A model that nobody evaluates need not run here.
         "graph_only": eval_func is None and eval_dataloader is None,
     }

@@ -121,11 +121,12 @@ def test_recipes_are_applied_or_listed_as_not_applied() -> None:
     recipes = {"smooth_quant": True, "fast_bias_correction": [True, False], "weight_correction": False}
     conf = PostTrainingQuantConfig(recipes=recipes)
     assert unapplied_recipes(capability(), conf) == ("smooth_quant", "fast_bias_correction")
+    assert unapplied_recipes(capability(), PostTrainingQuantConfig(recipes={"fast_bias_correction": False})) == ()
     knows_one = capability(recipes=["fast_bias_correction"])
     assert unapplied_recipes(knows_one, conf) == ("smooth_quant",)
     space = build_space(knows_one, conf)
     assert space.recipes == {"fast_bias_correction": (True, False)}
-    assert space.default_plan().recipes == {"fast_bias_correction": True}
+    assert [str(step) for step in space.default_plan().passes] == ["correct_biases(required=True)"]
     assert build_space(capability(), conf).recipes == {}
 
 

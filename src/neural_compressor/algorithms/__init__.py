@@ -5,7 +5,7 @@ Everything is written once against the Python array API, so NumPy and torch, on 
 
 from neural_compressor.algorithms.autoround import AutoRoundOptions
 from neural_compressor.algorithms.awq import AWQOptions, awq_clip, awq_scale, round_scaled
-from neural_compressor.algorithms.bias_correction import bias_correction, mean_error
+from neural_compressor.algorithms.bias_correction import mean_error
 from neural_compressor.algorithms.catalogue import (
     ALGORITHMS,
     EXECUTOR,
@@ -47,7 +47,6 @@ __all__ = [
     "WeightOnlyAlgorithm",
     "awq_clip",
     "awq_scale",
-    "bias_correction",
     "double_quant",
     "gptq",
     "hadamard_matrix",

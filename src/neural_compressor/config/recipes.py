@@ -1,16 +1,21 @@
-"""The recipes a user may ask for."""
+"""The recipes of the 2.x API: those a user may ask for, and what they mean in a plan."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
+from neural_compressor.config.method_options import method_from_args
+from neural_compressor.config.words import as_list, word
 from neural_compressor.errors import ConfigError
 from neural_compressor.registry import close_matches
+from neural_compressor.schemes import Method, OpKey, OpScheme, Pass, Plan, any_cpu_op
 
 RECIPES: dict[str, Any] = {
     "smooth_quant": False,
     "smooth_quant_args": {},
-    "fast_bias_correction": False,
+    "fast_bias_correction": None,
     "weight_correction": False,
     "gemm_to_matmul": True,
     "graph_optimization_level": None,
@@ -46,3 +51,53 @@ def known_recipes(value: Any) -> dict[str, Any]:
         if name not in RECIPES:
             raise ConfigError(f"unknown recipe {name!r}; {close_matches(str(name), RECIPES)}")
     return value
+
+
+_LAYOUT = ("add_qdq_pair_to_weight", "dedicated_qdq_pair", "optypes_to_exclude_output_quant")
+_ARGUMENTS = ("rtn", "gptq", "awq", "teq", "autoround")
+"""The algorithms whose arguments are a recipe."""
+
+TARGET_CPUS = ("any", "vnni")
+"""``any``: the same numbers on every x86 CPU. ``vnni``: weights use all of int8, and overflow where there is no VNNI."""
+
+
+def with_recipes(
+    plan: Plan, recipes: Mapping[str, Any], adds_in_pairs: Mapping[str, Collection[OpKey]] | None = None
+) -> Plan:
+    """``plan`` with what ``recipes``, of one value each, ask for: as passes over the model and as options of its methods.
+
+    ``adds_in_pairs`` has by mode the ops whose kernels add products in pairs, which overflow on CPUs without VNNI: their
+    weights are made safe, unless the recipe ``target_cpu`` is ``vnni``.
+
+    >>> with_recipes(Plan(), {"smooth_quant": True, "smooth_quant_args": {"alpha": 0.7}}).passes
+    (Pass(name='smooth', options={'alpha': 0.7}),)
+    """
+    passes = {step.name: step for step in plan.passes}
+    if (level := recipes.get("graph_optimization_level")) is not None:
+        passes["optimize"] = passes.get("optimize", Pass("optimize")).with_options(level=level)
+    if recipes.get("smooth_quant"):
+        passes["smooth"] = Pass("smooth", recipes.get("smooth_quant_args") or {})
+    if (correct := recipes.get("fast_bias_correction")) is not None:
+        passes["correct_biases"] = Pass("correct_biases", {"required": True})
+        if not correct:
+            del passes["correct_biases"]
+    if recipes.get("weight_correction"):
+        passes["correct_weights"] = Pass("correct_weights")
+    layout = {name: recipes[name] for name in _LAYOUT if recipes.get(name)}
+    if types := layout.get("optypes_to_exclude_output_quant"):
+        layout["optypes_to_exclude_output_quant"] = as_list(types)
+    if layout:
+        passes["qdq_layout"] = passes.get("qdq_layout", Pass("qdq_layout")).with_options(**layout)
+    options = {name: method_from_args(name, recipes.get(f"{name}_args") or {}).options for name in _ARGUMENTS}
+    every = {"layer_wise": True} if recipes.get("layer_wise_quant") else {}
+    ops = {key: _with_options(scheme, options, every) for key, scheme in plan.items()}
+    if adds_in_pairs and word(TARGET_CPUS)(recipes.get("target_cpu", "any")) == "any":
+        ops |= {key: any_cpu_op(s) for key, s in ops.items() if key in adds_in_pairs.get(s.mode, ())}
+    return replace(plan, ops=ops, passes=tuple(passes.values()))
+
+
+def _with_options(scheme: OpScheme, options: Mapping[str, Mapping[str, Any]], every: Mapping[str, Any]) -> OpScheme:
+    method = scheme.method
+    if method is None:
+        return scheme
+    return replace(scheme, method=Method(method.name, {**every, **options.get(method.name, {}), **method.options}))

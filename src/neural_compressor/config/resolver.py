@@ -246,7 +246,11 @@ def _reasons_against(key: OpKey, reluctant: Mapping[str, Mapping[Any, str]]) -> 
 
 def _computing_in_float(op: OpSpace, against: Mapping[str, str]) -> OpSpace:
     """``op`` less its schemes of integer arithmetic in the modes that there is a reason ``against``."""
-    dropped = [scheme for scheme in op.quantized if scheme.mode in against and scheme.activation is not None]
+    dropped = [
+        scheme
+        for scheme in op.quantized
+        if scheme.mode in against and (scheme.activation is not None or scheme.mode == "weight_only")
+    ]
     kept = tuple(scheme for scheme in op.quantized if scheme not in dropped)
     if not dropped:
         return op

@@ -224,3 +224,15 @@ def any_cpu_weight(scheme: TensorScheme) -> TensorScheme:
     if scheme.symmetric and scheme.dtype.signed and not isinstance(scheme.granularity, PerGroup):
         return replace(scheme, pair_safe=True)
     return reduced(scheme)
+
+
+def any_cpu_op(scheme: OpScheme) -> OpScheme:
+    """``scheme`` with a weight on which no x86 kernel that adds products of 8-bit integers in pairs overflows.
+
+    >>> any_cpu_op(OpScheme(TensorScheme(dtype("int8")), TensorScheme(dtype("uint8")), "static")).weight.pair_safe
+    True
+    """
+    weight, activation = scheme.weight, scheme.activation
+    if weight is None or weight.dtype.name != "int8" or activation is None:
+        return scheme
+    return replace(scheme, weight=any_cpu_weight(weight)) if activation.dtype.name in ("uint8", "int8") else scheme

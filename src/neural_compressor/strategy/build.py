@@ -34,7 +34,8 @@ def build_space(capability: Mapping[str, Any], conf: Conf, has_data: bool = True
 
     A rule that matches no op, a value the capability does not admit, and a model with nothing to quantize are errors.
     Beside what every capability has, ``capability['recipes']`` may name the recipes the framework applies (perhaps with
-    the modes they are about),
+    the modes they are about), ``capability['passes']`` the passes of a plan where nothing is asked for,
+    ``capability['adds_in_pairs']`` by mode the ops that overflow on some CPUs unless their weights are made safe,
     ``capability['quantizable_types']`` every op type its YAML can quantize, and ``capability['in_float_unless_named']``
     by mode the op types, or single ops, that compute in float where no rule speaks of them, with the reason: what they may
     have is a quantized weight.
@@ -68,7 +69,13 @@ def build_space(capability: Mapping[str, Any], conf: Conf, has_data: bool = True
         return space
     applied = set(capability.get("recipes", ()))
     recipes = {name: tuple(as_list(value)) for name, value in conf.recipes.items() if name in applied}
-    return replace(space, calibration_sizes=tuple(conf.calibration_sampling_size), recipes=recipes)
+    return replace(
+        space,
+        calibration_sizes=tuple(conf.calibration_sampling_size),
+        recipes=recipes,
+        passes=tuple(capability.get("passes", ())),
+        adds_in_pairs=capability.get("adds_in_pairs", {}),
+    )
 
 
 def _matching(key: OpKey, type_rules: Sequence[OpRule], name_rules: Sequence[OpRule]) -> tuple[OpRule, ...]:
@@ -100,7 +107,9 @@ def unapplied_recipes(capability: Mapping[str, Any], conf: PostTrainingQuantConf
     about: Mapping[str, Collection[str]] = known if isinstance(known, Mapping) else {}
     modes = MODES_OF[conf.approach]
     applied = {name for name in known if set(about.get(name, modes)) & set(modes)} | {*_EDGES, _OUTSIDE}
-    return tuple(name for name, value in conf.recipes.items() if value != RECIPES[name] and name not in applied)
+    # No to what is done only where it can be is as good as nothing said, where it is not done at all.
+    asked = {name: value for name, value in conf.recipes.items() if value != (RECIPES[name] or False)}
+    return tuple(name for name, value in asked.items() if value != RECIPES[name] and name not in applied)
 
 
 def _kept_by_recipe(ops: Mapping[OpKey, OpSpace], recipes: Mapping[str, Any]) -> dict[OpKey, OpSpace]:

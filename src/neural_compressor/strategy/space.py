@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from neural_compressor.config.recipes import RECIPES, with_recipes
 from neural_compressor.config.resolver import OpSpace
 from neural_compressor.schemes import OpKey, OpScheme, Pass, Plan
 
@@ -17,19 +18,28 @@ __all__ = ["OpSpace", "TuningSpace"]
 
 @dataclass(frozen=True)
 class TuningSpace:
-    """Everything a plan can vary: schemes op by op, the number of calibration samples, recipes. ``passes`` all have."""
+    """Everything a plan can vary: schemes op by op, the number of calibration samples, recipes. ``passes`` all have.
+
+    ``adds_in_pairs`` has by mode the ops that overflow on some CPUs, unless their weights are made safe.
+    """
 
     ops: Mapping[OpKey, OpSpace]
     calibration_sizes: tuple[int, ...] = (100,)
     blocks: tuple[tuple[OpKey, ...], ...] = ()
     recipes: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     passes: tuple[Pass, ...] = ()
+    adds_in_pairs: Mapping[str, Collection[OpKey]] = field(default_factory=dict)
 
     def default_plan(self) -> Plan:
         """Every op with its best admitted scheme."""
         recipes = {name: values[0] for name, values in self.recipes.items()}
         ops = {key: op.default for key, op in self.ops.items()}
-        return Plan(ops, self.calibration_sizes[0], recipes, self.passes)
+        return self.plan(ops, self.calibration_sizes[0], recipes)
+
+    def plan(self, ops: Mapping[OpKey, OpScheme], size: int, recipes: Mapping[str, Any]) -> Plan:
+        """The plan of these choices; what is no recipe of users goes along as it is."""
+        own = {name: value for name, value in recipes.items() if name not in RECIPES}
+        return with_recipes(Plan(ops, size, own, self.passes), recipes, self.adds_in_pairs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +122,10 @@ class Grid:
     def plan(self, point: Point) -> Plan:
         """The plan the point stands for."""
         recipes = zip(self.space.recipes.items(), point.recipes, strict=True)
-        return Plan(
+        return self.space.plan(
             dict(zip(self.keys, self._schemes(point), strict=True)),
             self.space.calibration_sizes[point.calibration],
             {name: values[choice] for (name, values), choice in recipes},
-            self.space.passes,
         )
 
     def _schemes(self, point: Point) -> Iterator[OpScheme]:

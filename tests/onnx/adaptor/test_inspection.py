@@ -11,7 +11,8 @@ from neural_compressor.onnx.graph.normalise import normalise
 from neural_compressor.onnx.methods.dynamic.quantizer import quantize_dynamic
 from neural_compressor.onnx.methods.static.options import StaticOptions
 from neural_compressor.onnx.methods.static.quantizer import quantize_static
-from neural_compressor.onnx.methods.weight_only.quantizer import WeightJob, WeightOnlyOptions, quantize_weight_only
+from neural_compressor.onnx.methods.weight_only.method import WeightOnlyOptions
+from neural_compressor.onnx.methods.weight_only.quantizer import quantize_weight_only
 from neural_compressor.onnx.runtime.data_reader import Samples
 from neural_compressor.onnx.runtime.session import make_session
 from neural_compressor.schemes import PER_CHANNEL, PER_TENSOR, OpScheme, PerGroup, Plan, TensorScheme
@@ -71,7 +72,7 @@ def test_dynamic_weights(model, granularity, kind):
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("quant_format", ["QOperator", "QDQ"])
 def test_weights_in_groups(model, bits, symmetric, quant_format):
-    job = WeightJob("rtn", TensorScheme(dtype(f"int{bits}"), symmetric, PerGroup(32)))
+    job = OpScheme(TensorScheme(dtype(f"int{bits}"), symmetric, PerGroup(32)), mode="weight_only")
     options = WeightOnlyOptions(quant_format=quant_format, accuracy_level=1)
     new = quantize_weight_only(model, {"product": job}, None, options)
     np.testing.assert_allclose(stored(new), effective(new), atol=1e-4)

@@ -6,11 +6,11 @@ from neural_compressor.adaptor.framework_yaml import read_entries
 from neural_compressor.config.op_options import op_options
 from neural_compressor.config.resolver import Request, op_space
 from neural_compressor.errors import ConfigError
-from neural_compressor.onnx.adaptor.capability import IN_FLOAT_UNLESS_NAMED, YAML, OnnxQuery
-from neural_compressor.onnx.adaptor.recipes import APPLIED
+from neural_compressor.onnx.adaptor.onnxrt import RECIPES
 from neural_compressor.onnx.graph.ops import OP_TYPES
 from neural_compressor.onnx.methods.dynamic.ops import DYNAMIC_OPS
 from neural_compressor.onnx.passes.store_weights import STORED_TYPES, is_stored
+from neural_compressor.onnx.runtime.capability import IN_FLOAT_UNLESS_NAMED, YAML, OnnxQuery, runs_in
 from neural_compressor.onnx.runtime.providers import PROVIDERS
 
 ALL = ("static", "dynamic", "weight_only")
@@ -38,7 +38,7 @@ def test_nothing_is_listed_that_no_code_quantizes(entry):
         assert set(modes.get("static", {})) <= set(OP_TYPES)
         assert set(modes.get("dynamic", {})) <= {*DYNAMIC_OPS, *STORED_TYPES}
         assert set(modes.get("weight_only", {})) <= {"MatMul", "Gemm", "Gather"}
-    assert set(entry.recipes) <= {*APPLIED, "quantize_bias", IN_FLOAT_UNLESS_NAMED}
+    assert set(entry.recipes) <= {*RECIPES, "quantize_bias", IN_FLOAT_UNLESS_NAMED}
 
 
 @pytest.mark.parametrize("entry", read_entries(YAML), ids=lambda e: f"{e.backends[0]} {e.formats[0]}")
@@ -85,7 +85,8 @@ def test_no_option_pairs_unsigned_weights_with_signed_activations():
 
 def test_tensorrt_has_symmetric_int8_alone_in_qdq_alone():
     query = OnnxQuery("TensorrtExecutionProvider")
-    assert query.quant_format == query.weight_only_format == "QDQ"
+    assert query.quant_format == "QDQ"
+    assert not runs_in(query.provider, "QOperator", "weight_only")
     with pytest.raises(ConfigError, match="TensorrtExecutionProvider with the format QOperator"):
         OnnxQuery("TensorrtExecutionProvider", "QOperator")
     for op_type in ("Conv", "MatMul", "Gemm"):
@@ -100,7 +101,7 @@ def test_tensorrt_has_symmetric_int8_alone_in_qdq_alone():
 
 def test_weights_alone_are_four_bits_in_groups_of_32_by_default():
     query = OnnxQuery("CPUExecutionProvider")
-    assert query.weight_only_format == "QOperator"
+    assert runs_in(query.provider, "QOperator", "weight_only")
     configs = query.node_configs("MatMul", ALL, has_weight=True, per_channel=True)
     best = op_space(("op", "MatMul"), configs, Request(("weight_only",))).default
     assert (best.weight.dtype.name, best.weight.granularity.size, best.method.name) == ("int4", 32, "rtn")

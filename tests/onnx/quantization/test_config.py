@@ -129,7 +129,7 @@ def test_lists_span_a_space():
 def test_a_list_of_alphas_is_a_space_for_tuning_and_a_choice_otherwise():
     config = SmoothQuantConfig(alpha=[0.3, 0.5, "auto"])
     assert [one.alpha for one in config.expand()] == [0.3, 0.5, "auto"]
-    assert config.smoothing.alpha == (0.3, 0.5, "auto")
+    assert config.smoothing.options["alpha"] == [0.3, 0.5, "auto"]
     with pytest.raises(ConfigError, match="per_channel"):
         SmoothQuantConfig(alpha=[0.3, 0.5], per_channel=[True, False]).op_scheme()
 
@@ -137,8 +137,8 @@ def test_a_list_of_alphas_is_a_space_for_tuning_and_a_choice_otherwise():
 def test_smoothing_through_the_extra_options():
     assert StaticQuantConfig().smoothing is None
     given = {"SmoothQuant": True, "SmoothQuantAlpha": [0.2, 0.8], "SmoothQuantFolding": False}
-    smoothing = StaticQuantConfig(extra_options=given).smoothing
-    assert (smoothing.alpha, smoothing.folding, smoothing.calib_iter) == ((0.2, 0.8), False, 100)
+    smoothing = StaticQuantConfig(extra_options=given).smoothing.options
+    assert [smoothing[name] for name in ("alpha", "folding", "calib_iter")] == [[0.2, 0.8], False, 100]
 
 
 @pytest.mark.parametrize(

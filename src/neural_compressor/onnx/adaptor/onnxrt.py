@@ -9,20 +9,24 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from neural_compressor.adaptor.capability import get_optype_wise_ability
 from neural_compressor.adaptor.contract import Adaptor
 from neural_compressor.adaptor.records import OpRecord, with_time_shares
+from neural_compressor.config.recipes import with_recipes
 from neural_compressor.errors import CalibrationError, MissingDependencyError, WorkspaceError
-from neural_compressor.schemes import OpKey, Plan
+from neural_compressor.schemes import OpKey, Pass, Plan
 
 if TYPE_CHECKING:
     import onnx
     import onnx_ir as ir
 
-    from neural_compressor.onnx.adaptor.float_model import CalibrationData, FloatModel
+    from neural_compressor.onnx.adaptor.capability import ModelCapability
+    from neural_compressor.onnx.executor import CalibrationData, Executor, RunOptions
+    from neural_compressor.onnx.runtime.providers import Target
     from neural_compressor.onnx.runtime.runner import Runner
 
 logger = logging.getLogger("neural_compressor")
@@ -30,6 +34,16 @@ logger = logging.getLogger("neural_compressor")
 FILE = "model.onnx"
 """What a saved model is called in its folder."""
 _TYPES = {("onnx", "ModelProto"), ("onnx_ir", "Model")}
+_STATIC, _ANY = ("static",), ("static", "dynamic", "weight_only")
+RECIPES: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("smooth_quant", "smooth_quant_args", "fast_bias_correction", "weight_correction"), _STATIC),
+    **dict.fromkeys(("add_qdq_pair_to_weight", "dedicated_qdq_pair", "optypes_to_exclude_output_quant"), _STATIC),
+    **dict.fromkeys(("layer_wise_quant", "rtn_args", "gptq_args", "awq_args"), ("weight_only",)),
+    "target_cpu": ("static", "dynamic"),
+    "graph_optimization_level": _ANY,
+    "gemm_to_matmul": _ANY,  # a Gemm is quantized as it is, so there is nothing to do either way
+}
+"""The recipes that are applied, with the modes of quantization they are about."""
 
 
 class ONNXRTAdaptor(Adaptor):
@@ -37,8 +51,8 @@ class ONNXRTAdaptor(Adaptor):
 
     ``framework_specific_info`` may hold ``dataloader`` (calibration batches), ``example_inputs``, ``framework_yaml`` (laid
     over the built-in capability), ``workspace``, ``backend`` (an execution provider, or its name of the 2.x API),
-    ``device``, ``quant_format`` ("QDQ", "QOperator"), ``recipes``, and ``graph_only``: the quantized model need not run
-    here, so that its provider may be missing.
+    ``device``, ``quant_format`` ("QDQ", "QOperator"), ``recipes``, ``approach``, and ``graph_only``: the
+    quantized model need not run here, so that its provider may be missing.
     """
 
     settings = frozenset({"device", "backend", "quant_format"})
@@ -46,7 +60,7 @@ class ONNXRTAdaptor(Adaptor):
     def __init__(self, framework_specific_info: Mapping[str, Any] | None = None) -> None:
         super().__init__(framework_specific_info)
         try:
-            from neural_compressor.onnx.adaptor.capability import OnnxQuery
+            from neural_compressor.onnx.runtime.capability import OnnxQuery
             from neural_compressor.onnx.runtime.providers import choose_target
             from neural_compressor.onnx.runtime.runner import Runner
         except ImportError as error:
@@ -62,7 +76,9 @@ class ONNXRTAdaptor(Adaptor):
         self._runner: Runner = Runner(self.target.sessions)
         self._source: Any = None
         self._feed: Mapping[str, Any] | None = None
-        self._float: FloatModel | None = None
+        self._executor: Executor | None = None
+        self._known: ModelCapability | None = None
+        self._data: dict[tuple[int, int], CalibrationData] = {}
 
     @classmethod
     def handles(cls, model: Any) -> bool:
@@ -81,20 +97,24 @@ class ONNXRTAdaptor(Adaptor):
         return model if isinstance(model, onnx.ModelProto) else as_proto(read_model(model))
 
     def query_fw_capability(self, model: Any) -> dict[str, Any]:
-        from neural_compressor.onnx.adaptor.recipes import APPLIED
-
-        found = self._prepare(model)
-        self._feed = self._first_feed(found.model)
+        self._feed = self._first_feed(self._prepare(model).source)
         # A latency on another provider would say nothing.
         self.example = self._feed if self.target.runs_here else None
+        found = self._capability()
+        races = self.info.get("approach") in ("dynamic", "auto")
+        found.check_finite()
         return {
-            "opwise": {key: list(configs) for key, configs in found.ops.items()},
-            "optypewise": get_optype_wise_ability(found.ops),
+            "opwise": {key: list(configs) for key, configs in found.opwise.items()},
+            "optypewise": get_optype_wise_ability(found.opwise),
             "blocks": found.blocks(),
             "skipped": dict(found.skipped),
-            "recipes": APPLIED,
+            "recipes": RECIPES,
+            "passes": self._passes,
             "quantizable_types": sorted(self.query_handler.quantizable_types()),
-            "in_float_unless_named": found.in_float_unless_named,
+            "in_float_unless_named": {
+                mode: found.in_float_unless_named(mode, raced=None if races else {}) for mode in found.providers
+            },
+            "adds_in_pairs": found.adds_in_pairs(),
         }
 
     def quantize(
@@ -106,11 +126,9 @@ class ONNXRTAdaptor(Adaptor):
     ) -> onnx.ModelProto:
         from neural_compressor.onnx.files.serialized import as_proto
 
-        prepared, plan = self._prepare(model), Plan.from_tune_cfg(tune_cfg)
+        executor, plan = self._prepare(model), self._plan(tune_cfg)
         self.tuning_cfg_to_fw(tune_cfg)
-        dataloader = dataloader if dataloader is not None else self.info.get("dataloader")
-        data = self._calibration_data(prepared.model, plan.calib_sampling_size, dataloader, q_func)
-        new = prepared.quantize(plan, data, self.quant_format)
+        new = executor.run(plan, self._run_options(plan, dataloader, q_func))
         self._warn_if_saturating(new)
         return as_proto(new)
 
@@ -152,10 +170,9 @@ class ONNXRTAdaptor(Adaptor):
         from neural_compressor.onnx.files.quantization_record import read_record
 
         quantized = read_model(self.quantize(plan.to_tune_cfg(), model, dataloader))
-        prepared, record = self._prepare(model), read_record(quantized)
-        original = None if record is None else prepared.before_rounding(record.smoothing)
-        dataloader = dataloader if dataloader is not None else self.info.get("dataloader")
-        data = self._calibration_data(prepared.model, plan.calib_sampling_size, dataloader, None).samples
+        executor, record = self._prepare(model), read_record(quantized)
+        original = None if record is None else executor.before_rounding(record.origin)
+        data = self._calibration_data(plan.calib_sampling_size, dataloader, None).samples
         if data is None:
             raise CalibrationError("op_errors runs the model on data: pass a dataloader")
         ops = {key[0]: key for key, scheme in plan.items() if not scheme.is_float}
@@ -208,7 +225,7 @@ class ONNXRTAdaptor(Adaptor):
         record = read_record(quantized)
         if record is None:
             return []
-        original = None if self._float is None else self._float.before_rounding(record.smoothing)
+        original = None if self._executor is None else self._executor.before_rounding(record.origin)
         found = op_records(quantized, record, original, self._feed, self.target)
         before = {} if self._source is None else self._time_shares(self._source)
         return with_time_shares(found, before, self._time_shares(model))
@@ -250,7 +267,7 @@ class ONNXRTAdaptor(Adaptor):
         inspect_type: str = "activation",
         save_to_disk: bool = False,
     ) -> dict[str, Any]:
-        from neural_compressor.onnx.adaptor.inspection import inspect_tensors
+        from neural_compressor.onnx.adaptor.inspection import inspect_tensors, save_inspected
 
         found = inspect_tensors(
             self._named(model), dataloader, op_list, iteration_list, inspect_type, self.target.sessions
@@ -266,8 +283,8 @@ class ONNXRTAdaptor(Adaptor):
         return as_proto(set_tensors(self._named(model), tensor_dict))
 
     def convert_bf16(self, model: Any) -> onnx.ModelProto:
-        from neural_compressor.onnx.adaptor.float_model import half_precision
         from neural_compressor.onnx.files.serialized import as_proto
+        from neural_compressor.onnx.passes.half import half_precision
 
         names = {name for name, _ in self.bf16_ops}
         return as_proto(half_precision(self._named(model), "bf16", names, self.target.provider.name))
@@ -281,16 +298,63 @@ class ONNXRTAdaptor(Adaptor):
 
     # -- preparation ------------------------------------------------------------------------------------------------
 
-    def _prepare(self, model: Any) -> FloatModel:
-        """The float model made ready; once, as long as it is the same."""
-        if self._float is None or self._source is not model:
-            from neural_compressor.onnx.adaptor.float_model import FloatModel
-            from neural_compressor.onnx.files.model_file import read_model
+    @property
+    def _passes(self) -> tuple[Pass, ...]:
+        """The passes of a plan that asks for none.
 
-            level = (self.info.get("recipes") or {}).get("graph_optimization_level")
-            self._float = FloatModel(read_model(model), self.query_handler, self.target, level)
-            self._source = model
-        return self._float
+        Without a ``quant_format`` weights alone are quantized for the kernels the runtime has for them, whatever form
+        static quantization has.
+        """
+        from neural_compressor.onnx.executor import DEFAULT_PASSES
+        from neural_compressor.onnx.runtime.capability import runs_in
+
+        level = (self.info.get("recipes") or {}).get("graph_optimization_level")
+        operators = self.quant_format is None and runs_in(self.target.provider.name, "QOperator", "weight_only")
+        weights = (Pass("weight_layout", {"quant_format": "QOperator"}),) if operators else ()
+        return tuple(with_recipes(Plan(passes=DEFAULT_PASSES), {"graph_optimization_level": level}).passes) + weights
+
+    def _plan(self, tune_cfg: Mapping[str, Any]) -> Plan:
+        """``tune_cfg`` as a plan: one that names no passes has those that are usual, and what its recipes say."""
+        plan = Plan.from_tune_cfg(tune_cfg)
+        plan = plan if plan.passes else replace(plan, passes=self._passes)
+        return replace(with_recipes(plan, plan.recipes), recipes={})
+
+    def _prepare(self, model: Any) -> Executor:
+        """What runs plans on the float model; made once, as long as it is the same."""
+        if self._executor is None or self._source is not model:
+            from neural_compressor.onnx.executor import Executor
+            from neural_compressor.onnx.files.model_file import read_model
+            from neural_compressor.onnx.graph.normalise import normalise
+
+            source = read_model(model).clone()
+            _check_batch(source, self.target)
+            self._executor, self._source = Executor(normalise(source)), model
+            self._data = {}
+        return self._executor
+
+    def _capability(self, plan: Plan | None = None) -> ModelCapability:
+        """What the model can run, as a plan with the usual passes, or ``plan``, names its ops."""
+        from neural_compressor.onnx.adaptor.capability import MODES, ModelCapability
+        from neural_compressor.onnx.runtime.capability import ProviderCapability
+
+        assert self._executor is not None
+        model = self._executor.float_model((plan or Plan(passes=self._passes)).step("optimize"))
+        if self._known is None or self._known.model is not model:
+            providers = dict.fromkeys(MODES, ProviderCapability(self.target, self.query_handler))
+            self._known = ModelCapability(model, providers)
+        return self._known
+
+    def _run_options(
+        self, plan: Plan, dataloader: Iterable[Any] | None, q_func: Callable[[Any], Any] | None
+    ) -> RunOptions:
+        """What a plan is run with: the target, the data, and why ops that it does not quantize stay in float."""
+        from neural_compressor.onnx.executor import RunOptions
+
+        found = self._capability(plan)
+        data = dict.fromkeys(found.providers, self._calibration_data(plan.calib_sampling_size, dataloader, q_func))
+        unnamed = {key: "the plan does not name it" for key in found.opwise if key not in plan}
+        floats = {key: "the plan keeps it in float" for key, scheme in plan.items() if scheme.is_float}
+        return RunOptions(found.providers, data, {**found.skipped, **unnamed, **floats})
 
     def _named(self, model: Any) -> ir.Model:
         """``model`` with the names that its ops have here."""
@@ -315,27 +379,33 @@ class ONNXRTAdaptor(Adaptor):
         return first
 
     def _calibration_data(
-        self, model: ir.Model, size: int, dataloader: Iterable[Any] | None, q_func: Callable[[Any], Any] | None
+        self, size: int, dataloader: Iterable[Any] | None, q_func: Callable[[Any], Any] | None
     ) -> CalibrationData:
-        from neural_compressor.onnx.adaptor.float_model import CalibrationData
+        """The samples of a loader or function; those asked for again are the same, so that nothing is read twice."""
+        from neural_compressor.onnx.executor import CalibrationData
         from neural_compressor.onnx.runtime.batches import LoaderReader, ModelInputs, RecordedReader
-        from neural_compressor.onnx.runtime.data_reader import Samples
+        from neural_compressor.onnx.runtime.data_reader import CalibrationDataReader, Samples
 
-        inputs = ModelInputs.of(model)
-        if q_func is not None:
-            reader = RecordedReader(q_func, self._source, inputs, self._runner.predict)
-            return CalibrationData(Samples(reader), q_func, size)
-        samples = None if dataloader is None else Samples(LoaderReader(dataloader, inputs, size))
-        return CalibrationData(samples, dataloader, size)
+        assert self._executor is not None
+        inputs = ModelInputs.of(self._executor.source)
+        dataloader = dataloader if dataloader is not None else self.info.get("dataloader")
+        source = dataloader if q_func is None else q_func
+        if source is None:
+            return CalibrationData()
+        if (id(source), size) not in self._data:
+            reader: CalibrationDataReader
+            if q_func is not None:
+                reader = RecordedReader(q_func, self._source, inputs, self._runner.predict)
+            else:
+                reader = LoaderReader(source, inputs, size)  # type: ignore[arg-type]
+            self._data[id(source), size] = CalibrationData(Samples(reader), source)
+        return self._data[id(source), size]
 
 
-def save_inspected(found: Mapping[str, Any], workspace: Path) -> None:
-    """Write what :meth:`ONNXRTAdaptor.inspect_tensor` found into the workspace."""
-    import numpy as np
+def _check_batch(model: ir.Model, target: Target) -> None:
+    """DirectML has kernels for integer ops at a fixed batch of one sample."""
+    from neural_compressor.onnx.runtime.providers import DML
 
-    folder = workspace / "inspect_saved"
-    folder.mkdir(parents=True, exist_ok=True)
-    flat = {f"weight/{op}/{n}": a for op, arrays in found.get("weight", {}).items() for n, a in arrays.items()}
-    for index, ops in enumerate(found.get("activation", []), start=1):
-        flat |= {f"activation{index}/{op}/{n}": a for op, arrays in ops.items() for n, a in arrays.items()}
-    np.savez(folder / "inspect_result.npz", **flat)
+    given = [value for value in model.graph.inputs if not value.is_initializer()]
+    if target.provider is DML and not all(v.shape is not None and len(v.shape) and v.shape[0] == 1 for v in given):
+        logger.warning("%s runs quantized models with a batch fixed to 1, and this model's is not", DML.name)

@@ -17,7 +17,7 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class QuantizationRecord:
-    """The scheme of each op of the plan, why ops stayed in float, and how the float model was smoothed first.
+    """The scheme of each op of the plan, why ops stayed in float, and the passes that made the float model (``origin``).
 
     ``target_cpu`` says which x86 CPUs the model gives the same on: ``any``, or ``vnni`` where integers overflow on CPUs
     without it; it is empty where no integer product runs on a CPU.
@@ -30,7 +30,7 @@ class QuantizationRecord:
 
     ops: Mapping[OpKey, OpScheme]
     reasons: Mapping[OpKey, str] = field(default_factory=dict)
-    smoothing: str = ""
+    origin: str = ""
     target_cpu: str = ""
 
     def to_json(self) -> str:
@@ -43,7 +43,7 @@ class QuantizationRecord:
                 "schemes": [scheme.to_dict() for scheme in schemes],
                 "reasons": reasons,
                 "ops": [[*key, schemes.index(scheme)] for key, scheme in self.ops.items()],
-                "smoothing": self.smoothing,
+                "origin": self.origin,
                 "target_cpu": self.target_cpu,
                 "why": [[*key, reasons.index(reason)] for key, reason in self.reasons.items()],
             },
@@ -60,7 +60,7 @@ class QuantizationRecord:
             reasons = {(str(name), str(kind)): str(data["reasons"][place]) for name, kind, place in data["why"]}
         except (ValueError, KeyError, TypeError, IndexError) as error:
             raise FormatError(f"the model's metadata {KEY!r} is damaged: {error}") from error
-        return cls(ops, reasons, str(data.get("smoothing", "")), str(data.get("target_cpu", "")))
+        return cls(ops, reasons, str(data.get("origin", "")), str(data.get("target_cpu", "")))
 
 
 def write_record(model: ir.Model, record: QuantizationRecord) -> None:

@@ -11,18 +11,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
+from neural_compressor.config.recipes import TARGET_CPUS
 from neural_compressor.onnx.graph.ops import NodeInfo, describe
 from neural_compressor.onnx.graph.queries import standard
-from neural_compressor.schemes import OpKey, OpScheme, any_cpu_weight
+from neural_compressor.schemes import OpKey, OpScheme, any_cpu_op
 
-ANY, VNNI = "any", "vnni"
-TARGET_CPUS = (ANY, VNNI)
-"""``any``: the same numbers on every x86 CPU. ``vnni``: weights use all of int8, and overflow where there is no VNNI."""
+ANY, VNNI = TARGET_CPUS
 
 
 @dataclass(frozen=True)
@@ -79,22 +78,20 @@ def sum_order(info: NodeInfo) -> SumOrder | None:
 
 
 _DYNAMIC = ("MatMul", "Gemm", "LSTM", "Attention")
-_EIGHT_BITS = ("uint8", "int8")
 
 
-def for_any_cpu(node: ir.Node, scheme: OpScheme) -> OpScheme:
-    """``scheme`` with a weight on which the CPU kernel of ``node`` cannot overflow; the same where it could not before."""
-    weight, activation = scheme.weight, scheme.activation
-    if weight is None or weight.dtype.name != "int8" or activation is None or activation.dtype.name not in _EIGHT_BITS:
-        return scheme
-    return replace(scheme, weight=any_cpu_weight(weight)) if _adds_in_pairs(node, scheme.mode) else scheme
-
-
-def _adds_in_pairs(node: ir.Node, mode: str) -> bool:
+def adds_in_pairs(node: ir.Node, mode: str) -> bool:
+    """Whether the integer kernel of a float ``node`` quantized in ``mode`` adds products in pairs."""
     if mode == "dynamic":
         return node.op_type in _DYNAMIC
     info = describe(node)
     return isinstance(info, NodeInfo) and sum_order(info) is not None
+
+
+def for_any_cpu(node: ir.Node, scheme: OpScheme) -> OpScheme:
+    """``scheme`` with a weight on which the CPU kernel of ``node`` cannot overflow; the same where it could not before."""
+    safe = any_cpu_op(scheme)
+    return safe if safe != scheme and adds_in_pairs(node, scheme.mode) else scheme
 
 
 def target_cpu(model: ir.Model, ops: Mapping[OpKey, OpScheme]) -> str:

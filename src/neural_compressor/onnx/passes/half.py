@@ -70,6 +70,12 @@ _STAYS_FLOAT = ("QuantizeLinear", "DequantizeLinear")
 """Ops left alone, so that the runtime still sees the patterns it fuses."""
 
 
+def half_precision(model: ir.Model, precision: str, names: Collection[str], provider: str) -> ir.Model:
+    """``model`` with the nodes ``names`` in fp16 or bf16 where ``provider`` runs them so, and all others as they are."""
+    others = [str(node.name) for node in model.graph.all_nodes() if node.name not in names]
+    return to_half(model, precision, others, provider=provider)
+
+
 def to_half(
     model: ir.Model,
     dtype: str,

@@ -38,7 +38,7 @@ def is_stored(key: OpKey, scheme: OpScheme) -> bool:
 def without_stored(plan: Plan) -> Plan:
     """What of ``plan`` is about arithmetic."""
     ops = {key: scheme for key, scheme in plan.items() if not is_stored(key, scheme)}
-    return Plan(ops, plan.calib_sampling_size, plan.recipes)
+    return replace(plan, ops=ops)
 
 
 def stored_instead(plan: Plan, left: Collection[OpKey]) -> Plan:
@@ -47,7 +47,7 @@ def stored_instead(plan: Plan, left: Collection[OpKey]) -> Plan:
     for key in left:
         stored = replace(ops[key], weight=STORED, activation=None)
         ops[key] = stored if is_stored(key, stored) else float_op("fp32", ops[key].weight is not None)
-    return Plan(ops, plan.calib_sampling_size, plan.recipes)
+    return replace(plan, ops=ops)
 
 
 def storable_nodes(model: ir.Model) -> dict[OpKey, str | None]:

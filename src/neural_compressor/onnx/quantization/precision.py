@@ -16,8 +16,8 @@ from neural_compressor.onnx.files.model_file import write_model
 from neural_compressor.onnx.files.serialized import as_proto
 from neural_compressor.onnx.graph.overridable_inputs import restore_overridable
 from neural_compressor.onnx.passes.half import check_half, computes_in, to_half
-from neural_compressor.onnx.quantization.prepared import node_types, read_float_model
 from neural_compressor.onnx.quantization.quantize import check_writable
+from neural_compressor.onnx.quantization.source_model import node_types, read_float_model
 from neural_compressor.onnx.runtime.providers import choose_target
 
 logger = logging.getLogger("neural_compressor")

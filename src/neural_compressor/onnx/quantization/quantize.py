@@ -11,13 +11,13 @@ import onnx_ir as ir
 
 from neural_compressor.config.composition import Composition
 from neural_compressor.onnx.adaptor.op_records import brief_records
+from neural_compressor.onnx.executor import Executor
 from neural_compressor.onnx.files.model_file import read_model, write_model
 from neural_compressor.onnx.files.serialized import as_proto
-from neural_compressor.onnx.quantization.calibration_store import CalibrationStore
-from neural_compressor.onnx.quantization.pipeline import run_pipeline
-from neural_compressor.onnx.quantization.prepared import prepare
 from neural_compressor.onnx.quantization.resolution import resolve
 from neural_compressor.onnx.quantization.selection import require_onnx
+from neural_compressor.onnx.quantization.source_model import Source, read_float_model
+from neural_compressor.onnx.runtime.data_reader import example_of
 from neural_compressor.onnx.runtime.fusion_check import check_fusion
 from neural_compressor.onnx.runtime.providers import CPU
 from neural_compressor.onnx.runtime.saturation import warn_if_saturating
@@ -27,7 +27,7 @@ from neural_compressor.report.terminal import print_ops
 
 
 def quantize(
-    model_input: str | Path | onnx.ModelProto | ir.Model,
+    model_input: Source,
     model_output: str | Path | None,
     quant_config: Composition,
     optimization_level: Any = None,
@@ -68,24 +68,23 @@ def quantize(
 
 
 def quantized(
-    source: str | Path | onnx.ModelProto | ir.Model, config: Composition, level: Any, reader: Any, graph_only: bool
+    source: Source, config: Composition, level: Any, reader: Any, graph_only: bool
 ) -> tuple[ir.Model, dict[str, str]]:
     """What :func:`quantize` writes, and why quantized nodes run in float, by name."""
-    prepared = prepare(source, config, level)
-    resolution = resolve(config, prepared, graph_only)
-    store = CalibrationStore(reader, one_plan=True)
-    new = run_pipeline(prepared.model, resolution, store)
+    executor = Executor(read_float_model(source), one_plan=True)
+    resolution = resolve(config, executor, level, reader, graph_only)
+    new = executor.run(resolution.plan, resolution.run_options({}))
     static, in_float = resolution.capabilities.get("static"), dict[str, str]()
     if static is not None and static.target.runs_here:
-        in_float = {each.name: each.reason for each in check_fusion(new, static.sessions).float_running}
-    if any(capability.target.provider is CPU for capability in resolution.capabilities.values()):
+        in_float = {each.name: each.reason for each in check_fusion(new, static.target.sessions).float_running}
+    providers = [capability.target.provider for capability in resolution.capabilities.values()]
+    if CPU in providers:
         warn_if_saturating(new)
-    if (
-        all(capability.target.provider is CPU for mode, capability in resolution.capabilities.items())
-        and "weight_only" not in resolution.capabilities
-    ):
-        original = prepared.model if isinstance(source, onnx.ModelProto | ir.Model) else read_model(source)
-        warn_if_slower(original, new, lambda: store.example(work.config for work in resolution.work.values()))
+    if "weight_only" not in resolution.capabilities and all(provider is CPU for provider in providers):
+        given = isinstance(source, onnx.ModelProto | ir.Model)
+        original = executor.float_model(resolution.plan.step("optimize")) if given else read_model(source)
+        reader = next(iter(resolution.readers.values()), reader)
+        warn_if_slower(original, new, lambda: None if reader is None else example_of(reader))
     return new, in_float
 
 

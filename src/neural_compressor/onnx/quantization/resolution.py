@@ -1,37 +1,42 @@
-"""Resolution of a configuration: what is done to each node of a model."""
+"""From configurations to a plan: what is done to each node of a model, and why others stay in float."""
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import onnx_ir as ir
-
-from neural_compressor.algorithms import ALGORITHMS
 from neural_compressor.config.composition import Composition
-from neural_compressor.errors import ConfigError
-from neural_compressor.onnx.graph.log_spectra import before_logarithm
-from neural_compressor.onnx.graph.matrix_nodes import MatrixNode, left_in_float, small_matrices, weight_only_nodes
-from neural_compressor.onnx.graph.ops import quantizable_nodes, unquantizable_nodes
+from neural_compressor.config.resolver import Request, wanting
+from neural_compressor.config.resolver import resolve as resolve_requests
+from neural_compressor.config.words import as_list
+from neural_compressor.errors import CalibrationError, CapabilityError, ConfigError
+from neural_compressor.onnx.adaptor.capability import ModelCapability
+from neural_compressor.onnx.executor import CalibrationData, Executor, RunOptions
+from neural_compressor.onnx.graph.matrix_nodes import MatrixNode, weight_only_nodes
 from neural_compressor.onnx.graph.sum_order import ANY, for_any_cpu
-from neural_compressor.onnx.methods.dynamic.dynamic_race import dynamic_race
-from neural_compressor.onnx.methods.dynamic.quantizer import dynamic_nodes
-from neural_compressor.onnx.methods.weight_only.job import WeightJob
-from neural_compressor.onnx.passes.store_weights import STORED, STORED_TYPES, is_stored, storable_nodes
-from neural_compressor.onnx.quantization.config import RTNConfig
-from neural_compressor.onnx.quantization.fitting import fit, unfit_weight
-from neural_compressor.onnx.quantization.prepared import Prepared, node_types
-from neural_compressor.onnx.quantization.provider_capability import ProviderCapability, find_capability
-from neural_compressor.onnx.quantization.selection import select
-from neural_compressor.onnx.runtime.providers import CPU
+from neural_compressor.onnx.methods.weight_only.method import needs_data
+from neural_compressor.onnx.passes.store_weights import STORED, is_stored, storable_nodes
+from neural_compressor.onnx.quantization.config import IntegerConfig, OnnxConfig, RTNConfig
+from neural_compressor.onnx.quantization.config.fields import EXTRA_OPTIONS
+from neural_compressor.onnx.quantization.quant_types import QuantFormat
+from neural_compressor.onnx.quantization.selection import Selection, select
+from neural_compressor.onnx.quantization.source_model import node_types
+from neural_compressor.onnx.runtime.capability import OnnxQuery, ProviderCapability, runs_in
+from neural_compressor.onnx.runtime.data_reader import Samples, rewound
+from neural_compressor.onnx.runtime.providers import CPU, choose_target
 from neural_compressor.registry import close_matches
-from neural_compressor.schemes import OpKey, OpScheme
+from neural_compressor.schemes import OpKey, OpScheme, Pass, Plan, float_op
 
 logger = logging.getLogger("neural_compressor")
 _SHOWN = 8
+_MODES = ("weight_only", "static", "dynamic")
+
+
+Outcome = OpScheme | CapabilityError | str
+"""The scheme of a node, or why it has none."""
 
 
 class NothingToQuantizeError(ConfigError):
@@ -39,234 +44,346 @@ class NothingToQuantizeError(ConfigError):
 
 
 @dataclass(frozen=True)
-class NodeWork:
-    """How a node is quantized, and the configuration that says so. ``job`` is there where its weight alone is."""
-
-    scheme: OpScheme
-    config: Any
-    job: WeightJob | None = None
-
-
-@dataclass(frozen=True)
 class Resolution:
-    """What is done to each node, what for (by approach), and why other nodes stay in float.
+    """``plan`` is what a configuration does to a model on ``capabilities``; these and the ``readers`` of data are by mode.
 
-    ``kept`` are nodes that the user has in float, so that they do not even pass integers on; ``named`` are those asked for
-    by name, quantized even where that does not pay; ``slower`` says of the others why integers would not.
+    ``left`` says why nodes stay in float, ``slower`` why some of those of the plan compute in float.
     """
 
-    work: Mapping[OpKey, NodeWork]
-    left: Mapping[OpKey, str]
+    plan: Plan
     capabilities: Mapping[str, ProviderCapability]
-    kept: frozenset[OpKey] = frozenset()
-    named: frozenset[str] = frozenset()
+    left: Mapping[OpKey, str]
     slower: Mapping[OpKey, str] = field(default_factory=dict)
+    readers: Mapping[str, Any] = field(default_factory=dict)
+    label: str = ""
 
-    def of(self, approach: str) -> dict[OpKey, NodeWork]:
-        """The nodes quantized statically, dynamically, or in their weights alone; not those whose weights are stored."""
-        found = {key: work for key, work in self.work.items() if work.scheme.mode == approach}
-        return {key: work for key, work in found.items() if not is_stored(key, work.scheme)}
+    def of(self, mode: str) -> dict[OpKey, OpScheme]:
+        """The nodes that compute in ``mode``; not those whose weights are stored."""
+        return {key: s for key, s in self.plan.items() if s.mode == mode and not is_stored(key, s)}
+
+    @property
+    def quantized(self) -> dict[OpKey, OpScheme]:
+        """The nodes that the plan does something to."""
+        return {key: scheme for key, scheme in self.plan.items() if not scheme.is_float}
 
     @property
     def stored(self) -> dict[OpKey, str]:
         """The nodes that have their weights stored in integers, and why they compute in float."""
-        schemes = {key: work.scheme for key, work in self.work.items() if is_stored(key, work.scheme)}
-        return {
-            key: self.slower.get(key) or self.capabilities[scheme.mode].reason_for_float(key[1], scheme.mode)
-            for key, scheme in schemes.items()
-        }
+        return {key: self.slower[key] for key, scheme in self.plan.items() if is_stored(key, scheme)}
 
-    def configs(self, approach: str) -> list[Any]:
-        """The configurations of these nodes."""
-        return _distinct(work.config for work in self.of(approach).values())
+    @property
+    def reasons(self) -> dict[OpKey, str]:
+        """Why nodes compute in float."""
+        kept = {key: "kept in float" for key, scheme in self.plan.items() if scheme.is_float}
+        return {**kept, **self.left, **self.stored}
 
-    def without(self, keys: Collection[OpKey]) -> Resolution:
-        """The same with some nodes in float."""
-        work = {key: work for key, work in self.work.items() if key not in keys}
-        return replace(self, work=work, kept=self.kept | set(keys))
+    def run_options(self, samples: dict[int, Samples]) -> RunOptions:
+        """What its plan is run with; ``samples`` keeps those of readers that were asked before."""
+        for reader in self.readers.values():
+            if id(reader) not in samples:
+                rewound(reader)  # it may have been gone over before; one that cannot start anew is taken as it is
+                samples[id(reader)] = Samples(reader)
+        data = {mode: CalibrationData(samples[id(reader)], reader) for mode, reader in self.readers.items()}
+        return RunOptions(self.capabilities, data, self.reasons)
 
 
-def resolve(config: Composition, prepared: Prepared, graph_only: bool = False) -> Resolution:
-    """What ``config`` does to the nodes of a model, of what their execution provider can run.
+def optimize_pass(config: Composition, level: Any) -> Pass:
+    """How the graph is simplified first.
+
+    Where no ``level`` is said ONNX Runtime does so for static quantization, which gains from constants computed
+    beforehand, as far as nodes keep their names; other models are tidied only.
+    """
+    name = None if level is None else str(getattr(level, "name", level))
+    if any(getattr(each, "approach", "") == "static" for each in _every(config)):
+        return Pass("optimize", {} if name is None else {"level": name})
+    simplify = {"simplify": "tidy" if name is None else "none"}
+    return Pass("optimize", {"level": name or "DISABLE_ALL", **simplify})
+
+
+def resolve(
+    config: Composition, executor: Executor, level: Any = None, reader: Any = None, graph_only: bool = False
+) -> Resolution:
+    """What ``config`` does to the nodes of the executor's model, of what their execution provider can run.
 
     A rule or a name that matches no node, a value that the provider has not, and a configuration that leaves every node
     in float are errors. ``graph_only`` admits providers that do not run here. Nodes that are slower in integers have their
     weights stored in them and compute in float, and matrices too small to matter are not quantized by themselves, unless
-    they are named. The same goes for what a logarithm reads.
+    they are named. The same goes for what a logarithm reads. ``reader`` serves configurations without data of their own.
     """
-    selection = select(config, prepared.kinds)
-    now = node_types(prepared.model)
-    left: dict[OpKey, str] = {(name, now[name]): why for name, why in selection.left.items() if name in now}
-    work: dict[OpKey, NodeWork] = {}
-    capabilities: dict[str, ProviderCapability] = {}
-    little: dict[OpKey, str] = {}
-    all_slower: dict[OpKey, str] = {}
-    spectra = before_logarithm(prepared.model)
-    for approach, examine in _APPROACHES.items():
-        chosen = {(name, now[name]): each for name, each in selection.of(approach).items() if name in now}
-        if not chosen:
-            continue
-        capability = capabilities[approach] = find_capability(_distinct(chosen.values()), approach, graph_only)
-        unnamed = {name: (name, kind) for name, kind in chosen if name not in selection.meant}
-        slower = _slower(prepared.model, {key: chosen[key] for key in unnamed.values()}, capability, approach)
-        in_float = {key: why for key, why in spectra.items() if key in unnamed.values() and approach != "weight_only"}
-        left |= in_float
-        if approach == "weight_only":
-            little = {unnamed[name]: why for name, why in small_matrices(prepared.model, unnamed).items()}
-        left |= little
-        slower = {key: why for key, why in slower.items() if key not in in_float}
-        apart = slower.keys() | little.keys() | in_float.keys()
-        examined = {key: each for key, each in chosen.items() if key not in apart}
-        found = examine(prepared.model, examined, capability)
-        found |= _stored(prepared.model, {key: chosen[key] for key in slower}, slower)
-        all_slower |= slower
-        for key, outcome in found.items():
-            if isinstance(outcome, str):
-                left[key] = outcome
-            else:
-                work[key] = outcome
-    if not work and not little:
+    optimize = optimize_pass(config, level)
+    model = executor.float_model(optimize)
+    given, now = node_types(executor.source), node_types(model)
+    # Rules are about the model as it was given and as it is, so that a node can be named that simplifying takes away.
+    selection = select(config, given | {name: kind for name, kind in now.items() if name not in given})
+    chosen = {
+        mode: {(name, now[name]): each for name, each in selection.of(mode).items() if name in now} for mode in _MODES
+    }
+    capabilities = {
+        mode: _find_capability(_distinct(configs.values()), mode, graph_only)
+        for mode, configs in chosen.items()
+        if configs
+    }
+    nodes = _Nodes(ModelCapability(model, capabilities), selection)
+    for mode in capabilities:
+        nodes.resolve(mode, chosen[mode])
+    left = {(name, now[name]): why for name, why in selection.left.items() if name in now} | nodes.left
+    if not nodes.schemes and not nodes.little:
         raise NothingToQuantizeError(_nothing(left, now))
-    if little:
-        quantized = f"{len(work)} nodes are quantized" if work else "nothing is quantized"
-        logger.warning("%s, in float stay %s", quantized, _counted(little))
-    able = {kind for approach, capability in capabilities.items() for kind in capability.op_types(approach)}
+    if nodes.little:
+        quantized = f"{len(nodes.schemes)} nodes are quantized" if nodes.schemes else "nothing is quantized"
+        logger.warning("%s, in float stay %s", quantized, _counted(nodes.little))
+    able = {kind for mode, capability in capabilities.items() for kind in capability.op_types(mode)}
     told = {key: why for key, why in left.items() if key[1] in able or key[0] in selection.named}
+    kept = {(name, now[name]) for name in selection.kept if name in now}
+    schemes = {key: float_op() for key in kept} | nodes.schemes
     order = {name: place for place, name in enumerate(now)}
-    in_order = dict(sorted(work.items(), key=lambda item: order[item[0][0]]))
-    kept = frozenset((name, now[name]) for name in selection.kept if name in now)
-    resolution = Resolution(in_order, told, capabilities, kept, selection.named, all_slower)
+    ops = dict(sorted(schemes.items(), key=lambda item: order[item[0][0]]))
+    configs = {
+        mode: _distinct(each for key, each in chosen[mode].items() if _computes(key, nodes.schemes))
+        for mode in capabilities
+    }
+    plan = _plan(ops, optimize, configs, capabilities, selection.named)
+    readers = {mode: found for mode, each in configs.items() if (found := _reader(each, reader)) is not None}
+    resolution = Resolution(plan, capabilities, told, nodes.slower, readers, str(config))
     _report(selection.named, resolution)
     return resolution
+
+
+def _computes(key: OpKey, schemes: Mapping[OpKey, OpScheme]) -> bool:
+    return key in schemes and not is_stored(key, schemes[key])
+
+
+class _Nodes:
+    """What becomes of the nodes of a model, mode after mode."""
+
+    def __init__(self, capability: ModelCapability, selection: Selection) -> None:
+        self.capability, self.selection = capability, selection
+        self.schemes: dict[OpKey, OpScheme] = {}
+        self.left: dict[OpKey, str] = {}
+        self.little: dict[OpKey, str] = {}
+        self.slower: dict[OpKey, str] = {}
+
+    def resolve(self, mode: str, chosen: Mapping[OpKey, Any]) -> None:
+        """Find what the nodes ``chosen`` for one mode get, each from its configuration."""
+        found = self._fitted(mode, chosen)
+        slower, in_float = self._better_in_float(mode, chosen, found)
+        self.left |= in_float
+        for key, outcome in found.items():
+            if key in slower or key in in_float:
+                continue
+            if isinstance(outcome, CapabilityError):
+                raise outcome
+            if isinstance(outcome, str):
+                self.left[key] = outcome
+            else:
+                self.schemes[key] = outcome
+                if is_stored(key, outcome):
+                    self.slower[key] = self.capability.in_float_unless_named(mode, (), {}).get(key[1], "")
+        able = storable_nodes(self.capability.model) if slower else {}
+        for key, why in slower.items():
+            refusal = able.get(key, "its weight is not stored in integers then")
+            if refusal is None:
+                self.schemes[key], self.slower[key] = OpScheme(STORED, mode=mode), why
+            else:
+                self.left[key] = f"{why}; {refusal}"
+                self.slower[key] = why
+
+    def _better_in_float(
+        self, mode: str, chosen: Mapping[OpKey, Any], found: Mapping[OpKey, Outcome]
+    ) -> tuple[dict[OpKey, str], dict[OpKey, str]]:
+        """Of the nodes that nobody named those that are slower in integers, and those better left as they are."""
+        unnamed = [key for key in chosen if key[0] not in self.selection.meant]
+        raced = {key: scheme for key in unnamed if isinstance(scheme := found[key], OpScheme)}
+        told = self.capability.in_float_unless_named(mode, unnamed, raced)
+        reasons = {key: told.get(key, told.get(key[1], "")) for key in unnamed}
+        apart = told if mode == "weight_only" else self.capability.spectra
+        in_float = {key: why for key, why in reasons.items() if why and key in apart}
+        if mode == "weight_only":
+            self.little = in_float
+        return {key: why for key, why in reasons.items() if why and key not in in_float}, in_float
+
+    def _fitted(self, mode: str, chosen: Mapping[OpKey, Any]) -> dict[OpKey, Outcome]:
+        """The scheme that each configuration gets of what the provider has, or why it gets none."""
+        found: dict[OpKey, Outcome] = {}
+        provider = self.capability.providers[mode].name
+        on_cpu = self.capability.providers[mode].target.provider is CPU
+        alike: dict[tuple[object, ...], Outcome] = {}
+        matrices = weight_only_nodes(self.capability.model) if mode == "weight_only" else {}
+        for key, config in chosen.items():
+            if why := self.capability.refusals[mode].get(key):
+                found[key] = why
+                continue
+            configs = [c for c in self.capability.opwise.get(key, ()) if c["activation"].get("quant_mode") == mode]
+            request = _request(config, configs, matrices.get(key[0]))
+            if not configs:
+                found[key] = f"{provider} has no {mode} {key[1]}"
+            elif mode == "weight_only" and self.capability.is_inner(key) and needs_data(config.op_scheme()):
+                found[key] = f"it is in the body of an If, Loop or Scan, where {config.name} cannot see its inputs"
+            else:
+                like = repr(configs), request
+                if like not in alike:
+                    alike[like] = _first({"opwise": self.capability.opwise}, key, request)
+                outcome = alike[like]
+                if isinstance(outcome, OpScheme) and on_cpu and getattr(config, "target_cpu", None) == ANY:
+                    outcome = for_any_cpu(self.capability.nodes[key], outcome)
+                found[key] = outcome
+        if mode == "weight_only":
+            _check_ratios(_distinct(chosen.values()), matrices)
+            refused = {key: each for key, each in found.items() if isinstance(each, CapabilityError)}
+            if refused and any(isinstance(each, OpScheme) for each in found.values()):
+                # Where it fits some matrices, those that it does not fit are told of as others that stay in float.
+                found |= {key: str(each) for key, each in refused.items()}
+        return found
+
+
+def _first(capability: Mapping[str, Any], key: OpKey, request: Request) -> Outcome:
+    """The best that a node can run with, as the request admits."""
+    try:
+        space = resolve_requests(capability, {key: request})[key]
+    except CapabilityError as error:
+        return error
+    return space.quantized[0] if space.quantized else space.reason
+
+
+def _request(config: Any, configs: Sequence[Mapping[str, Any]], node: MatrixNode | None) -> Request:
+    """What a configuration asks of a node."""
+    source = type(config).__name__
+    if not isinstance(config, IntegerConfig):
+        names = () if node is None else (str(node.weight.name), node.name)
+        return wanting(config.op_scheme(names), config.said(), source)
+    scheme = config.op_scheme(has_weight=any("weight" in each for each in configs))
+    if not any("scheme" in each["activation"] for each in configs):  # what it reads stays in float
+        scheme = replace(scheme, activation=None)
+    said = config.said()
+    if config.per_channel and any(
+        "per_channel" in as_list(each["weight"]["granularity"]) for each in configs if "weight" in each
+    ):
+        said["weight", "granularity"] = "per_channel"  # where the node admits it, it is not given up for anything else
+    return wanting(scheme, said, source)
+
+
+def _check_ratios(configs: Iterable[Any], able: Mapping[str, MatrixNode]) -> None:
+    known = [*able, *(str(node.weight.name) for node in able.values())]
+    rules = (config for config in configs if isinstance(config, RTNConfig))
+    for name in (name for config in rules for name in config.ratios if name not in known):
+        raise ConfigError(f"RTNConfig.ratios: no weight or node is called {name!r}; {close_matches(name, known)}")
+
+
+def _plan(
+    ops: Mapping[OpKey, OpScheme],
+    optimize: Pass,
+    configs: Mapping[str, Sequence[Any]],
+    capabilities: Mapping[str, ProviderCapability],
+    named: Collection[str],
+) -> Plan:
+    """The plan of these schemes, with the passes that the configurations ask for and the size of the calibration data."""
+    passes, size = [optimize], Plan().calib_sampling_size
+    if static := configs.get("static"):
+        size = setting(static, "calibration_sampling_size")
+        meant = sorted(name for name, _ in ops if name in named)
+        passes += _static_passes(static, capabilities["static"].quant_format, meant)
+    if weights := configs.get("weight_only"):
+        form, level = capabilities["weight_only"].quant_format, setting(weights, "accuracy_level")
+        passes.append(_pass("weight_layout", quant_format=form, accuracy_level=level))
+    return Plan(ops, size, passes=passes)
+
+
+def _static_passes(configs: Sequence[Any], quant_format: str, named: Collection[str]) -> list[Pass]:
+    def extra(name: str) -> Any:
+        return setting(configs, f"extra_options[{name!r}]", lambda config: config.option(name))
+
+    smoothing = {config.smoothing for config in configs} - {None}
+    if len(smoothing) > 1:
+        raise ConfigError(
+            f"outliers are smoothed once for the whole model, and the configurations say {smoothing}; choose one"
+        )
+    found: list[Pass] = [*smoothing]
+    if (correction := extra("BiasCorrection")) is not False:
+        found.append(_pass("correct_biases", required=correction))
+    if (percentile := extra("CalibPercentile")) != EXTRA_OPTIONS["CalibPercentile"][0]:
+        found.append(Pass("calibrate", {"percentile": percentile}))
+    layout = _pass(
+        "qdq_layout",
+        quant_format=quant_format,
+        add_qdq_pair_to_weight=extra("AddQDQPairToWeight"),
+        dedicated_qdq_pair=extra("DedicatedQDQPair"),
+        optypes_to_exclude_output_quant=extra("OpTypesToExcludeOutputQuantization"),
+        named=named,
+    )
+    return [*found, layout]
+
+
+def _pass(name: str, **options: Any) -> Pass:
+    """A pass with those options that say something."""
+    return Pass(name, {key: value for key, value in options.items() if value})
+
+
+def setting(configs: Iterable[OnnxConfig], name: str, get: Callable[[Any], Any] | None = None) -> Any:
+    """What the configurations that say something other than the default say; the default where none does.
+
+    Two that say different things are an error. ``get`` reads the setting where it is no field called ``name``.
+    """
+    read: Callable[[Any], Any] = get or (lambda config: getattr(config, name))
+    every: list[Any] = list(configs)
+    said = [value for config in every if (value := read(config)) != read(type(config)())]
+    if any(value != said[0] for value in said[1:]):
+        values = ", ".join(dict.fromkeys(repr(value) for value in said))
+        raise ConfigError(f"{name} holds for the whole model, and its configurations say {values}; choose one")
+    return said[0] if said else read(every[0])
+
+
+def _reader(configs: Sequence[OnnxConfig], given: Any) -> Any:
+    """The calibration data reader of the configurations of one mode, or else the one ``given``."""
+    own = {id(config.reader): config.reader for config in configs if config.reader is not None}
+    if len(own) > 1:
+        raise ConfigError(
+            "the configurations have several calibration data readers, and a model is calibrated with one"
+        )
+    found = next(iter(own.values()), given)
+    waiting = [type(config).__name__ for config in configs if getattr(config, "needs_calibration", False)]
+    if waiting and found is None:
+        raise CalibrationError(
+            f"{', '.join(dict.fromkeys(waiting))} needs calibration data; give the configuration, or the call, a "
+            "calibration_data_reader"
+        )
+    return found
+
+
+def _find_capability(configs: Sequence[Any], mode: str, graph_only: bool) -> ProviderCapability:
+    """What the configurations of one mode are for.
+
+    The default form of model gives way to the provider's own where it runs nothing in that form.
+    """
+    name = setting(configs, "providers")[0] if mode == "weight_only" else setting(configs, "execution_provider")
+    target = choose_target(name, graph_only=graph_only)
+    provider, own = target.provider.name, OnnxQuery(target.provider.name)
+    if mode == "dynamic":
+        return ProviderCapability(target, own)
+    wanted: QuantFormat = setting(configs, "quant_format")
+    if wanted is QuantFormat.QOperator and not runs_in(provider, wanted.name, mode):
+        logger.warning("%s takes no %s models: the model is %s", provider, wanted, own.quant_format)
+        return ProviderCapability(target, own)
+    return ProviderCapability(target, OnnxQuery(provider, wanted.name))
+
+
+def _every(config: Composition) -> list[Any]:
+    return [each for part in config.parts for each in (part, *(rule.config for rule in part.local))]
 
 
 def _distinct(configs: Iterable[Any]) -> list[Any]:
     return list({id(config): config for config in configs}.values())
 
 
-Outcome = NodeWork | str
-Chosen = Mapping[OpKey, Any]
-
-
-def _static(model: ir.Model, chosen: Chosen, capability: ProviderCapability) -> dict[OpKey, Outcome]:
-    able, reasons = quantizable_nodes(model), unquantizable_nodes(model)
-    found: dict[OpKey, Outcome] = {}
-    alike: dict[tuple[object, ...], Outcome] = {}
-    for key, config in chosen.items():
-        if key not in able:
-            found[key] = reasons.get(key, f"{key[1]} is not quantized statically")
-            continue
-        has_weight, per_channel = able[key].weight is not None, able[key].axis is not None
-        like = id(config), key[1], has_weight, per_channel
-        if like not in alike:
-            options = capability.options(key[1], "static", has_weight=has_weight, per_channel=per_channel)
-            alike[like] = _fitted(config, options, key, capability.provider)
-        found[key] = _for_target(alike[like], able[key].node, capability)
-    return found
-
-
-def _dynamic(model: ir.Model, chosen: Chosen, capability: ProviderCapability) -> dict[OpKey, Outcome]:
-    able = dynamic_nodes(model)
-    nodes = {(str(node.name), node.op_type): node for node in model.graph.all_nodes()}
-    found: dict[OpKey, Outcome] = {}
-    for key, config in chosen.items():
-        if (why := able.get(key, f"{key[1]} is not quantized dynamically")) is not None:
-            found[key] = why
-            continue
-        outcome = _fitted(config, capability.options(key[1], "dynamic"), key, capability.provider)
-        found[key] = _for_target(outcome, nodes[key], capability)
-    return found
-
-
-def _for_target(outcome: Outcome, node: ir.Node, capability: ProviderCapability) -> Outcome:
-    """The same work with a weight that gives the same on all the CPUs it is for."""
-    if isinstance(outcome, str) or capability.target.provider is not CPU or outcome.config.target_cpu != ANY:
-        return outcome
-    return replace(outcome, scheme=for_any_cpu(node, outcome.scheme))
-
-
-def _slower(model: ir.Model, unnamed: Chosen, capability: ProviderCapability, approach: str) -> dict[OpKey, str]:
-    """The nodes that are faster in float, and why: by a race on this machine, or else as the capability has it."""
-    found = {key: why for key in unnamed if (why := capability.reason_for_float(key[1], approach))}
-    race = dynamic_race(model) if approach == "dynamic" and capability.target.provider is CPU else None
-    if race is None:
-        return found
-    nodes = {(str(node.name), node.op_type): node for node in model.graph.all_nodes()}
-    able = {key: work for key, work in _dynamic(model, unnamed, capability).items() if not isinstance(work, str)}
-    raced = {key: race.reason_for_float(nodes[key], work.scheme) for key, work in able.items()}
-    fast = {key for key, told in raced.items() if told == ""}
-    found = {key: why for key, why in found.items() if key not in fast}
-    slow = found | {key: told for key, told in raced.items() if told}
-    # A model that integers make no faster at all is quantized for its size.
-    return slow if any(key not in slow or key[1] in STORED_TYPES for key in able) else found
-
-
-def _stored(model: ir.Model, slower: Chosen, reasons: Mapping[OpKey, str]) -> dict[OpKey, Outcome]:
-    """Weights in integers where that is done, for nodes that compute in float for ``reasons``."""
-    able = storable_nodes(model) if slower else {}
-    found: dict[OpKey, Outcome] = {}
-    for key, config in slower.items():
-        refusal = able.get(key, "its weight is not stored in integers then")
-        work = NodeWork(OpScheme(STORED, mode=config.approach), config)
-        found[key] = work if refusal is None else f"{reasons[key]}; {refusal}"
-    return found
-
-
-def _fitted(config: Any, options: Any, key: OpKey, provider: str) -> Outcome:
-    scheme = fit(config, options, key[1], provider)
-    return f"{provider} has no {config.approach} {key[1]}" if scheme is None else NodeWork(scheme, config)
-
-
-def _weight_only(model: ir.Model, chosen: Chosen, capability: ProviderCapability) -> dict[OpKey, Outcome]:
-    able, reasons = weight_only_nodes(model), left_in_float(model)
-    found: dict[OpKey, Outcome] = {}
-    for key, config in chosen.items():
-        name, kind = key
-        if name not in able:
-            found[key] = reasons.get(name, f"{kind} has no weight that is quantized by itself")
-            continue
-        job = WeightJob(config.name, config.weight_scheme(), _options(config, able[name]))
-        if able[name].node.graph is not model.graph and job.needs_data:
-            found[key] = f"it is in the body of an If, Loop or Scan, where {config.name} cannot see its inputs"
-        elif why := unfit_weight(job.scheme, capability.options(kind, "weight_only"), kind, capability.provider):
-            found[key] = why
-        else:
-            found[key] = NodeWork(OpScheme(weight=job.scheme, mode="weight_only"), config, job)
-    _check_ratios([config for config in _distinct(chosen.values()) if isinstance(config, RTNConfig)], able)
-    return found
-
-
-def _options(config: Any, node: MatrixNode) -> dict[str, Any]:
-    own = ALGORITHMS[config.name].options_model.names(executor=False)
-    options = {name: value for name, value in config.method().options.items() if name in own}
-    ratios = getattr(config, "ratios", {})
-    ratio = ratios.get(node.name, ratios.get(str(node.weight.name)))
-    return options if ratio is None else {**options, "ratio": ratio}
-
-
-def _check_ratios(configs: Collection[RTNConfig], able: Mapping[str, MatrixNode]) -> None:
-    known = [*able, *(str(node.weight.name) for node in able.values())]
-    for name in (name for config in configs for name in config.ratios if name not in known):
-        raise ConfigError(f"RTNConfig.ratios: no weight or node is called {name!r}; {close_matches(name, known)}")
-
-
-_APPROACHES: Mapping[str, Callable[[ir.Model, Chosen, ProviderCapability], dict[OpKey, Outcome]]] = {
-    "weight_only": _weight_only,
-    "static": _static,
-    "dynamic": _dynamic,
-}
-
-
 def _report(named: Collection[str], resolution: Resolution) -> None:
     """Say why nodes that were asked for by name stay in float, and how many others do."""
-    work, left, stored = resolution.work, resolution.left, resolution.stored
-    done, reasons = {name for name, _ in work}, {name: why for (name, _), why in left.items()}
+    quantized, left, stored = resolution.quantized, resolution.left, resolution.stored
+    done, reasons = {name for name, _ in quantized}, {name: why for (name, _), why in left.items()}
     for name in named:
         if name not in done:
             why = reasons.get(name, "simplifying the graph took it away (optimization_level)")
             logger.warning("%s stays in float: %s", name, why)
     told = f"; with weights in int8 compute in float {_counted(stored)}" if stored else ""
-    logger.info("%d nodes are quantized%s%s", len(work) - len(stored), told, _in_float(left))
+    logger.info("%d nodes are quantized%s%s", len(quantized) - len(stored), told, _in_float(left))
 
 
 def _nothing(left: Mapping[OpKey, str], now: Mapping[str, str]) -> str:

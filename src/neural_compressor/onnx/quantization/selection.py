@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,8 @@ from neural_compressor.config.composition import Composition
 from neural_compressor.config.op_selector import OpSelector
 from neural_compressor.errors import ConfigError
 from neural_compressor.onnx.quantization.config.onnx_config import OnnxConfig
+
+logger = logging.getLogger("neural_compressor")
 
 PRODUCTS = ("MatMul", "Gemm")
 """Types of node of which ``quant_last_matmul`` means the last."""
@@ -43,6 +46,8 @@ def select(config: Composition, kinds: Mapping[str, str]) -> Selection:
 
     A rule or a name that matches no node is an error that names close matches.
     """
+    for part in config.parts:
+        _tell_absent_types(part, kinds)
     given = config.assign(kinds)
     bounds = {id(each): _bounds(each, kinds) for each in _every(config)}
     configs: dict[str, OnnxConfig] = {}
@@ -137,6 +142,18 @@ def _types(config: OnnxConfig, kinds: Mapping[str, str]) -> tuple[str, ...] | No
                 f"{type(config).__name__}.op_types_to_quantize: there is no type of node {kind!r}; {hint}"
             )
     return config.op_types_to_quantize
+
+
+def _tell_absent_types(part: Any, kinds: Mapping[str, str]) -> None:
+    """Say where a list of types speaks of no node at all."""
+    listed, known = part.op_types_to_quantize, sorted(set(kinds.values()))
+    if listed and not set(listed) & set(known):
+        logger.warning(
+            "%s.op_types_to_quantize names %s, and the model has no node of these types; it has %s",
+            type(part).__name__,
+            ", ".join(listed),
+            ", ".join(known) or "none",
+        )
 
 
 def _every(config: Composition) -> list[Any]:

@@ -2,112 +2,89 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import onnx
-import onnx_ir as ir
 
 from neural_compressor.config.composition import Composition
 from neural_compressor.errors import ConfigError
 from neural_compressor.onnx.adaptor.onnxrt import ONNXRTAdaptor
+from neural_compressor.onnx.executor import Executor, RunOptions
 from neural_compressor.onnx.files.model_file import read_model, weight_bytes, write_model
 from neural_compressor.onnx.files.scratch import raise_if_full, scratch_folder
-from neural_compressor.onnx.files.serialized import as_proto
-from neural_compressor.onnx.quantization.calibration_store import CalibrationStore
 from neural_compressor.onnx.quantization.config import TuningConfig
-from neural_compressor.onnx.quantization.pipeline import run_pipeline
-from neural_compressor.onnx.quantization.prepared import Prepared, has_static, prepare
 from neural_compressor.onnx.quantization.resolution import NothingToQuantizeError, Resolution, resolve
 from neural_compressor.onnx.quantization.selection import require_onnx
+from neural_compressor.onnx.quantization.source_model import Source, read_float_model
+from neural_compressor.onnx.runtime.data_reader import Samples, example_of
 from neural_compressor.report.run_report import RunReport
-from neural_compressor.schemes import OpScheme, Plan
+from neural_compressor.schemes import Plan
 from neural_compressor.strategy.base import Proposal
 from neural_compressor.tuning.evaluator import with_arguments
 from neural_compressor.tuning.loop import tune
 
 logger = logging.getLogger("neural_compressor")
 
-RECIPE = "config"
-"""Where a plan has its configuration."""
 
-
-@dataclass(frozen=True)
-class Candidate:
-    """A configuration and what it does to a model."""
-
-    config: Composition
-    prepared: Prepared
-    resolution: Resolution
-
-    @property
-    def proposal(self) -> Proposal:
-        """Its plan: the schemes of the nodes, and the configuration itself for what schemes do not say."""
-        ops = {key: work.scheme for key, work in self.resolution.work.items()}
-        return Proposal(Plan(ops, recipes={RECIPE: self.config.to_dict()}), str(self.config))
-
-
-def candidates(source: Any, configs: Sequence[Composition], level: Any = None) -> list[Candidate]:
-    """What each configuration does to the model in ``source``; what makes no sense is said here, before any work.
+def resolutions(executor: Executor, configs: Sequence[Composition], level: Any, reader: Any) -> list[Resolution]:
+    """What each configuration does to the executor's model; what makes no sense is said here, before any work.
 
     A configuration that quantizes nothing is left out, with a warning; where all do, that is an error.
     """
-    prepared: dict[bool, Prepared] = {}
-    found = []
+    found: list[Resolution] = []
     idle: list[NothingToQuantizeError] = []
     for config in configs:
-        static = has_static(config)
-        if static not in prepared:
-            prepared[static] = prepare(source, config, level)
         try:
-            resolution = resolve(config, prepared[static])
-            if not resolution.work:
+            resolution = resolve(config, executor, level, reader)
+            if not resolution.quantized:
                 raise NothingToQuantizeError("what it could quantize is too little to matter")
         except NothingToQuantizeError as error:
             idle.append(error)
             logger.warning("%s is not tried: %s", config, error)
             continue
-        found.append(Candidate(config, prepared[static], resolution))
+        found.append(resolution)
     if not found and idle:
         raise idle[0]
     return found
 
 
-class ConfigAdaptor(ONNXRTAdaptor):
-    """ONNX Runtime for plans that carry a whole configuration; nodes that such a plan has in float stay there."""
+class _ListedPlans(ONNXRTAdaptor):
+    """ONNX Runtime for plans on a list, and for these with ops back in float: each on the data of its configuration."""
 
-    def __init__(self, tried: Iterable[Candidate], store: CalibrationStore) -> None:
+    def __init__(self, executor: Executor, model: Any, listed: Sequence[Resolution], reader: Any) -> None:
         super().__init__()
-        self._tried = {_key(candidate.config.to_dict()): candidate for candidate in tried}
-        self._store = store
-        work = (each for candidate in self._tried.values() for each in candidate.resolution.work.values())
-        readers = {id(reader): reader for reader in (store.reader, *(each.config.reader for each in work))}
-        self.calibration_data = tuple(readers.values())
+        self._executor, self._source = executor, model
+        self._listed, self._samples = listed, dict[int, Samples]()
+        self._examples: dict[int, Mapping[str, Any] | None] = {}
+        readers = (reader, *(each for resolution in listed for each in resolution.readers.values()))
+        self.calibration_data = tuple({id(each): each for each in readers}.values())
 
-    def quantize(
-        self,
-        tune_cfg: Mapping[str, Any],
-        model: Any,
-        dataloader: Iterable[Any] | None = None,
-        q_func: Callable[[Any], Any] | None = None,
-    ) -> onnx.ModelProto:
-        candidate = self._tried[_key(tune_cfg["recipe_cfgs"][RECIPE])]
-        self._source = model
-        self._feed = self._store.example(work.config for work in candidate.resolution.work.values())
-        self.example = self._feed
-        floats = [key for key, scheme in tune_cfg["op"].items() if OpScheme.from_dict(scheme).is_float]
-        new = run_pipeline(candidate.prepared.model, candidate.resolution.without(floats), self._store)
-        self._warn_if_saturating(new)
-        return as_proto(new)
+    def _prepare(self, model: Any) -> Executor:
+        assert self._executor is not None
+        return self._executor
+
+    def _run_options(
+        self, plan: Plan, dataloader: Iterable[Any] | None, q_func: Callable[[Any], Any] | None
+    ) -> RunOptions:
+        resolution = next(each for each in self._listed if _is_of(plan, each.plan))
+        for reader in list(resolution.readers.values())[:1]:
+            if id(reader) not in self._examples:
+                self._examples[id(reader)] = example_of(reader)
+            self._feed = self.example = self._examples[id(reader)]
+        options = resolution.run_options(self._samples)
+        floats = {key: "kept in float" for key, scheme in plan.items() if scheme.is_float}
+        return replace(options, reasons={**options.reasons, **floats})
 
 
-def _key(settings: Mapping[str, Any]) -> str:
-    return json.dumps(settings, sort_keys=True)
+def _is_of(plan: Plan, listed: Plan) -> bool:
+    """Whether ``plan`` is the one ``listed``, or that with ops back in float."""
+    alike = all(scheme.is_float or listed.ops.get(key) == scheme for key, scheme in plan.items())
+    return alike and plan.passes == listed.passes and plan.calib_sampling_size == listed.calib_sampling_size
 
 
 VERDICT = "neural_compressor.verdict"
@@ -115,7 +92,7 @@ VERDICT = "neural_compressor.verdict"
 
 
 def autotune(
-    model_input: str | Path | onnx.ModelProto | ir.Model,
+    model_input: Source,
     tune_config: TuningConfig,
     eval_fn: Callable[..., Any],
     eval_args: Any = None,
@@ -139,13 +116,14 @@ def autotune(
     configs = tune_config.candidates()
     for config in configs:
         require_onnx(config)
-    tried = candidates(model_input, configs, optimization_level)
+    executor = Executor(read_float_model(model_input))
+    listed = resolutions(executor, configs, optimization_level, calibration_data_reader)
     with scratch_folder() as folder:
         best, result = tune(
-            ConfigAdaptor(tried, CalibrationStore(calibration_data_reader)),
+            _ListedPlans(executor, model_input, listed, calibration_data_reader),
             model_input,
             tune_config,
-            [candidate.proposal for candidate in tried],
+            [Proposal(each.plan, each.label) for each in listed],
             evaluator=_OnFile(with_arguments(eval_fn, eval_args), model_input, folder),
             workspace=tune_config.workspace,
             title=_title(model_input),

@@ -12,9 +12,10 @@ from onnx import helper
 
 from neural_compressor.kernel_race import Race, Work
 from neural_compressor.kernel_timings import KernelTimings
+from neural_compressor.onnx.executor import Executor
 from neural_compressor.onnx.quantization import DynamicQuantConfig
-from neural_compressor.onnx.quantization.prepared import prepare
 from neural_compressor.onnx.quantization.resolution import Resolution, resolve
+from neural_compressor.onnx.quantization.source_model import read_float_model
 from neural_compressor.onnx.runtime.op_race import racing
 
 
@@ -39,7 +40,7 @@ def one_product(build: Any, shape: list[Any]) -> onnx.ModelProto:
 def resolved(model: onnx.ModelProto, race: Race | None, config: DynamicQuantConfig | None = None) -> Resolution:
     with racing(race):
         config = config or DynamicQuantConfig()
-        return resolve(config, prepare(model, config))
+        return resolve(config, Executor(read_float_model(model)))
 
 
 @pytest.mark.parametrize(

@@ -18,14 +18,19 @@ from neural_compressor.errors import CalibrationError, ConfigError
 from neural_compressor.onnx.files.model_file import read_model
 from neural_compressor.onnx.graph.normalise import normalise
 from neural_compressor.onnx.methods.weight_only import input_statistics as module_under_test
-from neural_compressor.onnx.methods.weight_only.quantizer import WeightJob, WeightOnlyOptions, quantize_weight_only
+from neural_compressor.onnx.methods.weight_only.method import WeightOnlyOptions
+from neural_compressor.onnx.methods.weight_only.quantizer import quantize_weight_only
 from neural_compressor.onnx.runtime.data_reader import CalibrationDataReader, Samples
 from neural_compressor.onnx.runtime.session import make_session
-from neural_compressor.schemes import PerGroup, TensorScheme
+from neural_compressor.schemes import Method, OpScheme, PerGroup, TensorScheme
 
 INT3 = TensorScheme(dtype("int3"), granularity=PerGroup(32))
 EXACT = WeightOnlyOptions(accuracy_level=1)
-LAYER_WISE = WeightOnlyOptions(accuracy_level=1, layer_wise=True)
+LAYER_WISE = {"layer_wise": True}
+
+
+def weight_only(method: str, weight: TensorScheme, options: Mapping[str, Any] | None = None) -> OpScheme:
+    return OpScheme(weight, mode="weight_only", method=Method(method, options or {}))
 
 
 def normal(*shape: int, seed: int = 0) -> np.ndarray:
@@ -122,7 +127,7 @@ def test_gptq_beats_rounding_on_correlated_inputs() -> None:
     model = model_of([matmul("mm", "x", "y")], w_mm=weight)
     errors = {}
     for algorithm in ("rtn", "gptq"):
-        quantized = quantize_weight_only(model, {"mm": WeightJob(algorithm, INT3)}, samples_of(*seen), EXACT)
+        quantized = quantize_weight_only(model, {"mm": weight_only(algorithm, INT3)}, samples_of(*seen), EXACT)
         errors[algorithm] = np.square(run(quantized, unseen)[0] - unseen @ weight).mean()
     assert errors["gptq"] < 0.5 * errors["rtn"]
 
@@ -131,7 +136,7 @@ def test_gptq_beats_rounding_on_correlated_inputs() -> None:
 def test_gptq_is_the_algorithm_on_the_streamed_inputs(options: dict[str, Any]) -> None:
     weight, seen = normal(64, 48), [correlated(40, seed=s) for s in range(3)]
     model = model_of([matmul("mm", "x", "y")], w_mm=weight)
-    job = WeightJob("gptq", INT3, options)
+    job = weight_only("gptq", INT3, options)
     quantized = quantize_weight_only(model, {"mm": job}, samples_of(*seen), EXACT)
     own = {**options, "static_groups": True} if "act_order" in options else options  # no kernel takes groups elsewhere
     wanted = ALGORITHMS["gptq"](np.ascontiguousarray(weight.T), INT3, statistics_of(*seen), **own)
@@ -151,7 +156,7 @@ def test_gptq_gives_what_the_torch_side_gives() -> None:
     theirs = side.convert(prepared)[0].dequantized_weight().numpy()
     asked = config.wanted
     model = model_of([matmul("mm", "x", "y")], w_mm=weight)
-    job = WeightJob(asked.method.name, asked.weight, asked.method.options)
+    job = asked
     ours = matrix_in(quantize_weight_only(model, {"mm": job}, samples_of(*seen), EXACT), "mm")
     assert np.isclose(ours, theirs, rtol=1e-4, atol=1e-5).mean() > 0.99  # a tie may fall to either side
 
@@ -160,7 +165,7 @@ def test_nodes_that_share_an_input_are_quantized_behind_one_statistic() -> None:
     weights, seen = {"a": normal(64, 16), "b": normal(64, 24, seed=1)}, [correlated(40, seed=s) for s in range(3)]
     nodes = [matmul("a", "x", "p"), matmul("b", "x", "q")]
     model = model_of(nodes, outputs=("p", "q"), w_a=weights["a"], w_b=weights["b"])
-    quantized = quantize_weight_only(model, dict.fromkeys("ab", WeightJob("gptq", INT3)), samples_of(*seen), EXACT)
+    quantized = quantize_weight_only(model, dict.fromkeys("ab", weight_only("gptq", INT3)), samples_of(*seen), EXACT)
     for name, weight in weights.items():
         wanted = ALGORITHMS["gptq"](np.ascontiguousarray(weight.T), INT3, statistics_of(*seen))
         np.testing.assert_allclose(matrix_in(quantized, name), values(wanted), rtol=1e-5, atol=1e-6)
@@ -177,12 +182,12 @@ def chain() -> tuple[ir.Model, dict[str, np.ndarray]]:
 def test_layer_wise_looks_at_what_arrives_behind_quantized_nodes() -> None:
     model, weights = chain()
     seen = [correlated(40, seed=s) for s in range(3)]
-    jobs = dict.fromkeys("ab", WeightJob("gptq", INT3))
     first = np.asarray(values(ALGORITHMS["gptq"](np.ascontiguousarray(weights["w_a"].T), INT3, statistics_of(*seen))))
     floats = [np.maximum(x @ weights["w_a"], 0) for x in seen]
     behind = [np.maximum(x @ first.T, 0) for x in seen]
-    for options, arrived in ((EXACT, statistics_of(*floats)), (LAYER_WISE, statistics_of(*behind, floats=floats))):
-        quantized = quantize_weight_only(model, jobs, samples_of(*seen), options)
+    for options, arrived in (({}, statistics_of(*floats)), (LAYER_WISE, statistics_of(*behind, floats=floats))):
+        jobs = dict.fromkeys("ab", weight_only("gptq", INT3, options))
+        quantized = quantize_weight_only(model, jobs, samples_of(*seen), EXACT)
         np.testing.assert_allclose(matrix_in(quantized, "a"), first, rtol=1e-5, atol=1e-6)
         wanted = values(ALGORITHMS["gptq"](np.ascontiguousarray(weights["w_b"].T), INT3, arrived))
         assert np.isclose(matrix_in(quantized, "b"), wanted, rtol=1e-4, atol=1e-5).mean() > 0.99
@@ -196,7 +201,7 @@ def test_a_shared_weight_sees_all_its_inputs() -> None:
         helper.make_node("MatMul", ["r", "w"], ["y"], name="b"),
     ]
     model = model_of(nodes, w=weight)
-    quantized = quantize_weight_only(model, dict.fromkeys("ab", WeightJob("gptq", INT3)), samples_of(*seen), EXACT)
+    quantized = quantize_weight_only(model, dict.fromkeys("ab", weight_only("gptq", INT3)), samples_of(*seen), EXACT)
     assert node_named(quantized, "a").inputs[1] is node_named(quantized, "b").inputs[1]
     both = statistics_of(*(part for x in seen for part in (np.maximum(x @ weight, 0), x)))
     wanted = values(ALGORITHMS["gptq"](np.ascontiguousarray(weight.T), INT3, both))
@@ -215,7 +220,7 @@ def test_a_transposed_input_is_seen_the_right_way() -> None:
     model = normalise(read_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)))
     given = samples_of(*(np.ascontiguousarray(x.T) for x in seen))
     for algorithm in ("gptq", "awq"):
-        quantized = quantize_weight_only(model, {"gemm": WeightJob(algorithm, INT3)}, given, EXACT)
+        quantized = quantize_weight_only(model, {"gemm": weight_only(algorithm, INT3)}, given, EXACT)
         wanted = ALGORITHMS[algorithm](np.ascontiguousarray(weight.T), INT3, statistics_of(*seen))
         result = make_session(quantized).run(None, {"x": np.ascontiguousarray(seen[0].T)})[0]
         reach = np.abs(seen[0] @ np.asarray(wanted.dequantize()).T).max()
@@ -255,7 +260,7 @@ def passed(x: np.ndarray, *weights: np.ndarray) -> np.ndarray:
 def test_each_block_is_calibrated_behind_those_before_it(algorithm: str, own: dict[str, Any], named: bool) -> None:
     model, names, (up, down, second_up, second_down) = blocks(named)
     seen = [correlated(40, seed=s) for s in range(3)]
-    jobs = dict.fromkeys(names, WeightJob(algorithm, INT3, own))
+    jobs = dict.fromkeys(names, weight_only(algorithm, INT3, own))
     quantized = quantize_weight_only(model, jobs, samples_of(*seen), EXACT)
     first = [matrix_in(quantized, name) for name in names[:2]]
     for name, weight, before in ((names[2], second_up, []), (names[3], second_down, [second_up])):
@@ -273,7 +278,7 @@ def test_what_the_statistics_may_take_changes_the_passes_and_not_the_result() ->
     for most, passes in ((1 << 30, 2), (4 * 64 * 64, 3)):
         reader = Reader([{"x": correlated(40, seed=s)} for s in range(3)])
         options = WeightOnlyOptions(accuracy_level=1, hessian_bytes=most)
-        jobs = dict.fromkeys(names, WeightJob("gptq", INT3))
+        jobs = dict.fromkeys(names, weight_only("gptq", INT3))
         quantized = quantize_weight_only(model, jobs, Samples(reader), options)
         found.append([matrix_in(quantized, name) for name in names])
         assert reader.passes == passes
@@ -294,7 +299,7 @@ def test_a_block_runs_no_more_often_the_more_blocks_there_are(
 
     monkeypatch.setattr(module_under_test, "make_session", counted)
     reader = Reader([{"x": correlated(40, seed=s)} for s in range(3)])
-    quantize_weight_only(model, dict.fromkeys(names, WeightJob(algorithm, INT3)), Samples(reader), EXACT)
+    quantize_weight_only(model, dict.fromkeys(names, weight_only(algorithm, INT3)), Samples(reader), EXACT)
     assert len(run) >= 8
     assert sum(run) <= models * 2.5 * len(list(model.graph))
     assert reader.passes == 2
@@ -309,7 +314,7 @@ def test_without_room_for_what_samples_come_to_passes_begin_at_the_inputs(monkey
     found = []
     for passes in (2, 3):
         reader = Reader([{"x": correlated(40, seed=s)} for s in range(3)])
-        jobs = dict.fromkeys(names, WeightJob("gptq", INT3))
+        jobs = dict.fromkeys(names, weight_only("gptq", INT3))
         quantized = quantize_weight_only(model, jobs, Samples(reader), EXACT)
         found.append([matrix_in(quantized, name) for name in names])
         assert reader.passes == passes
@@ -326,7 +331,7 @@ def test_data_that_cannot_be_gone_over_again_shows_the_float_model(caplog: pytes
     model, names, (up, down, second_up, _) = blocks()
     seen = [correlated(40, seed=s) for s in range(3)]
     samples = Samples(Once([{"x": x} for x in seen]))
-    quantized = quantize_weight_only(model, dict.fromkeys(names, WeightJob("gptq", INT3)), samples, EXACT)
+    quantized = quantize_weight_only(model, dict.fromkeys(names, weight_only("gptq", INT3)), samples, EXACT)
     assert "Once cannot be gone over again" in caplog.text
     wanted = values(ALGORITHMS["gptq"](second_up, INT3, statistics_of(*(passed(x, up, down) for x in seen))))
     assert np.isclose(matrix_in(quantized, names[2]), wanted, rtol=1e-4, atol=1e-5).mean() > 0.98
@@ -338,7 +343,7 @@ def test_data_that_cannot_be_gone_over_again_shows_the_float_model(caplog: pytes
 def test_nothing_is_kept_of_a_sample() -> None:
     model, _ = chain()
     reader = Reader([{"x": correlated(8, seed=s)} for s in range(20)])
-    quantize_weight_only(model, dict.fromkeys("ab", WeightJob("gptq", INT3)), Samples(reader), EXACT)
+    quantize_weight_only(model, dict.fromkeys("ab", weight_only("gptq", INT3)), Samples(reader), EXACT)
     assert reader.most_alive <= 2
 
 
@@ -347,14 +352,14 @@ def test_statistics_are_held_in_portions(most: int, passes: int) -> None:
     model, _ = chain()
     reader = Reader([{"x": correlated(8, seed=s)} for s in range(3)])
     options = WeightOnlyOptions(hessian_bytes=most)
-    quantize_weight_only(model, dict.fromkeys("ab", WeightJob("gptq", INT3)), Samples(reader), options)
+    quantize_weight_only(model, dict.fromkeys("ab", weight_only("gptq", INT3)), Samples(reader), options)
     assert reader.passes == passes
 
 
 def test_layer_wise_goes_over_the_data_for_each_input() -> None:
     model, _ = chain()
     reader = Reader([{"x": correlated(8, seed=s)} for s in range(3)])
-    quantize_weight_only(model, dict.fromkeys("ab", WeightJob("gptq", INT3)), Samples(reader), LAYER_WISE)
+    quantize_weight_only(model, dict.fromkeys("ab", weight_only("gptq", INT3, LAYER_WISE)), Samples(reader), EXACT)
     assert reader.passes == 2
 
 
@@ -380,7 +385,7 @@ def test_an_input_scale_goes_into_what_comes_before(before: str, quant_format: s
     model = model_of([*nodes, matmul("a", "n", "p"), matmul("c", "n", "q")], outputs=("p", "q"), **own)
     seen = [correlated(40, seed=s) for s in range(3)]
     options = WeightOnlyOptions(quant_format=quant_format, accuracy_level=1)
-    jobs = dict.fromkeys("ac", WeightJob("awq", INT3)) | dict.fromkeys(quantized_too, WeightJob("rtn", INT3))
+    jobs = dict.fromkeys("ac", weight_only("awq", INT3)) | dict.fromkeys(quantized_too, weight_only("rtn", INT3))
     quantized = quantize_weight_only(model, jobs, samples_of(*seen), options)
 
     inner = [make_session(model, outputs=["n"]).run(None, {"x": x})[0] for x in seen]
@@ -403,7 +408,7 @@ def test_an_input_that_others_read_is_scaled_by_a_node_of_its_own() -> None:
     nodes = [helper.make_node("Mul", ["x", "g"], ["n"]), matmul("a", "n", "p"), helper.make_node("Relu", ["n"], ["q"])]
     model = model_of(nodes, outputs=("p", "q"), **own)
     seen = [correlated(40, seed=s) for s in range(3)]
-    quantized = quantize_weight_only(model, {"a": WeightJob("awq", INT3)}, samples_of(*seen), EXACT)
+    quantized = quantize_weight_only(model, {"a": weight_only("awq", INT3)}, samples_of(*seen), EXACT)
     inner = [x * own["g"] for x in seen]
     wanted = ALGORITHMS["awq"](np.ascontiguousarray(own["w_a"].T), INT3, statistics_of(*inner))
     product, others = run(quantized, seen[0])
@@ -417,7 +422,7 @@ def test_awq_beats_rounding_where_some_inputs_are_large() -> None:
     model = model_of([matmul("mm", "x", "y")], w_mm=weight)
     errors = {}
     for algorithm in ("rtn", "awq"):
-        quantized = quantize_weight_only(model, {"mm": WeightJob(algorithm, INT3)}, samples_of(*seen), EXACT)
+        quantized = quantize_weight_only(model, {"mm": weight_only(algorithm, INT3)}, samples_of(*seen), EXACT)
         errors[algorithm] = np.square(run(quantized, unseen)[0] - unseen @ weight).mean()
     assert errors["awq"] < 0.7 * errors["rtn"]
 
@@ -435,12 +440,12 @@ def test_a_table_has_no_inputs_to_look_at() -> None:
     )
     model = normalise(read_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)))
     with pytest.raises(ConfigError, match=r"node 'look': it looks entries up.*use rtn or hqq"):
-        quantize_weight_only(model, {"look": WeightJob("awq", INT3)}, samples_of())
+        quantize_weight_only(model, {"look": weight_only("awq", INT3)}, samples_of())
 
 
 def test_data_that_does_not_fit_is_named() -> None:
     model, _ = chain()
-    jobs = dict.fromkeys("ab", WeightJob("gptq", INT3))
+    jobs = dict.fromkeys("ab", weight_only("gptq", INT3))
     with pytest.raises(CalibrationError, match="gave no samples"):
         quantize_weight_only(model, jobs, samples_of())
     with pytest.raises(CalibrationError, match="sample 0"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,20 +15,22 @@ from neural_compressor.algorithms import ALGORITHMS
 from neural_compressor.dtypes import dtype
 from neural_compressor.errors import CalibrationError, ConfigError, QuantizationError
 from neural_compressor.onnx.files.model_file import read_model, write_model
+from neural_compressor.onnx.graph.matrix_nodes import left_in_float, weight_only_nodes
 from neural_compressor.onnx.graph.normalise import normalise
-from neural_compressor.onnx.methods.weight_only.quantizer import (
-    WeightJob,
-    WeightOnlyOptions,
-    left_in_float,
-    quantize_weight_only,
-    weight_only_nodes,
-)
+from neural_compressor.onnx.methods.weight_only.method import WeightOnlyOptions, check_weight_only
+from neural_compressor.onnx.methods.weight_only.quantizer import quantize_weight_only
 from neural_compressor.onnx.runtime.session import make_session
-from neural_compressor.schemes import PER_CHANNEL, PER_TENSOR, PerGroup, TensorScheme
+from neural_compressor.schemes import PER_CHANNEL, PER_TENSOR, Method, OpScheme, PerGroup, TensorScheme
 
 FORMATS = ("QOperator", "QDQ")
 EXACT = {name: WeightOnlyOptions(quant_format=name, accuracy_level=1) for name in FORMATS}
 INT4 = TensorScheme(dtype("int4"), granularity=PerGroup(32))
+
+
+def weight_only(method: str, weight: TensorScheme, options: Mapping[str, Any] | None = None) -> OpScheme:
+    return OpScheme(weight, mode="weight_only", method=Method(method, options or {}))
+
+
 KINDS = {
     np.dtype("float32"): TensorProto.FLOAT,
     np.dtype("int64"): TensorProto.INT64,
@@ -108,9 +111,11 @@ def assert_within(actual: np.ndarray, wanted: np.ndarray, bound: Any) -> None:
     assert (np.abs(actual - wanted) <= bound).all(), np.max(np.abs(actual - wanted) - bound)
 
 
-def expected(weight: np.ndarray, job: WeightJob) -> np.ndarray:
-    options = {"integer_zero": True} if job.algorithm == "hqq" else {}
-    return np.asarray(ALGORITHMS[job.algorithm](weight, job.scheme, None, **options | dict(job.options)).dequantize())
+def expected(weight: np.ndarray, job: OpScheme) -> np.ndarray:
+    assert job.method is not None
+    options = {"integer_zero": True} if job.method.name == "hqq" else {}
+    found = ALGORITHMS[job.method.name](weight, job.weight, None, **options | dict(job.method.options))
+    return np.asarray(found.dequantize())
 
 
 CASES = [
@@ -132,7 +137,7 @@ def test_the_graph_computes_with_what_the_algorithm_gave(
 ) -> None:
     weight = normal(200, 24)  # 200 inputs are no multiple of any group
     model, feeds = product(weight)
-    job = WeightJob(algorithm, TensorScheme(dtype(kind), symmetric, granularity))
+    job = weight_only(algorithm, TensorScheme(dtype(kind), symmetric, granularity))
     quantized = quantize_weight_only(model, {"mm": job}, options=EXACT[quant_format])
     matrix = expected(weight.T, job)
     if quant_format == "QOperator":
@@ -150,7 +155,7 @@ def test_the_graph_computes_with_what_the_algorithm_gave(
 def test_inputs_rounded_to_int8_cost_no_more_than_their_rounding(kind: str) -> None:
     weight = normal(128, 32)
     model, feeds = product(weight)
-    job = WeightJob("rtn", TensorScheme(dtype(kind), granularity=PerGroup(64)))
+    job = weight_only("rtn", TensorScheme(dtype(kind), granularity=PerGroup(64)))
     quantized = quantize_weight_only(model, {"mm": job})
     node = node_named(quantized, "mm")
     assert node.attributes.get_int("accuracy_level") == 4
@@ -161,14 +166,16 @@ def test_inputs_rounded_to_int8_cost_no_more_than_their_rounding(kind: str) -> N
 
 def test_the_runtime_decides_at_accuracy_level_zero() -> None:
     model, _ = product(normal(32, 8))
-    quantized = quantize_weight_only(model, {"mm": WeightJob("rtn", INT4)}, options=WeightOnlyOptions(accuracy_level=0))
+    quantized = quantize_weight_only(
+        model, {"mm": weight_only("rtn", INT4)}, options=WeightOnlyOptions(accuracy_level=0)
+    )
     assert node_named(quantized, "mm").attributes.get_int("accuracy_level") == 0
 
 
 def test_a_symmetric_weight_needs_no_zero_points() -> None:
     model, _ = product(normal(64, 8))
     for quant_format, inputs in zip(FORMATS, (3, 2), strict=True):
-        quantized = quantize_weight_only(model, {"mm": WeightJob("rtn", INT4)}, options=EXACT[quant_format])
+        quantized = quantize_weight_only(model, {"mm": weight_only("rtn", INT4)}, options=EXACT[quant_format])
         node = next(n for n in quantized.graph if n.op_type in ("MatMulNBits", "DequantizeLinear"))
         assert len(node.inputs) == inputs
 
@@ -176,7 +183,7 @@ def test_a_symmetric_weight_needs_no_zero_points() -> None:
 def test_qdq_in_blocks_is_fused(tmp_path: Any) -> None:
     model, _ = product(normal(64, 8))
     for kind in ("int2", "uint2", "int4", "uint4", "int8"):
-        job = WeightJob("rtn", TensorScheme(dtype(kind), kind[0] == "i", PER_CHANNEL))
+        job = weight_only("rtn", TensorScheme(dtype(kind), kind[0] == "i", PER_CHANNEL))
         quantized = quantize_weight_only(model, {"mm": job}, options=EXACT["QDQ"])
         make_session(quantized, optimized_path=str(tmp_path / "o.onnx"))
         assert [n.op_type for n in onnx.load(tmp_path / "o.onnx").graph.node] == ["MatMulNBits"]
@@ -185,7 +192,7 @@ def test_qdq_in_blocks_is_fused(tmp_path: Any) -> None:
 def test_two_bits_in_rows_that_fill_no_bytes_survive_the_fusion() -> None:
     weight = normal(64, 10)
     model, feeds = product(weight)
-    job = WeightJob("rtn", TensorScheme(dtype("int2"), granularity=PerGroup(32)))
+    job = weight_only("rtn", TensorScheme(dtype("int2"), granularity=PerGroup(32)))
     quantized = quantize_weight_only(model, {"mm": job}, options=EXACT["QDQ"])
     matrix = expected(weight.T, job)
     assert_within(run(quantized, feeds)[0], feeds["x"] @ matrix.T, rounded_inputs(feeds["x"], matrix))
@@ -227,7 +234,7 @@ def test_gemm_keeps_all_it_does(
         helper.make_node("Relu", ["x2"], ["z"]),
     ]
     model = model_of(nodes, feeds, {"y": 2, "z": 2}, **constants)
-    job = WeightJob("rtn", TensorScheme(dtype("int8"), granularity=PerGroup(16)))
+    job = weight_only("rtn", TensorScheme(dtype("int8"), granularity=PerGroup(16)))
     quantized = quantize_weight_only(model, {"gemm": job}, options=EXACT[quant_format])
     added = 0 if given is None else beta * (feeds["x2"] if term == "computed" else given)
     wanted = x @ expected(alpha * weight.T, job).T + added
@@ -248,7 +255,7 @@ def test_a_table_is_looked_up_in_blocks(
 ) -> None:
     table, feeds = normal(11, width), {"ids": np.asarray([[0, 10, -1], [5, 5, -11]])}
     model = model_of([helper.make_node("Gather", ["t", "ids"], ["y"], name="look")], feeds, {"y": 3}, t=table)
-    job = WeightJob(algorithm, TensorScheme(dtype(kind), symmetric, PerGroup(32)))
+    job = weight_only(algorithm, TensorScheme(dtype(kind), symmetric, PerGroup(32)))
     quantized = quantize_weight_only(model, {"look": job}, options=EXACT[quant_format])
     matrix = expected(table, job)
     np.testing.assert_array_equal(decoded(node_named(quantized, "look"))[:, :width], matrix)
@@ -268,7 +275,7 @@ TWICE = [
 def test_nodes_that_share_a_weight_share_the_quantized_one() -> None:
     feeds = {"x": normal(3, 32)}
     model = model_of(TWICE, feeds, {"y": 2}, w=normal(32, 32))
-    quantized = quantize_weight_only(model, dict.fromkeys("ab", WeightJob("rtn", INT4)), options=EXACT["QOperator"])
+    quantized = quantize_weight_only(model, dict.fromkeys("ab", weight_only("rtn", INT4)), options=EXACT["QOperator"])
     first, second = node_named(quantized, "a"), node_named(quantized, "b")
     assert first.inputs[1] is second.inputs[1]
     assert set(quantized.graph.initializers) == {first.inputs[1].name, first.inputs[2].name}
@@ -279,7 +286,7 @@ def test_nodes_that_share_a_weight_share_the_quantized_one() -> None:
 def test_a_weight_stays_for_the_node_that_is_not_quantized() -> None:
     feeds = {"x": normal(3, 32)}
     model = model_of(TWICE, feeds, {"y": 2}, w=normal(32, 32))
-    quantized = quantize_weight_only(model, {"a": WeightJob("rtn", INT4)}, options=EXACT["QOperator"])
+    quantized = quantize_weight_only(model, {"a": weight_only("rtn", INT4)}, options=EXACT["QOperator"])
     wanted = feeds["x"] @ decoded(node_named(quantized, "a")).T @ normal(32, 32)
     np.testing.assert_allclose(run(quantized, feeds)[0], wanted, rtol=1e-3, atol=1e-3)
 
@@ -293,13 +300,13 @@ def test_a_tied_table_serves_as_head_through_a_transpose() -> None:
     ]
     model = model_of(nodes, feeds, {"y": 3}, t=table)
     both = quantize_weight_only(
-        model, {n: WeightJob("rtn", INT4) for n in ("look", "head")}, options=EXACT["QOperator"]
+        model, {n: weight_only("rtn", INT4) for n in ("look", "head")}, options=EXACT["QOperator"]
     )
-    matrix = expected(table, WeightJob("rtn", INT4))
+    matrix = expected(table, weight_only("rtn", INT4))
     np.testing.assert_allclose(run(both, feeds)[0], matrix[feeds["ids"]] @ matrix.T, rtol=1e-4, atol=1e-4)
     assert [n.op_type for n in both.graph] == ["GatherBlockQuantized", "MatMulNBits"]
     assert "t" not in both.graph.initializers
-    head = quantize_weight_only(model, {"head": WeightJob("rtn", INT4)}, options=EXACT["QOperator"])
+    head = quantize_weight_only(model, {"head": weight_only("rtn", INT4)}, options=EXACT["QOperator"])
     np.testing.assert_allclose(run(head, feeds)[0], table[feeds["ids"]] @ matrix.T, rtol=1e-4, atol=1e-4)
 
 
@@ -312,8 +319,8 @@ def test_a_weight_stored_in_half_is_read_behind_its_cast(kind: ir.DataType) -> N
         helper.make_node("MatMul", ["x", "wf"], ["y"], name="mm"),
     ]
     model = model_of(nodes, feeds, {"y": 2}, w=stored)
-    quantized = quantize_weight_only(model, {"mm": WeightJob("rtn", INT4)}, options=EXACT["QOperator"])
-    matrix = expected(weight.astype(np.float32).T, WeightJob("rtn", INT4))
+    quantized = quantize_weight_only(model, {"mm": weight_only("rtn", INT4)}, options=EXACT["QOperator"])
+    matrix = expected(weight.astype(np.float32).T, weight_only("rtn", INT4))
     np.testing.assert_array_equal(decoded(node_named(quantized, "mm")), matrix)
     assert [n.op_type for n in quantized.graph] == ["MatMulNBits"]
 
@@ -323,7 +330,7 @@ def test_a_model_in_half_gets_scales_in_half(quant_format: str) -> None:
     feeds, weight = {"x": normal(3, 64).astype(np.float16)}, normal(64, 8).astype(np.float16)
     nodes = [helper.make_node("Gemm", ["x", "w", "c"], ["y"], name="mm", beta=0.5)]
     model = model_of(nodes, feeds, {"y": 2}, w=weight, c=normal(8).astype(np.float16))
-    job = WeightJob("rtn", TensorScheme(dtype("uint4"), False, PerGroup(32)))
+    job = weight_only("rtn", TensorScheme(dtype("uint4"), False, PerGroup(32)))
     quantized = quantize_weight_only(model, {"mm": job}, options=EXACT[quant_format])
     wanted = feeds["x"] @ expected(weight.astype(np.float32).T, job).T + 0.5 * normal(8).astype(np.float16)
     result = run(quantized, feeds, "none")[0]
@@ -338,20 +345,20 @@ def test_a_branch_is_quantized_without_data() -> None:
     other = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["b"], name="other")], "else", [], [output])
     nodes = [helper.make_node("If", ["flag"], ["y"], then_branch=then, else_branch=other)]
     model = model_of(nodes, feeds, {"y": 2}, w=normal(32, 8))
-    jobs = dict.fromkeys(("inner", "other"), WeightJob("rtn", INT4))
+    jobs = dict.fromkeys(("inner", "other"), weight_only("rtn", INT4))
     quantized = quantize_weight_only(model, jobs, options=EXACT["QOperator"])
     wanted = feeds["x"] @ expected(normal(32, 8).T, jobs["inner"]).T
     np.testing.assert_allclose(run(quantized, feeds)[0], wanted, atol=1e-4)
     assert len(quantized.graph.initializers) == 2
     with pytest.raises(ConfigError, match=r"node 'inner': it is in the body of an If.*use rtn or hqq"):
-        quantize_weight_only(model, {"inner": WeightJob("gptq", INT4)}, samples=object())  # type: ignore[arg-type]
+        quantize_weight_only(model, {"inner": weight_only("gptq", INT4)}, samples=object())  # type: ignore[arg-type]
 
 
 def test_the_model_given_stays_as_it_was() -> None:
     model, _ = product(normal(64, 8))
     before = ir.to_proto(model).SerializeToString()
     for quant_format in FORMATS:
-        quantize_weight_only(model, {"mm": WeightJob("rtn", INT4)}, options=EXACT[quant_format])
+        quantize_weight_only(model, {"mm": weight_only("rtn", INT4)}, options=EXACT[quant_format])
     assert ir.to_proto(model).SerializeToString() == before
 
 
@@ -363,11 +370,13 @@ def test_the_weights_of_a_file_are_not_kept_mapped(tmp_path: Any, monkeypatch: p
     model = normalise(read_model(tmp_path / "m.onnx"))
     tensor = model.graph.initializers["w"].const_value
     assert isinstance(tensor, ir.ExternalTensor)
-    quantized = quantize_weight_only(model, {"mm": WeightJob("rtn", INT4)})
+    quantized = quantize_weight_only(model, {"mm": weight_only("rtn", INT4)})
     assert tensor.raw is None
     write_model(quantized, tmp_path / "q.onnx")
     again = read_model(tmp_path / "q.onnx")
-    np.testing.assert_array_equal(decoded(node_named(again, "mm")), expected(normal(64, 64).T, WeightJob("rtn", INT4)))
+    np.testing.assert_array_equal(
+        decoded(node_named(again, "mm")), expected(normal(64, 64).T, weight_only("rtn", INT4))
+    )
 
 
 # -- what is refused -------------------------------------------------------------------------------------------------
@@ -391,9 +400,9 @@ def test_what_can_be_quantized_and_what_cannot() -> None:
     assert "[2, 3, 3]" in reasons["stacked"]
     assert "second axis" in reasons["second"]
     with pytest.raises(QuantizationError, match=r"'computed' cannot be quantized: .* not a constant"):
-        quantize_weight_only(model, {"computed": WeightJob("rtn", INT4)})
+        quantize_weight_only(model, {"computed": weight_only("rtn", INT4)})
     with pytest.raises(ConfigError, match="did you mean 'good'"):
-        quantize_weight_only(model, {"goood": WeightJob("rtn", INT4)})
+        quantize_weight_only(model, {"goood": weight_only("rtn", INT4)})
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -402,7 +411,7 @@ def test_a_weight_that_is_no_number_is_named(bad: float, algorithm: str) -> None
     weight = normal(32, 8)
     weight[3, 4] = bad
     model, _ = product(weight)
-    job = WeightJob(algorithm, TensorScheme(dtype("uint4"), False, PerGroup(32)))
+    job = weight_only(algorithm, TensorScheme(dtype("uint4"), False, PerGroup(32)))
     with pytest.raises(QuantizationError, match=r"node 'mm': .*NaN or Inf"):
         quantize_weight_only(model, {"mm": job})
 
@@ -410,12 +419,12 @@ def test_a_weight_that_is_no_number_is_named(bad: float, algorithm: str) -> None
 def test_data_is_asked_for_before_any_work() -> None:
     model, _ = product(normal(32, 8))
     with pytest.raises(CalibrationError, match=r"gptq needs calibration data for the node 'mm'"):
-        quantize_weight_only(model, {"mm": WeightJob("gptq", INT4)})
+        quantize_weight_only(model, {"mm": weight_only("gptq", INT4)})
 
 
 def test_groups_that_no_block_divides_are_refused() -> None:
     model, _ = product(normal(48, 8))
-    job = WeightJob("rtn", TensorScheme(dtype("int4"), granularity=PerGroup(24)))
+    job = weight_only("rtn", TensorScheme(dtype("int4"), granularity=PerGroup(24)))
     with pytest.raises(ConfigError, match=r"node 'mm': a group of 24 inputs"):
         quantize_weight_only(model, {"mm": job})
 
@@ -424,8 +433,8 @@ def test_zero_points_between_integers_where_the_kernel_takes_them() -> None:
     weight = normal(64, 8)
     model, feeds = product(weight)
 
-    def job(kind: str) -> WeightJob:
-        return WeightJob("hqq", TensorScheme(dtype(kind), False, PerGroup(32)), {"integer_zero": False})
+    def job(kind: str) -> OpScheme:
+        return weight_only("hqq", TensorScheme(dtype(kind), False, PerGroup(32)), {"integer_zero": False})
 
     quantized = quantize_weight_only(model, {"mm": job("uint4")})
     matrix = expected(weight.T, job("uint4"))
@@ -443,8 +452,8 @@ def test_options_and_jobs_are_checked() -> None:
     with pytest.raises(ConfigError, match="accuracy_level is 0 to 4"):
         WeightOnlyOptions(accuracy_level=5)
     with pytest.raises(ConfigError, match="1 to 8 bits, not with nf4"):
-        WeightJob("rtn", TensorScheme(dtype("nf4")))
+        check_weight_only(weight_only("rtn", TensorScheme(dtype("nf4"))))
     with pytest.raises(ConfigError, match="1 to 8 bits, not with int16"):
-        WeightJob("rtn", TensorScheme(dtype("int16")))
+        check_weight_only(weight_only("rtn", TensorScheme(dtype("int16"))))
     with pytest.raises(ConfigError, match="double quantization"):
-        WeightJob("rtn", TensorScheme(dtype("int4"), scales=TensorScheme(dtype("uint8"))))
+        check_weight_only(weight_only("rtn", TensorScheme(dtype("int4"), scales=TensorScheme(dtype("uint8")))))

@@ -22,10 +22,10 @@ class StaticOptions:
     ``add_qdq_pair_to_weight``: weights stay in float behind a quantizer of their own, as TensorRT wants them.
     ``dedicated_qdq_pair``: a quantizer for each consumer of a tensor in place of one for all.
     ``optypes_to_exclude_output_quant``: op types whose output is quantized only for consumers that are quantized.
-    ``quant_last_matmul``: False leaves the last MatMul or Gemm in float.
     ``quantize_bias``: False leaves biases in float, as TensorRT wants them.
     ``bias_correction``: what convolutions give too much on average, on some of the data, is taken out of their biases;
     that takes a second pass over it. None does it where the data admits it, True says what is missing.
+    ``weight_correction``: the values of a rounded weight get the spread of the float one.
     ``named``: nodes of the plan that are quantized even where integers make them no faster: light ones (Add, Mul,
     Sigmoid, depthwise convolutions, ...) for which integers would have to be made, and slow ones; ``everywhere``: all are.
     ``percentile``: the share of values that "percentile" calibration keeps, in percent.
@@ -37,9 +37,9 @@ class StaticOptions:
     add_qdq_pair_to_weight: bool = False
     dedicated_qdq_pair: bool = False
     optypes_to_exclude_output_quant: Sequence[str] = ()
-    quant_last_matmul: bool = True
     quantize_bias: bool = True
     bias_correction: bool | None = False
+    weight_correction: bool = False
     everywhere: bool = False
     named: Collection[str] = ()
     percentile: float = 99.999

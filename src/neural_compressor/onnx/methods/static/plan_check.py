@@ -30,9 +30,6 @@ def checked_schemes(model: ir.Model, plan: Plan, options: StaticOptions) -> dict
     for key, scheme in chosen.items():
         with at_node(key[0]):
             _check(nodes[key], scheme, options)
-    if not options.quant_last_matmul:
-        last = next((key for key in reversed(nodes) if key[1] in ("MatMul", "Gemm")), None)
-        chosen = {key: scheme for key, scheme in chosen.items() if key != last}
     return chosen
 
 

@@ -15,7 +15,7 @@ from neural_compressor.onnx.graph.error_context import at_node
 from neural_compressor.onnx.graph.normalise import normalise, opset
 from neural_compressor.onnx.graph.ops import quantizable_nodes
 from neural_compressor.onnx.graph.queries import array_of
-from neural_compressor.onnx.methods.static.bias_correction import BiasCorrection, watch
+from neural_compressor.onnx.methods.static.corrections import BiasCorrection, correct_weights, watch
 from neural_compressor.onnx.methods.static.integer_race import IntegerRace
 from neural_compressor.onnx.methods.static.layout import Layout, lay_out
 from neural_compressor.onnx.methods.static.options import StaticOptions
@@ -68,6 +68,8 @@ def quantize_static(
         with _if_possible(options):
             correction = BiasCorrection(new, moments, samples, options.providers)
     writer = QDQWriter(GraphEditor(new), options)
+    if options.weight_correction:
+        correct_weights(writer.editor, layout)
     constants = ConstantWriter(writer, layout, params_of)
     writer.activations(layout, params_of)
     for op in layout.ops.values():

@@ -14,8 +14,9 @@ from neural_compressor.onnx.graph.blocks import Block, repeated_blocks
 from neural_compressor.onnx.graph.error_context import at_node
 from neural_compressor.onnx.graph.matrix_nodes import MATRIX_OPS, MatrixNode, left_in_float, weight_only_nodes
 from neural_compressor.onnx.methods.weight_only.input_statistics import Source, Sources
-from neural_compressor.onnx.methods.weight_only.job import WeightJob
+from neural_compressor.onnx.methods.weight_only.method import corrects_upstream, method_of, needs_data
 from neural_compressor.registry import close_matches
+from neural_compressor.schemes import OpScheme
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +27,7 @@ class WeightGroup:
     group is one weight.
     """
 
-    job: WeightJob
+    scheme: OpScheme
     weights: tuple[tuple[MatrixNode, ...], ...]
     sources: Sources = ()
     block: Block | None = None
@@ -40,30 +41,30 @@ class WeightGroup:
     @property
     def hessian_bytes(self) -> int:
         """What the statistics of its inputs take, twice that where they are compared with the float model's."""
-        squares = 2 if self.job.corrects_upstream and self.block is not None else 1
+        squares = 2 if corrects_upstream(self.scheme) and self.block is not None else 1
         return squares * 4 * self.weights[0][0].shape[1] ** 2 if self.sources else 0
 
 
-def weight_groups(model: ir.Model, jobs: Mapping[str, WeightJob]) -> list[WeightGroup]:
-    """The groups that ``jobs`` make of the nodes they name, in the order of each group's first node."""
+def weight_groups(model: ir.Model, schemes: Mapping[str, OpScheme]) -> list[WeightGroup]:
+    """The groups that ``schemes`` make of the nodes they name, in the order of each group's first node."""
     known = weight_only_nodes(model)
-    _check_names(model, jobs, known)
+    _check_names(model, schemes, known)
     by_weight: dict[tuple[object, ...], list[MatrixNode]] = {}
     for name, node in known.items():
-        if name in jobs:
-            key = (id(node.weight), node.transposed, node.factor, node.node.op_type == "Gather", jobs[name].kind)
+        if name in schemes:
+            key = (id(node.weight), node.transposed, node.factor, node.node.op_type == "Gather", schemes[name])
             by_weight.setdefault(key, []).append(node)
     groups: dict[tuple[object, ...], list[tuple[MatrixNode, ...]]] = {}
     for nodes in by_weight.values():
-        job = jobs[nodes[0].name]
-        sources = _sources(model, nodes, job)
-        groups.setdefault((job.kind, sources) if sources else (id(nodes),), []).append(tuple(nodes))
+        scheme = schemes[nodes[0].name]
+        sources = _sources(model, nodes, scheme)
+        groups.setdefault((scheme, sources) if sources else (id(nodes),), []).append(tuple(nodes))
     places = _blocks(weights[0][0] for weights in groups.values())
     found = []
     for weights in groups.values():
         first = weights[0][0]
-        sources = _sources(model, weights[0], jobs[first.name])
-        found.append(WeightGroup(jobs[first.name], tuple(weights), sources, places.get(first.name)))
+        sources = _sources(model, weights[0], schemes[first.name])
+        found.append(WeightGroup(schemes[first.name], tuple(weights), sources, places.get(first.name)))
     return found
 
 
@@ -103,22 +104,23 @@ def in_portions(groups: Sequence[WeightGroup], most_bytes: int) -> Iterator[list
         yield portion
 
 
-def _sources(model: ir.Model, nodes: Sequence[MatrixNode], job: WeightJob) -> Sources:
-    if not job.needs_data:
+def _sources(model: ir.Model, nodes: Sequence[MatrixNode], scheme: OpScheme) -> Sources:
+    if not needs_data(scheme):
         return ()
     for node in nodes:
         if node.node.op_type == "Gather" or node.node.graph is not model.graph:
             what = "looks entries up" if node.node.op_type == "Gather" else "is in the body of an If, Loop or Scan"
             with at_node(node.name):
                 raise ConfigError(
-                    f"it {what}, so that {job.algorithm} cannot see what its weight is multiplied with; use rtn or hqq"
+                    f"it {what}, so that {method_of(scheme).name} cannot see what its weight is multiplied with; "
+                    "use rtn or hqq"
                 )
     found = {Source(node.input.name or "", node.input_transposed) for node in nodes}
     return tuple(sorted(found))
 
 
-def _check_names(model: ir.Model, jobs: Mapping[str, WeightJob], known: Mapping[str, MatrixNode]) -> None:
-    unknown = [name for name in jobs if name not in known]
+def _check_names(model: ir.Model, schemes: Mapping[str, OpScheme], known: Mapping[str, MatrixNode]) -> None:
+    unknown = [name for name in schemes if name not in known]
     if not unknown:
         return
     reasons = left_in_float(model)

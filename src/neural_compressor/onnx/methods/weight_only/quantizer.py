@@ -16,20 +16,25 @@ from neural_compressor.onnx.graph.error_context import at_node
 from neural_compressor.onnx.graph.matrix_nodes import (
     MatrixNode,
     added_terms,
-    left_in_float,
     upright_input,
-    weight_only_nodes,
 )
 from neural_compressor.onnx.graph.normalise import raise_opset
 from neural_compressor.onnx.methods.weight_only import blockwise as nodes
 from neural_compressor.onnx.methods.weight_only.blockwise import block_codes
 from neural_compressor.onnx.methods.weight_only.groups import WeightGroup, in_blocks, in_portions, weight_groups
 from neural_compressor.onnx.methods.weight_only.input_statistics import CalibrationPasses, Sources
-from neural_compressor.onnx.methods.weight_only.job import WeightJob, WeightOnlyOptions
+from neural_compressor.onnx.methods.weight_only.method import (
+    WeightOnlyOptions,
+    check_weight_only,
+    corrects_upstream,
+    find_weight,
+    method_of,
+    needs_data,
+    weight_of,
+)
 from neural_compressor.onnx.passes.scale_folding import Channels, apply_folds, find_folds
 from neural_compressor.onnx.runtime.data_reader import Samples
-
-__all__ = ["WeightJob", "WeightOnlyOptions", "left_in_float", "quantize_weight_only", "weight_only_nodes"]
+from neural_compressor.schemes import OpScheme
 
 logger = logging.getLogger("neural_compressor")
 
@@ -40,32 +45,38 @@ _TWO_BITS = (25, 13)
 
 def quantize_weight_only(
     model: ir.Model,
-    jobs: Mapping[str, WeightJob],
+    schemes: Mapping[str, OpScheme],
     samples: Samples | None = None,
     options: WeightOnlyOptions | None = None,
 ) -> ir.Model:
-    """A new model in which the weights of the nodes that ``jobs`` name are quantized; ``model`` is a normalised one.
+    """A new model in which the weights of the nodes that ``schemes`` name are quantized; ``model`` is a normalised one.
 
     Nodes that read the same weight share the quantized one too, and the statistics of all their inputs. Nodes that share an
-    input, and a job, are quantized as one matrix, so that a scale of the input (AWQ) serves them all.
+    input, and a scheme, are quantized as one matrix, so that a scale of the input (AWQ) serves them all.
 
     Where names tell of repeated blocks, each block is calibrated behind those quantized before it, which runs every block
-    twice; ``samples`` that can be gone over once only show what the float model has there.
+    twice; where a method says ``layer_wise``, each group of nodes behind all before it, at a run over the data each.
+    ``samples`` that can be gone over once only show what the float model has there.
     """
     options = options or WeightOnlyOptions()
-    waiting = [name for name, job in jobs.items() if job.needs_data]
+    for name, scheme in schemes.items():
+        with at_node(name):
+            check_weight_only(scheme)
+    waiting = [name for name, scheme in schemes.items() if needs_data(scheme)]
     if waiting and samples is None:
         raise CalibrationError(
-            f"{jobs[waiting[0]].algorithm} needs calibration data for the node {waiting[0]!r}"
+            f"{method_of(schemes[waiting[0]]).name} needs calibration data for the node {waiting[0]!r}"
             f"{f' and {len(waiting) - 1} others' if len(waiting) > 1 else ''}; give a calibration_data_reader"
         )
-    if options.quant_format == "QDQ" and jobs:
-        least, version = _TWO_BITS if any(job.scheme.dtype.bits <= 2 for job in jobs.values()) else _BLOCKWISE
+    if options.quant_format == "QDQ" and schemes:
+        least, version = (
+            _TWO_BITS if any(weight_of(scheme).dtype.bits <= 2 for scheme in schemes.values()) else _BLOCKWISE
+        )
         model = raise_opset(model.clone(), least)
         model.ir_version = max(model.ir_version, version)
     with scratch_folder() as folder:
         passes = None if samples is None else CalibrationPasses(model, samples, folder, options.providers)
-        return _Quantization(model, jobs, options, passes).run()
+        return _Quantization(model, schemes, options, passes).run()
 
 
 class _Quantization:
@@ -74,14 +85,15 @@ class _Quantization:
     def __init__(
         self,
         model: ir.Model,
-        jobs: Mapping[str, WeightJob],
+        schemes: Mapping[str, OpScheme],
         options: WeightOnlyOptions,
         passes: CalibrationPasses | None,
     ) -> None:
         self.float_model, self.model, self.passes = model, model.clone(), passes
         self.options = options
         self.edit = GraphEditor(self.model)
-        self.groups = weight_groups(self.model, jobs)
+        self.groups = weight_groups(self.model, schemes)
+        self.layer_wise = any(method_of(scheme).options.get("layer_wise") for scheme in schemes.values())
         self._waiting = {node.node for group in self.groups for node in group.nodes}
 
     def run(self) -> ir.Model:
@@ -103,7 +115,7 @@ class _Quantization:
 
     def _measured_together(self) -> list[list[WeightGroup]]:
         """Groups calibrated on the same model: with all that come before them quantized, and none of their own."""
-        apart = [[group] for group in self.groups] if self.options.layer_wise else in_blocks(self.groups)
+        apart = [[group] for group in self.groups] if self.layer_wise else in_blocks(self.groups)
         calibrated = sum(any(group.sources for group in together) for together in apart)
         if self.passes is None or calibrated < 2 or self.passes.samples.repeats():
             return apart
@@ -122,8 +134,8 @@ class _Quantization:
             return {}
         compared: set[Sources] = set()
         if seen_by is not self.float_model:
-            inside = [group for group in portion if group.block is not None or self.options.layer_wise]
-            compared = {group.sources for group in inside if group.sources and group.job.corrects_upstream}
+            inside = [group for group in portion if group.block is not None or self.layer_wise]
+            compared = {group.sources for group in inside if group.sources and corrects_upstream(group.scheme)}
         return self.passes.statistics(seen_by, wanted, compared, done)
 
     def _quantize(self, group: WeightGroup, statistics: InputStatistics | None) -> None:
@@ -131,7 +143,7 @@ class _Quantization:
         rows = [len(matrix) for matrix in matrices]
         stacked = matrices[0] if len(matrices) == 1 else np.concatenate(matrices)
         del matrices
-        result = group.job.run(stacked, statistics)
+        result = find_weight(group.scheme, stacked, statistics)
         del stacked
         self._waiting -= {node.node for node in group.nodes}
         inputs = self._changed_inputs(group, result)

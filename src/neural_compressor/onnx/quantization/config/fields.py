@@ -3,31 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import PlainValidator
 
 from neural_compressor.config.numbers import group_size, is_whole, number_between
 from neural_compressor.config.parameter_space import one_or_more
+from neural_compressor.config.recipes import TARGET_CPUS
 from neural_compressor.config.words import as_list, at_least, flag, word
 from neural_compressor.errors import ConfigError
 from neural_compressor.onnx.graph.linear_ops import LINEAR_TYPES
-from neural_compressor.onnx.graph.sum_order import TARGET_CPUS
 from neural_compressor.onnx.quantization.quant_types import CalibrationMethod, QuantFormat, QuantType, choice
 from neural_compressor.onnx.runtime.providers import AUTOMATIC, find_provider
 from neural_compressor.registry import close_matches
-
-
-@dataclass(frozen=True)
-class Smoothing:
-    """What smoothing is to do. Of several ``alpha`` the one with the least loss is taken for each group of nodes."""
-
-    alpha: float | str | tuple[float | str, ...] = 0.5
-    folding: bool = True
-    op_types: tuple[str, ...] = LINEAR_TYPES
-    calib_iter: int = 100
-    scales_per_op: bool = True
 
 
 def smoothing_alpha(value: Any) -> float | str:

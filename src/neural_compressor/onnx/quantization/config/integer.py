@@ -21,7 +21,6 @@ from neural_compressor.onnx.quantization.config.fields import (
     OptionalNames,
     Provider,
     Reader,
-    Smoothing,
     TargetCpu,
     Type,
     extra_option,
@@ -31,7 +30,7 @@ from neural_compressor.onnx.quantization.config.fields import (
 )
 from neural_compressor.onnx.quantization.config.onnx_config import OnnxConfig
 from neural_compressor.onnx.quantization.quant_types import CalibrationMethod, QuantFormat, QuantType
-from neural_compressor.schemes import PER_CHANNEL, PER_TENSOR, OpScheme, TensorScheme
+from neural_compressor.schemes import PER_CHANNEL, PER_TENSOR, OpScheme, Pass, TensorScheme
 
 
 class IntegerConfig(OnnxConfig):
@@ -62,6 +61,18 @@ class IntegerConfig(OnnxConfig):
             reduce_range=self.reduce_range,
         )
         return OpScheme(weight if has_weight else None, self._activation_scheme(), self.approach)
+
+    def said(self) -> dict[tuple[str, str], Any]:
+        """What of the scheme the configuration says itself, and not by default."""
+        found: dict[tuple[str, str], Any] = {}
+        fields = type(self).model_fields
+        for tensor in ("weight", "activation"):
+            name, symmetry = f"{tensor}_type", f"{tensor.capitalize()}Symmetric"
+            if name in fields and getattr(self, name) != fields[name].default:
+                found[tensor, "dtype"] = getattr(self, name).dtype
+            if symmetry in self.extra_options:
+                found[tensor, "scheme"] = "sym" if self.option(symmetry) else "asym"
+        return found
 
     def _activation_scheme(self) -> TensorScheme:
         return TensorScheme(dtype(self._activation.dtype), symmetric=False)
@@ -104,18 +115,14 @@ class StaticQuantConfig(IntegerConfig):
         return True
 
     @property
-    def smoothing(self) -> Smoothing | None:
+    def smoothing(self) -> Pass | None:
         """What is done to outliers first, if anything."""
         if not self.option("SmoothQuant"):
             return None
-        alpha = self.option("SmoothQuantAlpha")
-        return Smoothing(
-            alpha=tuple(alpha) if isinstance(alpha, list) else alpha,
-            folding=self.option("SmoothQuantFolding"),
-            op_types=tuple(self.option("SmoothQuantOpTypes") or LINEAR_TYPES),
-            calib_iter=self.option("SmoothQuantCalibIter"),
-            scales_per_op=self.option("SmoothQuantScalesPerOp"),
-        )
+        named = {"op_types": "OpTypes", "calib_iter": "CalibIter", "scales_per_op": "ScalesPerOp"}
+        named |= {"alpha": "Alpha", "folding": "Folding"}
+        options = {name: self.option(f"SmoothQuant{spelled}") for name, spelled in named.items()}
+        return Pass("smooth", {**options, "op_types": options["op_types"] or LINEAR_TYPES})
 
     def _activation_scheme(self) -> TensorScheme:
         symmetric = self.option("ActivationSymmetric")
@@ -143,10 +150,10 @@ class SmoothQuantConfig(StaticQuantConfig, SmoothParameters):
     """
 
     @property
-    def smoothing(self) -> Smoothing:
+    def smoothing(self) -> Pass:
         """What is done to outliers."""
-        alphas = tuple(self.alpha) if isinstance(self.alpha, list) else self.alpha
-        return Smoothing(alphas, self.folding, self.op_types, self.calib_iter, self.scales_per_op)
+        names = ("alpha", "folding", "op_types", "calib_iter", "scales_per_op")
+        return Pass("smooth", {name: getattr(self, name) for name in names})
 
     def require_single(self) -> None:
         """A list of ``alpha`` is no space where one model is made: the best is found without an evaluation."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, PlainValidator
@@ -33,7 +34,7 @@ from neural_compressor.onnx.quantization.config.fields import (
 )
 from neural_compressor.onnx.quantization.config.onnx_config import OnnxConfig
 from neural_compressor.onnx.quantization.quant_types import QuantFormat
-from neural_compressor.schemes import PER_CHANNEL, Method, PerGroup, TensorScheme
+from neural_compressor.schemes import PER_CHANNEL, Method, OpScheme, PerGroup, TensorScheme
 
 _GPTQ, _AWQ = GPTQOptions(), AWQOptions()
 ONNX_OPTIONS: OptionTable = {
@@ -101,6 +102,21 @@ class WeightOnlyConfig(OnnxConfig):
         self.require_single()
         return method_of(self.name, self._values(), ONNX_OPTIONS)
 
+    def op_scheme(self, names: Collection[str] = ()) -> OpScheme:
+        """How a node with that name, or whose weight has one of ``names``, computes."""
+        return OpScheme(self.weight_scheme(), mode="weight_only", method=self.method())
+
+    def said(self) -> dict[tuple[str, str], Any]:
+        """What of the scheme the configuration says itself, and not by default."""
+        usual = type(self).model_fields
+        scheme = "sym" if self.weight_sym else "asym"
+        found = {"weight_bits": ("dtype", f"int{self.weight_bits}"), "weight_sym": ("scheme", scheme)}
+        values: dict[str, tuple[str, Any]] = {**found, "weight_group_size": ("group_size", self.weight_group_size)}
+        own = {
+            ("weight", field): v for name, (field, v) in values.items() if getattr(self, name) != usual[name].default
+        }
+        return {("weight", "algorithm"): self.name, **own}
+
     @classmethod
     def _settled(cls, values: dict[str, Any], given: frozenset[str]) -> dict[str, Any]:
         name = values["weight_dtype"]
@@ -136,6 +152,10 @@ class RTNConfig(WeightOnlyConfig):
 
     ratios: Annotated[dict[str, float], PlainValidator(_ratios)] = Field(default_factory=dict)
     mse: Flag = RTNOptions().search is not None
+
+    def op_scheme(self, names: Collection[str] = ()) -> OpScheme:
+        scheme, ratios = super().op_scheme(names), [self.ratios[name] for name in names if name in self.ratios]
+        return replace(scheme, method=self.method().with_options(ratio=ratios[-1])) if ratios else scheme
 
     @classmethod
     def _settled(cls, values: dict[str, Any], given: frozenset[str]) -> dict[str, Any]:

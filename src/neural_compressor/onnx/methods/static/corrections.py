@@ -1,4 +1,4 @@
-"""Bias correction on data: the mean error of each op of the quantized graph, taken out of its bias."""
+"""Corrections of what rounding does: biases by the mean error of each op on data, weights by the spread of their values."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ import onnx_ir as ir
 from neural_compressor.algorithms import mean_error
 from neural_compressor.errors import CalibrationError
 from neural_compressor.onnx.graph.editor import GraphEditor
-from neural_compressor.onnx.graph.queries import constant, consumer_bounds
+from neural_compressor.onnx.graph.integer_tensors import weight_params
+from neural_compressor.onnx.graph.linear_ops import as_linear
+from neural_compressor.onnx.graph.queries import array_of, constant, consumer_bounds
+from neural_compressor.onnx.graph.sum_order import sum_order
 from neural_compressor.onnx.methods.static.calibration import FloatMoments, Watched, calibrate
 from neural_compressor.onnx.methods.static.layout import Layout, QuantizedTensor
 from neural_compressor.onnx.runtime.data_reader import Samples
 from neural_compressor.onnx.runtime.graph_walk import GraphWalk
 from neural_compressor.onnx.runtime.session import feeds
+from neural_compressor.schemes import PER_TENSOR
 
 logger = logging.getLogger("neural_compressor")
 
@@ -31,6 +35,28 @@ _CORRECTED = ("Conv", "ConvTranspose")
 """They have many values a sample to take a mean over. Correcting the products of a transformer gained nothing."""
 _FEWEST_POSITIONS = 16
 """Where a channel has fewer values a sample (gates of squeeze and excitation) means are chance, and correction a loss."""
+
+
+def correct_weights(editor: GraphEditor, layout: Layout) -> None:
+    """Scale the weight of each linear op so that its rounded values spread as the float ones do, channel by channel where
+    it has a scale a channel."""
+    for op in layout.ops.values():
+        info, scheme = op.info, op.scheme.weight
+        if scheme is None or as_linear(info.node) is None:
+            continue
+        weight = array_of(info.weight)
+        params = weight_params(weight, scheme, info.axis, order=sum_order(info))
+        axis = None if scheme.granularity == PER_TENSOR else info.axis
+        spread = _spread(weight, params.values(params.codes(weight)), axis)
+        editor.set_constant(info.node, 1, weight * spread)
+
+
+def _spread(weight: np.ndarray, rounded: np.ndarray, axis: int | None) -> np.ndarray:
+    """How much further the values of ``weight`` lie apart than those of ``rounded``, along ``axis`` each place alone."""
+    others = tuple(i for i in range(weight.ndim) if i != axis)
+    wanted, found = (np.std(array, axis=others, keepdims=True, dtype=np.float64) for array in (weight, rounded))
+    ratio = np.divide(wanted, found, out=np.ones_like(found), where=(found > 0) & (wanted > 0))
+    return np.asarray(ratio, dtype=np.float32)
 
 
 class BiasCorrection:

@@ -1,4 +1,4 @@
-"""Biases corrected on data: the mean error of each channel is gone, and nothing else changes."""
+"""Biases corrected on data, so that the mean error of each channel is gone; weights corrected to keep their spread."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -8,14 +8,17 @@ import onnx
 import onnx_ir as ir
 import pytest
 
+from neural_compressor import quantization
+from neural_compressor.config import PostTrainingQuantConfig
 from neural_compressor.dtypes import dtype
 from neural_compressor.errors import CalibrationError
-from neural_compressor.onnx.methods.static.bias_correction import SAMPLES
+from neural_compressor.onnx.files.model_file import read_model
+from neural_compressor.onnx.methods.static.corrections import SAMPLES
 from neural_compressor.onnx.methods.static.options import StaticOptions
 from neural_compressor.onnx.methods.static.quantizer import quantize_static
 from neural_compressor.onnx.quantization import config, quantize
 from neural_compressor.onnx.runtime.data_reader import CalibrationDataReader, Samples
-from neural_compressor.schemes import PER_TENSOR, TensorScheme
+from neural_compressor.schemes import PER_CHANNEL, PER_TENSOR, TensorScheme
 
 Kit = SimpleNamespace
 FORMATS = ("QDQ", "QOperator")
@@ -205,3 +208,61 @@ def test_by_default_it_is_done(kit: Kit) -> None:
     (usual,), (on,), (off,) = biases(), biases(BiasCorrection=True), biases(BiasCorrection=False)
     assert (usual == on).all()
     assert (on != off).any()
+
+
+@pytest.mark.parametrize("granularity", [PER_TENSOR, PER_CHANNEL], ids=str)
+def test_a_corrected_weight_keeps_its_spread(granularity: Any, kit: Kit) -> None:
+    net = kit.Net()
+    weight = np.random.default_rng(0).standard_normal((6, 2, 1, 1)).astype(np.float32)
+    model = net.model({"x": [1, 4, 6, 6]}, net.op("Conv", "x", net.constant(weight), group=2))
+    plan = kit.plan_for(model, weight=TensorScheme(dtype("int4"), granularity=granularity), cpu="vnni")
+
+    def spread(correct: bool) -> np.ndarray:
+        options = StaticOptions(everywhere=True, weight_correction=correct)
+        new = quantize_static(model, plan, Samples(kit.Reader(kit.feeds_of(model, 1))), options)
+        (values,) = (node for node in new.graph if node.op_type == "DequantizeLinear" and node.inputs[0].const_value)
+        codes, scale = (value.const_value.numpy() for value in values.inputs[:2])
+        floats = codes.astype(np.float32) * scale.reshape(-1, *([1] * 3 if scale.ndim else []))
+        return np.std(floats.reshape(weight.shape), axis=None if granularity == PER_TENSOR else (1, 2, 3))
+
+    exact = np.std(weight, axis=None if granularity == PER_TENSOR else (1, 2, 3))
+    np.testing.assert_allclose(spread(True), exact, rtol=1e-5)
+    assert np.abs(spread(False) - exact).max() > 1e-3
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_fit_corrects_biases_on_data_as_quantize_does(form: str, kit: Kit, tmp_path: Any) -> None:
+    model, feeds = conv_net(kit, bias=True), data(kit, conv_net(kit, bias=True))
+
+    def fitted(**recipes: Any) -> onnx.ModelProto:
+        rule = {"Conv": {"weight": {"granularity": ["per_tensor"]}}}
+        conf = PostTrainingQuantConfig(quant_format=form, op_type_dict=rule, recipes=recipes)
+        return quantization.fit(ir.to_proto(model), conf, feeds, workspace=tmp_path, quiet=True).model
+
+    def error(proto: onnx.ModelProto) -> float:
+        return float(mean_errors(kit, model, read_model(proto), feeds).max())
+
+    asked = config.StaticQuantConfig(kit.Reader(feeds), quant_format=form)
+    same_plan = quantize(ir.to_proto(model), None, asked, quiet=True)
+    assert same(read_model(fitted()), read_model(same_plan))
+    assert same(read_model(fitted(fast_bias_correction=True)), read_model(same_plan))
+    assert error(fitted(fast_bias_correction=False)) > 5 * error(fitted())
+
+
+def test_layers_that_stay_in_float_are_not_corrected(kit: Kit, tmp_path: Any) -> None:
+    """Groups of few channels are slower in integers: their weight stays as it is, but for int8 by channel."""
+    net = kit.Net()
+    inner = net.op("Conv", "x", net.constant(coarse(8, 4, 1, 1)))
+    model = net.model({"x": [1, 4, 12, 12]}, net.op("Conv", inner, net.constant(coarse(8, 2, 3, 3)), group=4))
+    grouped = list(model.graph)[-1].name
+    found = []
+    for recipes in ({"weight_correction": True, "fast_bias_correction": True}, {"fast_bias_correction": False}):
+        conf = PostTrainingQuantConfig(recipes=recipes, quant_format="QDQ")
+        new = quantization.fit(ir.to_proto(model), conf, data(kit, model), workspace=tmp_path, quiet=True).model
+        (conv,) = (node for node in new.graph.node if node.name == grouped)
+        (weight,) = (
+            t for t in new.graph.initializer if t.name == f"{model.graph.node(grouped).inputs[1].name}_quantized"
+        )
+        found.append((len(conv.input), onnx.numpy_helper.to_array(weight)))
+    assert [count for count, _ in found] == [2, 2]  # no bias was added to it
+    assert (found[0][1] == found[1][1]).all()

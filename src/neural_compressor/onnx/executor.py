@@ -1,0 +1,339 @@
+"""The executor: a float model, read once, quantized by one plan after another.
+
+``quantize``, ``quantization.fit``, ``autotune`` and ``MatMulNBitsQuantizer`` all run plans here. A run is: simplify the
+graph, smooth, static (with its corrections), weight-only, dynamic, half precision, weights stored in integers, record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, TypeVar
+
+import onnx_ir as ir
+
+from neural_compressor.errors import CalibrationError, ConfigError
+from neural_compressor.onnx.files.quantization_record import QuantizationRecord, write_record
+from neural_compressor.onnx.graph.linear_ops import LINEAR_TYPES
+from neural_compressor.onnx.graph.overridable_inputs import restore_overridable
+from neural_compressor.onnx.graph.sum_order import target_cpu
+from neural_compressor.onnx.methods.dynamic.quantizer import quantize_dynamic
+from neural_compressor.onnx.methods.static.options import StaticOptions
+from neural_compressor.onnx.methods.static.params import KnownRanges
+from neural_compressor.onnx.methods.static.quantizer import quantize_static
+from neural_compressor.onnx.methods.weight_only.method import WeightOnlyOptions, check_weight_only
+from neural_compressor.onnx.methods.weight_only.quantizer import quantize_weight_only
+from neural_compressor.onnx.passes.half import half_precision
+from neural_compressor.onnx.passes.optimize import optimise
+from neural_compressor.onnx.passes.simplify import simplify, tidy
+from neural_compressor.onnx.passes.smooth_quant import prevailing_weights, smooth
+from neural_compressor.onnx.passes.store_weights import store_weights, stored_instead, without_stored
+from neural_compressor.onnx.runtime.capability import ProviderCapability
+from neural_compressor.onnx.runtime.data_reader import Samples
+from neural_compressor.onnx.runtime.providers import CPU
+from neural_compressor.registry import close_matches
+from neural_compressor.schemes import OpKey, OpScheme, Pass, Plan, TensorScheme, float_op
+
+_AS_GIVEN = Pass("optimize", {"level": "DISABLE_ALL", "simplify": "none"})
+_KEPT = 4
+"""How many smoothed models, or the same on other data, are kept for later plans."""
+_HALVES = ("fp16", "bf16")
+
+
+@dataclass(frozen=True)
+class Optimize:
+    """How the graph is simplified first.
+
+    ``level`` is the name of a level of ONNX Runtime, or None for the basic one without what renames products. ``simplify``
+    is "integers" for what helps integer ops, "tidy" for what no runtime needs, or "none".
+    """
+
+    level: str | None = None
+    simplify: str = "integers"
+
+
+@dataclass(frozen=True)
+class Smooth:
+    """The arguments of :func:`~neural_compressor.onnx.passes.smooth_quant.smooth`."""
+
+    alpha: float | str | list[float | str] = 0.5
+    folding: bool = True
+    op_types: tuple[str, ...] = LINEAR_TYPES
+    calib_iter: int = 100
+    scales_per_op: bool = True
+
+
+@dataclass(frozen=True)
+class CorrectBiases:
+    """Biases are corrected on data where it admits that; where it is ``required``, what stands against it is an error."""
+
+    required: bool = False
+
+
+@dataclass(frozen=True)
+class CorrectWeights:
+    """Rounded weights get the spread of the float ones."""
+
+
+@dataclass(frozen=True)
+class Calibrate:
+    """``percentile`` is the share of values that an estimator of that name keeps, in percent."""
+
+    percentile: float = StaticOptions.percentile
+
+
+@dataclass(frozen=True)
+class QdqLayout:
+    """How a statically quantized model is written, as :class:`StaticOptions` has it; None is what the provider takes."""
+
+    quant_format: str | None = None
+    add_qdq_pair_to_weight: bool = False
+    dedicated_qdq_pair: bool = False
+    optypes_to_exclude_output_quant: tuple[str, ...] = ()
+    named: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class WeightLayout:
+    """How weights that are quantized alone are written, as :class:`WeightOnlyOptions` has it."""
+
+    quant_format: str | None = None
+    accuracy_level: int | str = "auto"
+
+
+PASSES: Mapping[str, type[Any]] = {
+    "optimize": Optimize,
+    "smooth": Smooth,
+    "correct_biases": CorrectBiases,
+    "correct_weights": CorrectWeights,
+    "calibrate": Calibrate,
+    "qdq_layout": QdqLayout,
+    "weight_layout": WeightLayout,
+}
+"""The passes that are run here, with their options."""
+DEFAULT_PASSES = (Pass("optimize"), Pass("correct_biases"))
+"""Those of a plan that names none."""
+
+P = TypeVar("P")
+
+
+class Steps:
+    """The passes of a plan with their options read; unknown passes and options are errors that name them.
+
+    >>> Steps([Pass("smooth", {"alfa": 1})])
+    Traceback (most recent call last):
+    neural_compressor.errors.ConfigError: the pass smooth has no 'alfa'; did you mean 'alpha'? Known: alpha, ...
+    """
+
+    def __init__(self, passes: tuple[Pass, ...] | list[Pass]) -> None:
+        self._read: dict[type[Any], Any] = {}
+        for step in passes:
+            if step.name not in PASSES:
+                raise ConfigError(
+                    f"no pass over ONNX models is called {step.name!r}; {close_matches(step.name, PASSES)}"
+                )
+            kind = PASSES[step.name]
+            known = [each.name for each in fields(kind)]
+            for name in step.options:
+                if name not in known:
+                    raise ConfigError(f"the pass {step.name} has no {name!r}; {close_matches(name, known)}")
+            self._read[kind] = kind(**step.options)
+
+    def get(self, kind: type[P]) -> P | None:
+        """The options of a pass, where the plan has it."""
+        return self._read.get(kind)
+
+    def usual(self, kind: type[P]) -> P:
+        """The options of a pass, or the default ones."""
+        return self._read.get(kind) or kind()
+
+
+@dataclass(frozen=True)
+class CalibrationData:
+    """``samples`` of a ``source``, a reader, loader or function; what is known of one source serves all later plans."""
+
+    samples: Samples | None = None
+    source: object = None
+
+    def upto(self, count: int | None) -> Samples | None:
+        """The first ``count`` samples."""
+        if self.samples is not None:
+            self.samples.limit = count
+        return self.samples
+
+
+NO_DATA = CalibrationData()
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What a plan does not say: by mode the execution provider that a model is for, and the calibration data.
+
+    ``reasons`` of ops that stay in float go into the record of the quantized model.
+    """
+
+    capabilities: Mapping[str, ProviderCapability]
+    data: Mapping[str, CalibrationData] = field(default_factory=dict)
+    reasons: Mapping[OpKey, str] = field(default_factory=dict)
+
+    @property
+    def provider(self) -> str:
+        """The name of the provider."""
+        return next(iter(self.capabilities.values())).name
+
+
+@dataclass(frozen=True)
+class _Base:
+    """A float model, smoothed or not, and the ranges seen on it so far; None where nobody asks for them again."""
+
+    key: Hashable
+    name: str
+    model: ir.Model
+    known: KnownRanges | None
+
+
+@dataclass
+class Executor:
+    """Runs plans on the model ``source``, a normalised one, which is left as it is.
+
+    With ``one_plan`` no ranges are collected beside those that the plan needs.
+    """
+
+    source: ir.Model
+    one_plan: bool = False
+    _floats: dict[Pass, ir.Model] = field(default_factory=dict, init=False)
+    _bases: list[_Base] = field(default_factory=list, init=False)
+
+    def float_model(self, optimize: Pass | None = None) -> ir.Model:
+        """The model as plans with the pass ``optimize`` name its ops; made once."""
+        step = optimize or _AS_GIVEN
+        if step not in self._floats:
+            options = Steps([step]).usual(Optimize)
+            model = optimise(self.source.clone(), options.level)
+            if options.simplify not in _SIMPLIFIED:
+                raise ConfigError(
+                    f"the pass optimize: simplify is {options.simplify!r}; {close_matches(options.simplify, _SIMPLIFIED)}"
+                )
+            if (change := _SIMPLIFIED[options.simplify]) is not None:
+                change(model)
+            self._floats[step] = model
+        return self._floats[step]
+
+    def run(self, plan: Plan, options: RunOptions) -> ir.Model:
+        """The model quantized as ``plan`` says; what cannot be run is an error before any work."""
+        steps, model = Steps(tuple(plan.passes)), self.float_model(plan.step("optimize"))
+        _check(plan, model, options)
+        whole, plan = plan, without_stored(plan)
+        modes = {scheme.mode for scheme in plan.values()}
+        new, left, origin = model, dict[OpKey, str](), str(plan.step("optimize") or _AS_GIVEN)
+        if "static" in modes:
+            seen, capability = options.data.get("static", NO_DATA), options.capabilities["static"]
+            base = self._base(plan, steps, model, seen, capability.target.sessions)
+            origin, samples = base.name, seen.upto(plan.calib_sampling_size)
+            new = quantize_static(base.model, plan, samples, _static_options(steps, capability), base.known, left)
+        if "weight_only" in modes:
+            schemes = {name: _asymmetric(each) for (name, _), each in plan.items() if each.mode == "weight_only"}
+            samples = options.data.get("weight_only", NO_DATA).upto(None)
+            layout = _weight_options(steps, options.capabilities["weight_only"])
+            new = quantize_weight_only(new, schemes, samples, layout)
+        if "dynamic" in modes:
+            new = quantize_dynamic(new, plan)
+        for precision in _HALVES:
+            chosen = {name for (name, _), s in plan.items() if s.is_float and s.precision == precision}
+            if chosen:
+                new = half_precision(new, precision, chosen, options.provider)
+        whole = stored_instead(whole, left)
+        new = new.clone() if new is model else new
+        refused = store_weights(new, whole)
+        ops = {**whole.ops, **dict.fromkeys(refused, float_op("fp32", has_weight=True))}
+        told = {**options.reasons, **refused, **left}
+        write_record(new, QuantizationRecord(ops, told, origin, _target_cpu(model, whole, options)))
+        restore_overridable(new)
+        return new
+
+    def before_rounding(self, origin: str) -> ir.Model | None:
+        """The float model that was quantized, made by the passes that a record tells of; None where it was not made here."""
+        made = {str(step): model for step, model in self._floats.items()}
+        return (made | {base.name: base.model for base in self._bases}).get(origin)
+
+    def _base(self, plan: Plan, steps: Steps, model: ir.Model, data: CalibrationData, sessions: Sequence[str]) -> _Base:
+        wanted, weights = steps.get(Smooth), prevailing_weights(plan)
+        name = str(plan.step("optimize") or _AS_GIVEN)
+        name += "" if wanted is None else f" {plan.step('smooth')} {weights.to_dict()}"
+        percentile = steps.usual(Calibrate).percentile
+        key = (name, id(model), id(data.source), plan.calib_sampling_size, percentile)
+        for base in self._bases:
+            if base.key == key:
+                return base
+        if wanted is not None:
+            model = _smoothed(model, wanted, weights, data, sessions)
+        new = _Base(key, name, model, None if self.one_plan else {})
+        self._bases = [*self._bases[-_KEPT + 1 :], new]
+        return new
+
+
+_SIMPLIFIED = {"integers": simplify, "tidy": tidy, "none": None}
+
+
+def _asymmetric(scheme: OpScheme) -> OpScheme:
+    """HQQ fits zero points, whatever the scheme says."""
+    if scheme.weight is None or scheme.method is None or scheme.method.name != "hqq":
+        return scheme
+    return replace(scheme, weight=replace(scheme.weight, symmetric=False))
+
+
+def _check(plan: Plan, model: ir.Model, options: RunOptions) -> None:
+    known = {(str(node.name), node.op_type) for node in model.graph.all_nodes()}
+    for key, scheme in plan.items():
+        if key not in known:
+            names = [name for name, kind in known if kind == key[1]] or [name for name, _ in known]
+            raise ConfigError(
+                f"the plan names {key[0]!r} ({key[1]}), which the model does not have; {close_matches(key[0], names)}"
+            )
+        if scheme.mode not in (*options.capabilities, "float"):
+            raise ConfigError(f"the plan has {key[0]!r} as {scheme.mode}, which {options.provider} does not run")
+        if scheme.mode == "weight_only":
+            check_weight_only(scheme)
+
+
+def _smoothed(
+    model: ir.Model, wanted: Smooth, weights: TensorScheme, data: CalibrationData, sessions: Sequence[str]
+) -> ir.Model:
+    if (samples := data.upto(None)) is None:
+        raise CalibrationError("smoothing looks at activations: give calibration data")
+    options = {each.name: getattr(wanted, each.name) for each in fields(wanted)}
+    return smooth(model, samples, weights=weights, providers=sessions, **options)
+
+
+def _static_options(steps: Steps, capability: ProviderCapability) -> StaticOptions:
+    layout, biases = steps.usual(QdqLayout), steps.get(CorrectBiases)
+    needed = capability.query.entry.recipes
+    return StaticOptions(
+        quant_format=layout.quant_format or capability.quant_format,
+        target=capability.name,
+        providers=capability.target.sessions,
+        add_qdq_pair_to_weight=layout.add_qdq_pair_to_weight or bool(needed.get("add_qdq_pair_to_weight")),
+        dedicated_qdq_pair=layout.dedicated_qdq_pair or bool(needed.get("dedicated_qdq_pair")),
+        optypes_to_exclude_output_quant=tuple(layout.optypes_to_exclude_output_quant),
+        quantize_bias=bool(needed.get("quantize_bias", True)),
+        bias_correction=False if biases is None else biases.required or None,
+        weight_correction=steps.get(CorrectWeights) is not None,
+        named=layout.named,
+        percentile=steps.usual(Calibrate).percentile,
+    )
+
+
+def _weight_options(steps: Steps, capability: ProviderCapability) -> WeightOnlyOptions:
+    layout = steps.usual(WeightLayout)
+    return WeightOnlyOptions(
+        quant_format=layout.quant_format or capability.quant_format,
+        accuracy_level=layout.accuracy_level or "auto",
+        providers=capability.target.sessions,
+    )
+
+
+def _target_cpu(model: ir.Model, plan: Plan, options: RunOptions) -> str:
+    """Which CPUs the model gives the same on; empty where no integers are multiplied on one."""
+    modes = {scheme.mode for scheme in plan.values()} & {"static", "dynamic"}
+    on_cpu = any(options.capabilities[mode].target.provider is CPU for mode in modes)
+    return target_cpu(model, plan.ops) if on_cpu else ""

@@ -1,0 +1,74 @@
+"""Recipes of the 2.x API as passes over a model, and as options of the methods of a plan."""
+
+import pytest
+
+from neural_compressor.config.recipes import RECIPES, with_recipes
+from neural_compressor.dtypes import dtype
+from neural_compressor.errors import ConfigError
+from neural_compressor.schemes import Method, OpScheme, Pass, Plan, TensorScheme
+
+USUAL = (Pass("optimize"), Pass("correct_biases"))
+
+
+def passes(**recipes):
+    return tuple(with_recipes(Plan(passes=USUAL), recipes).passes)
+
+
+def test_nothing_asked_for_changes_nothing():
+    assert passes() == passes(**RECIPES) == USUAL
+
+
+def test_what_is_said_of_biases_goes_before_what_is_usual():
+    assert passes(fast_bias_correction=True) == (Pass("optimize"), Pass("correct_biases", {"required": True}))
+    assert passes(fast_bias_correction=False) == (Pass("optimize"),)
+    assert passes(weight_correction=True) == (*USUAL, Pass("correct_weights"))
+
+
+def test_op_types_come_as_one_name_or_several():
+    for asked in ("Conv", ["Conv"]):
+        assert passes(optypes_to_exclude_output_quant=asked)[-1] == Pass(
+            "qdq_layout", {"optypes_to_exclude_output_quant": ["Conv"]}
+        )
+    assert passes(dedicated_qdq_pair=True, add_qdq_pair_to_weight=False)[-1].options == {"dedicated_qdq_pair": True}
+
+
+def test_smoothing_needs_to_be_asked_for():
+    args = {"alpha": [0.5, 0.6], "folding": False}
+    assert passes(smooth_quant_args=args) == USUAL
+    assert passes(smooth_quant=True, smooth_quant_args=args) == (*USUAL, Pass("smooth", args))
+
+
+def test_a_level_is_one_of_the_same_pass():
+    assert passes(graph_optimization_level="ENABLE_ALL")[0] == Pass("optimize", {"level": "ENABLE_ALL"})
+
+
+@pytest.mark.parametrize(
+    ("asked", "name", "options"),
+    [
+        ({"rtn_args": {"mse": True}}, "rtn", {"search": "mse"}),
+        ({"gptq_args": {"percdamp": 0.1, "actorder": True}}, "gptq", {"percdamp": 0.1, "act_order": True}),
+        ({"gptq_args": {"act_order": True, "mse": False}}, "gptq", {"act_order": True, "search": None}),
+        ({"gptq_args": {"correct_upstream": False}}, "gptq", {"upstream": False}),
+        ({"awq_args": {"enable_mse_search": False}}, "awq", {"auto_clip": False}),
+        ({"layer_wise_quant": True}, "awq", {"layer_wise": True}),
+    ],
+)
+def test_arguments_of_algorithms_are_options_of_their_methods(asked, name, options):
+    weight = TensorScheme(dtype("int4"))
+    ops = {(each, "MatMul"): OpScheme(weight, mode="weight_only", method=Method(each)) for each in ("rtn", name, "hqq")}
+    found = with_recipes(Plan(ops), asked)
+    assert not set(found["hqq", "MatMul"].method.options) - {"layer_wise"}
+    assert found[name, "MatMul"].method == Method(name, options)
+
+
+def test_what_a_plan_says_of_a_method_stays():
+    weight, key = TensorScheme(dtype("int4")), ("op", "MatMul")
+    plan = Plan({key: OpScheme(weight, mode="weight_only", method=Method("gptq", {"percdamp": 0.5, "search": None}))})
+    assert with_recipes(plan, {"gptq_args": {"percdamp": 0.1}})[key].method.options == {"percdamp": 0.5, "search": None}
+
+
+def test_an_argument_that_is_unknown_is_an_error():
+    with pytest.raises(ConfigError, match=r"rtn_args has no 'percdamp'.*full_range.*mse, nsamples"):
+        with_recipes(Plan(), {"rtn_args": {"percdamp": 1}})
+    with pytest.raises(ConfigError, match=r"gptq_args: .*percdamp: got 7"):
+        with_recipes(Plan(), {"gptq_args": {"percdamp": 7}})

@@ -15,8 +15,10 @@ from neural_compressor.config.composition import CONFIGS, register_config
 from neural_compressor.errors import CalibrationError, ConfigError
 from neural_compressor.schemes import Method, OpScheme, Pass, Plan
 from neural_compressor.torch.adaptor import PyTorchAdaptor
+from neural_compressor.torch.executor import FOLD
 from neural_compressor.torch.executor import prepare as prepare_plan
 from neural_compressor.torch.modules import HalfModule, QuantConv2d, QuantLinear, WeightOnlyLinear
+from neural_compressor.torch.passes.survey import Survey
 from neural_compressor.torch.quantization import (
     AutoRoundConfig,
     AWQConfig,
@@ -232,7 +234,9 @@ def test_the_algorithm_of_a_rule_finds_the_weights(net, batches, run, tmp_path, 
     assert {scheme.method.name for scheme in schemes.values()} == {name.lower()}
     assert type(model.out) is WeightOnlyLinear
     wanted = {key: replace(s, method=Method(name.lower())) for key, s in schemes.items()}
-    execution = prepare_plan(copy.deepcopy(net), Plan(wanted))
+    survey = Survey(net)
+    survey.see(batches[0])
+    execution = prepare_plan(copy.deepcopy(net), Plan(wanted, passes=[FOLD]), survey=survey)
     with execution.listening() if execution.needs_data else np.errstate():
         run(execution.model)
     expected = execution.apply()
@@ -257,6 +261,22 @@ def test_a_framework_yaml_that_admits_gptq_gives_the_weights_of_gptq(net, batche
     assert model.quantization.plan["out", "Linear"].method.name == "gptq"
     nearest = quantize(copy.deepcopy(net), RTNConfig(quant_lm_head=True), quiet=True)
     assert not torch.equal(model.mlp[0][0].weight_packed, nearest.mlp[0][0].weight_packed)
+
+
+def test_recipes_are_options_of_methods(net, batches, tmp_path):
+    def with_recipes(name, **recipes):
+        rule = {"weight": {"bits": 4, "group_size": 32, "scheme": "sym", "algorithm": "gptq"}}
+        conf = PostTrainingQuantConfig(approach="weight_only", op_type_dict={"Linear": rule}, recipes=recipes)
+        return two_x.fit(net, conf, calib_dataloader=batches, workspace=tmp_path / name, quiet=True).model
+
+    ordered, usual = with_recipes("a", gptq_args={"actorder": True}), with_recipes("b")
+    assert ordered.quantization.plan["out", "Linear"].method == Method("gptq", {"act_order": True})
+    assert ordered.out.input_order is not None
+    assert usual.out.input_order is None
+    with pytest.raises(ConfigError, match="gptq_args has no 'actoder'"):
+        with_recipes("c", gptq_args={"actoder": True})
+    with pytest.raises(ConfigError, match="does not apply the recipes smooth_quant"):
+        with_recipes("d", smooth_quant=True)
 
 
 # -- third parties --------------------------------------------------------------------------------------------------
@@ -312,6 +332,7 @@ def test_an_algorithm_of_a_third_party_runs_through_every_front(net, batches, ru
 def test_autotune_takes_single_ops_back_to_float(net, batches, run, tmp_path):
     expected = net(batches[0]).detach()
 
+    @torch.no_grad()
     def score(model):
         """Good as soon as the one op that matters is float."""
         return 1.0 if type(model.mlp[1][0]) is nn.Linear else 0.5 - float((model(batches[0]) - expected).norm()) * 1e-6

@@ -34,7 +34,7 @@ def build_space(capability: Mapping[str, Any], conf: Conf, has_data: bool = True
 
     A rule that matches no op, a value the capability does not admit, and a model with nothing to quantize are errors.
     Beside what every capability has, ``capability['recipes']`` may name the recipes the framework applies (perhaps with
-    the modes they are about),
+    the modes they are about), ``capability['passes']`` the passes that every plan has,
     ``capability['quantizable_types']`` every op type its YAML can quantize, and ``capability['in_float_unless_named']``
     by mode the op types, or single ops, that compute in float where no rule speaks of them, with the reason: what they may
     have is a quantized weight.
@@ -68,7 +68,8 @@ def build_space(capability: Mapping[str, Any], conf: Conf, has_data: bool = True
         return space
     applied = set(capability.get("recipes", ()))
     recipes = {name: tuple(as_list(value)) for name, value in conf.recipes.items() if name in applied}
-    return replace(space, calibration_sizes=tuple(conf.calibration_sampling_size), recipes=recipes)
+    passes = tuple(capability.get("passes", ()))
+    return replace(space, calibration_sizes=tuple(conf.calibration_sampling_size), recipes=recipes, passes=passes)
 
 
 def _matching(key: OpKey, type_rules: Sequence[OpRule], name_rules: Sequence[OpRule]) -> tuple[OpRule, ...]:

@@ -20,6 +20,7 @@ from neural_compressor.adaptor.capability import get_optype_wise_ability
 from neural_compressor.adaptor.contract import Adaptor
 from neural_compressor.adaptor.records import OpRecord, with_time_shares
 from neural_compressor.adaptor.user_code import calibrating
+from neural_compressor.config.recipes import METHOD_RECIPES, with_method_options
 from neural_compressor.errors import CalibrationError, ConfigError, QuantizationError
 from neural_compressor.registry import close_matches
 from neural_compressor.schemes import OpKey, OpScheme, Plan, float_op
@@ -76,6 +77,8 @@ class PyTorchAdaptor(Adaptor):
             "optypewise": get_optype_wise_ability(details),
             "blocks": ops_by_block(model, list(ops)),
             "skipped": dict(self._skipped),
+            "passes": (FOLD,),
+            "recipes": dict.fromkeys(METHOD_RECIPES, ("weight_only",)),
             "in_float_unless_named": slower_in_integers(floats, ops, self.example, traces[0] if traces else None),
         }
 
@@ -100,7 +103,7 @@ class PyTorchAdaptor(Adaptor):
         with_example: bool = False,
     ) -> nn.Module:
         survey = self._surveyed(model, data)
-        plan = self._with_passes(plan)
+        plan = self._with_passes(with_method_options(plan))
         check(survey.model, plan)
         execution = Execution(
             copy_of(model).eval(),

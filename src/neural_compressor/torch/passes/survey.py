@@ -48,8 +48,11 @@ class Survey:
 
     def see(self, inputs: Any) -> None:
         """Run the model on the inputs of one batch."""
-        with torch.no_grad(), watched(self.model, self.note):
+        runs: list[Run] = []
+        with torch.no_grad(), watched(self.model, runs.append):
             feed(self.model, _copied(inputs))
+        for run in runs:  # once the model has its own forward back, which copies of it are to have
+            self.note(run)
 
     def note(self, run: Run) -> None:
         """Take a run of the model, or of one that is built and connected as it is, into account."""

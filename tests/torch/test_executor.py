@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from neural_compressor import quantization as two_x
-from neural_compressor.algorithms import ALGORITHMS, LayerResult, register_algorithm, rtn
+from neural_compressor.algorithms import ALGORITHMS, LayerResult, WeightOnlyAlgorithm, register_algorithm, rtn
+from neural_compressor.algorithms.catalogue import LayerOptions
 from neural_compressor.config import PostTrainingQuantConfig
 from neural_compressor.config.composition import CONFIGS, register_config
 from neural_compressor.errors import CalibrationError, ConfigError
@@ -17,6 +18,7 @@ from neural_compressor.schemes import Method, OpScheme, Pass, Plan
 from neural_compressor.torch.adaptor import PyTorchAdaptor
 from neural_compressor.torch.executor import FOLD
 from neural_compressor.torch.executor import prepare as prepare_plan
+from neural_compressor.torch.methods.weight_only.methods import METHODS, BlockMethod
 from neural_compressor.torch.modules import HalfModule, QuantConv2d, QuantLinear, WeightOnlyLinear
 from neural_compressor.torch.passes.survey import Survey
 from neural_compressor.torch.quantization import (
@@ -40,6 +42,15 @@ from neural_compressor.torch.quantization import (
 from neural_compressor.torch.quantization.config import WeightOnlyConfig
 from neural_compressor.torch.quantization.config.fields import Bits, Flag, GroupSize, WeightDtype
 from neural_compressor.torch.quantization.plans import plan_for
+
+INT8 = OpScheme.from_dict(
+    {
+        "weight": {"dtype": "int8", "granularity": "per_channel"},
+        "activation": {"dtype": "uint8", "scheme": "asym", "quant_mode": "static"},
+    }
+)
+INT4 = OpScheme.from_dict({"weight": {"dtype": "int4", "group_size": 32}})
+OUT, CONV = ("out", "Linear"), ("conv1", "Conv2d")
 
 
 class Net(nn.Module):
@@ -329,6 +340,43 @@ def test_an_algorithm_of_a_third_party_runs_through_every_front(net, batches, ru
     assert not torch.equal(converted.out.weight_packed, nearest.out.weight_packed)
 
 
+ASKED: list = []
+
+
+class WholeBlocks(BlockMethod):
+    """Rounds the layers of a block, and remembers with what it was asked to."""
+
+    def quantize_block(self, block, layers, schemes, calls, targets, options):
+        ASKED.append((sorted(layers), len(calls), len(targets), options.strength))
+        return {name: LayerResult(rtn(layer.weight.detach(), schemes[name])) for name, layer in layers.items()}
+
+    def quantize(self, weight, scheme, statistics, options, last=False):
+        return LayerResult(rtn(weight, scheme))
+
+
+class WholeBlockOptions(LayerOptions):
+    strength: float = 0.5
+
+
+def test_a_method_of_a_third_party_that_works_on_blocks(net, batches, run):
+    algorithm = WeightOnlyAlgorithm("blocks", None, WholeBlockOptions, needs_statistics=True, scope="block")
+    ALGORITHMS.add("blocks", algorithm)
+    plan = Plan(
+        {(f"mlp.{i}.{j}", "Linear"): replace(INT4, method=Method("blocks")) for i in range(2) for j in (0, 2)}
+        | {OUT: replace(INT4, method=Method("blocks", {"strength": 0.25}))}
+    )
+    try:
+        with pytest.raises(ConfigError, match="nothing registered in METHODS runs it"):
+            prepare_plan(net, plan)
+        METHODS.add("blocks", WholeBlocks(algorithm))
+        new = PyTorchAdaptor().quantize(plan.to_tune_cfg(), net, q_func=run)
+        assert ASKED == [([f"mlp.{i}.0", f"mlp.{i}.2"], 4, 4, 0.5) for i in range(2)]
+        assert type(new.out) is WeightOnlyLinear
+    finally:
+        ALGORITHMS._items.pop("blocks")
+        METHODS._items.pop("blocks", None)
+
+
 def test_autotune_takes_single_ops_back_to_float(net, batches, run, tmp_path):
     expected = net(batches[0]).detach()
 
@@ -345,16 +393,6 @@ def test_autotune_takes_single_ops_back_to_float(net, batches, run, tmp_path):
 
 
 # -- what is not run ------------------------------------------------------------------------------------------------
-
-
-INT8 = OpScheme.from_dict(
-    {
-        "weight": {"dtype": "int8", "granularity": "per_channel"},
-        "activation": {"dtype": "uint8", "scheme": "asym", "quant_mode": "static"},
-    }
-)
-INT4 = OpScheme.from_dict({"weight": {"dtype": "int4", "group_size": 32}})
-OUT, CONV = ("out", "Linear"), ("conv1", "Conv2d")
 
 
 @pytest.mark.parametrize(

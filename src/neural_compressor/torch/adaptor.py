@@ -332,8 +332,7 @@ class PyTorchAdaptor(Adaptor):
             raise ConfigError(f"the model is quantized already: {done!r} is; give the float model it was made from")
         require_values(model)
         check_finite(model)
-        copied = copy_of(model).eval()
-        survey = self._watched(copied, data)
+        survey = self._watched(model, data)
         self._source, self._expected, self._survey, self._ranges = model, None, survey, Ranges()
         return survey
 

@@ -370,7 +370,7 @@ def test_a_method_of_a_third_party_that_works_on_blocks(net, batches, run):
             prepare_plan(net, plan)
         METHODS.add("blocks", WholeBlocks(algorithm))
         new = PyTorchAdaptor().quantize(plan.to_tune_cfg(), net, q_func=run)
-        assert ASKED == [([f"mlp.{i}.0", f"mlp.{i}.2"], 4, 4, 0.5) for i in range(2)]
+        assert [([f"mlp.{i}.0", f"mlp.{i}.2"], 4, 4, 0.5) for i in range(2)] == ASKED
         assert type(new.out) is WeightOnlyLinear
     finally:
         ALGORITHMS._items.pop("blocks")

@@ -71,7 +71,7 @@ class PyTorchAdaptor(Adaptor):
         floats, traces = self._float_model(model), survey.traces
         ops, self._skipped = find_ops(floats, self.query_handler.quantizable_types(), traces)
         self._skipped |= find_functions(floats, traces, [*ops, *self._skipped])
-        details = opwise(self.query_handler, ops)
+        details = {key: copy.deepcopy(configs) for key, configs in opwise(self.query_handler, ops).items()}
         return {
             "opwise": details,
             "optypewise": get_optype_wise_ability(details),

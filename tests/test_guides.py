@@ -1,5 +1,6 @@
 """The examples of the guides run as printed, and what they link to is there. (``docs/onnx.md`` has a test of its own.)"""
 
+import copy
 import re
 from pathlib import Path
 
@@ -53,17 +54,19 @@ def test_weight_only(tmp_path, monkeypatch):
 def test_pytorch_int8(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3)).eval()
-    loader = [torch.randn(2, 4, 8, 8)]
-    (code,) = blocks("pytorch_int8.md")
-    names = {"model": model, "loader": loader}
-    exec(compile(code, "docs/pytorch_int8.md", "exec"), names)
-    assert torch.isfinite(names["q_model"](loader[0])).all()
+    model = nn.Sequential(nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(64, 4)).eval()
+    loader = [(torch.randn(2, 4, 8, 8), torch.zeros(2))]
+    names = {"loader": loader}
+    for code in blocks("pytorch_int8.md"):
+        names["model"] = copy.deepcopy(model)
+        exec(compile(code, "docs/pytorch_int8.md", "exec"), names)
+    assert torch.isfinite(names["q_model"](loader[0][0])).all()
+    assert [type(names["model"][place]).__name__ for place in (0, 4)] == ["QuantConv2d", "WeightOnlyLinear"]
 
     (yaml,) = blocks("pytorch_int8.md", "yaml")
     Path("everywhere.yaml").write_text(yaml)
     conf = PostTrainingQuantConfig(framework_yaml="everywhere.yaml")
-    safe = quantization.fit(model, conf, calib_dataloader=loader, quiet=True)
+    safe = quantization.fit(model[:3], conf, calib_dataloader=loader, quiet=True)
     schemes = [scheme.weight for scheme in safe.model.quantization.plan.values() if scheme.weight is not None]
     assert schemes
     assert all(scheme.pair_safe for scheme in schemes)

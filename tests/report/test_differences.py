@@ -6,13 +6,20 @@ import pytest
 
 from neural_compressor.dtypes import dtype
 from neural_compressor.report.differences import changes, differences
-from neural_compressor.schemes import OpScheme, Plan, TensorScheme, float_op
+from neural_compressor.schemes import Method, OpScheme, Pass, Plan, TensorScheme, float_op
 from neural_compressor.tuning.result import Trial
 
 ACTIVATION = TensorScheme(dtype("uint8"), symmetric=False)
 INT8 = OpScheme(weight=TensorScheme(dtype("int8")), activation=ACTIVATION, mode="static")
 NAMES = [("a", "Conv2d"), ("b", "Conv2d"), ("c", "Linear"), ("d", "Linear"), ("e", "Linear")]
-BASE = Plan(dict.fromkeys(NAMES, INT8), recipes={"config": {"config": "torch.rtn", "bits": 4}})
+BASE = Plan(dict.fromkeys(NAMES, INT8), passes=[Pass("smooth", {"alpha": 0.4})])
+
+
+def found_by(*method):
+    return OpScheme(weight=INT8.weight, mode="weight_only", method=Method(*method))
+
+
+GPTQ = BASE.with_ops({NAMES[2]: found_by("gptq", {"percdamp": 0.1})})
 
 
 def trial(number, plan):
@@ -30,14 +37,10 @@ def trial(number, plan):
             ["b: activation.algorithm: minmax → kl"],
         ),
         (replace(BASE, calib_sampling_size=7), ["calibration samples: 100 → 7"]),
-        (replace(BASE, recipes={"config": {"config": "torch.rtn", "bits": 8}}), ["config.bits: 4 → 8"]),
-        (replace(BASE, recipes={"config": {"config": "torch.rtn"}}), ["config.bits: 4 → not set"]),
-        (
-            replace(BASE, recipes={"config": {"config": "torch.gptq", "bits": 8, "percdamp": 0.01}}),
-            ["config: torch.rtn → torch.gptq"],
-        ),
+        (replace(BASE, passes=[Pass("smooth", {"alpha": 0.6})]), ["smooth.alpha: 0.4 → 0.6"]),
+        (replace(BASE, passes=[Pass("smooth")]), ["smooth.alpha: 0.4 → not set"]),
     ],
-    ids=["nothing", "one op", "many ops", "a detail", "samples", "a value", "a value that went", "another algorithm"],
+    ids=["nothing", "one op", "many ops", "a detail", "samples", "a value", "a value that went"],
 )
 def test_changes(new, told):
     assert changes(BASE, new) == told
@@ -57,3 +60,8 @@ def test_each_trial_is_compared_with_the_one_that_is_nearest():
         "from 5: d: static int8 → fp32",
         "from 6: nothing",
     ]
+
+
+def test_another_method_is_told_without_options_that_the_two_do_not_share():
+    assert changes(GPTQ, GPTQ.with_ops({NAMES[2]: found_by("gptq")})) == ["c: method.options.percdamp: 0.1 → not set"]
+    assert changes(GPTQ, GPTQ.with_ops({NAMES[2]: found_by("rtn")})) == ["c: method: gptq → rtn"]

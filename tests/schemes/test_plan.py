@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from neural_compressor.schemes import OpScheme, Plan, TensorScheme, float_op
+from neural_compressor.schemes import OpScheme, Pass, Plan, TensorScheme, float_op
 
 INT8 = OpScheme.from_dict(
     {"weight": {"dtype": "int8", "granularity": "per_channel"}, "activation": {"dtype": "uint8", "scheme": "asym"}}
@@ -35,7 +35,7 @@ def test_the_order_of_ops_does_not_matter() -> None:
 
 def test_what_differs_is_told_apart() -> None:
     plan = Plan({CONV: INT8})
-    others = [Plan({CONV: float_op()}), Plan({CONV: INT8}, 7), Plan({CONV: INT8}, recipes={"a": 1}), Plan({FC: INT8})]
+    others = [Plan({CONV: float_op()}), Plan({CONV: INT8}, 7), Plan({CONV: INT8}, passes=[Pass("a")]), Plan({FC: INT8})]
     assert len({plan, *others}) == 5
 
 

@@ -1,7 +1,7 @@
 """The list first, then fall-back of the best on it."""
 
 from neural_compressor.dtypes import dtype
-from neural_compressor.schemes import OpScheme, Plan, TensorScheme
+from neural_compressor.schemes import OpScheme, Pass, Plan, TensorScheme
 from neural_compressor.strategy.base import Outcome, Proposal
 from neural_compressor.strategy.listed import ListedFallbackStrategy
 
@@ -12,12 +12,12 @@ COST = {"a": 3.0, "b": 1.0, "c": 0.5}
 def plan(bits, names="abc"):
     weight = TensorScheme(dtype(f"int{bits}"))
     ops = {key: OpScheme(weight, weight, "static") for key in KEYS if key[0] in names}
-    return Proposal(Plan(ops, recipes={"bits": bits}), f"{bits} bits")
+    return Proposal(Plan(ops, passes=[Pass("bits", {"bits": bits})]), f"{bits} bits")
 
 
 def losses(proposal, scale):
     quantized = {key[0] for key, scheme in proposal.plan.items() if not scheme.is_float}
-    return sum(COST[name] for name in quantized) * scale[proposal.plan.recipes["bits"]]
+    return sum(COST[name] for name in quantized) * scale[proposal.plan.step("bits").options["bits"]]
 
 
 def run(listed, scale, tolerated, scores=None):
@@ -27,7 +27,8 @@ def run(listed, scale, tolerated, scores=None):
         loss = losses(proposal, scale)
         stages.append((proposal.stage, loss))
         strategy.tell(
-            proposal, Outcome(loss, loss <= tolerated, (scores or {}).get(proposal.plan.recipes["bits"], 1.0))
+            proposal,
+            Outcome(loss, loss <= tolerated, (scores or {}).get(proposal.plan.step("bits").options["bits"], 1.0)),
         )
     return stages
 

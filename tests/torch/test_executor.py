@@ -9,14 +9,18 @@ import torch
 from torch import nn
 
 from neural_compressor import quantization as two_x
-from neural_compressor.algorithms import ALGORITHMS, LayerResult, register_algorithm, rtn
+from neural_compressor.algorithms import ALGORITHMS, LayerResult, WeightOnlyAlgorithm, register_algorithm, rtn
+from neural_compressor.algorithms.catalogue import LayerOptions
 from neural_compressor.config import PostTrainingQuantConfig
 from neural_compressor.config.composition import CONFIGS, register_config
 from neural_compressor.errors import CalibrationError, ConfigError
 from neural_compressor.schemes import Method, OpScheme, Pass, Plan
 from neural_compressor.torch.adaptor import PyTorchAdaptor
+from neural_compressor.torch.executor import FOLD
 from neural_compressor.torch.executor import prepare as prepare_plan
+from neural_compressor.torch.methods.weight_only.methods import METHODS, BlockMethod
 from neural_compressor.torch.modules import HalfModule, QuantConv2d, QuantLinear, WeightOnlyLinear
+from neural_compressor.torch.passes.survey import Survey
 from neural_compressor.torch.quantization import (
     AutoRoundConfig,
     AWQConfig,
@@ -38,6 +42,15 @@ from neural_compressor.torch.quantization import (
 from neural_compressor.torch.quantization.config import WeightOnlyConfig
 from neural_compressor.torch.quantization.config.fields import Bits, Flag, GroupSize, WeightDtype
 from neural_compressor.torch.quantization.plans import plan_for
+
+INT8 = OpScheme.from_dict(
+    {
+        "weight": {"dtype": "int8", "granularity": "per_channel"},
+        "activation": {"dtype": "uint8", "scheme": "asym", "quant_mode": "static"},
+    }
+)
+INT4 = OpScheme.from_dict({"weight": {"dtype": "int4", "group_size": 32}})
+OUT, CONV = ("out", "Linear"), ("conv1", "Conv2d")
 
 
 class Net(nn.Module):
@@ -232,7 +245,9 @@ def test_the_algorithm_of_a_rule_finds_the_weights(net, batches, run, tmp_path, 
     assert {scheme.method.name for scheme in schemes.values()} == {name.lower()}
     assert type(model.out) is WeightOnlyLinear
     wanted = {key: replace(s, method=Method(name.lower())) for key, s in schemes.items()}
-    execution = prepare_plan(copy.deepcopy(net), Plan(wanted))
+    survey = Survey(net)
+    survey.see(batches[0])
+    execution = prepare_plan(copy.deepcopy(net), Plan(wanted, passes=[FOLD]), survey=survey)
     with execution.listening() if execution.needs_data else np.errstate():
         run(execution.model)
     expected = execution.apply()
@@ -257,6 +272,22 @@ def test_a_framework_yaml_that_admits_gptq_gives_the_weights_of_gptq(net, batche
     assert model.quantization.plan["out", "Linear"].method.name == "gptq"
     nearest = quantize(copy.deepcopy(net), RTNConfig(quant_lm_head=True), quiet=True)
     assert not torch.equal(model.mlp[0][0].weight_packed, nearest.mlp[0][0].weight_packed)
+
+
+def test_recipes_are_options_of_methods(net, batches, tmp_path):
+    def with_recipes(name, **recipes):
+        rule = {"weight": {"bits": 4, "group_size": 32, "scheme": "sym", "algorithm": "gptq"}}
+        conf = PostTrainingQuantConfig(approach="weight_only", op_type_dict={"Linear": rule}, recipes=recipes)
+        return two_x.fit(net, conf, calib_dataloader=batches, workspace=tmp_path / name, quiet=True).model
+
+    ordered, usual = with_recipes("a", gptq_args={"actorder": True}), with_recipes("b")
+    assert ordered.quantization.plan["out", "Linear"].method == Method("gptq", {"act_order": True})
+    assert ordered.out.input_order is not None
+    assert usual.out.input_order is None
+    with pytest.raises(ConfigError, match="gptq_args has no 'actoder'"):
+        with_recipes("c", gptq_args={"actoder": True})
+    with pytest.raises(ConfigError, match="does not apply the recipes smooth_quant"):
+        with_recipes("d", smooth_quant=True)
 
 
 # -- third parties --------------------------------------------------------------------------------------------------
@@ -309,9 +340,47 @@ def test_an_algorithm_of_a_third_party_runs_through_every_front(net, batches, ru
     assert not torch.equal(converted.out.weight_packed, nearest.out.weight_packed)
 
 
+ASKED: list = []
+
+
+class WholeBlocks(BlockMethod):
+    """Rounds the layers of a block, and remembers with what it was asked to."""
+
+    def quantize_block(self, block, layers, schemes, calls, targets, options):
+        ASKED.append((sorted(layers), len(calls), len(targets), options.strength))
+        return {name: LayerResult(rtn(layer.weight.detach(), schemes[name])) for name, layer in layers.items()}
+
+    def quantize(self, weight, scheme, statistics, options, last=False):
+        return LayerResult(rtn(weight, scheme))
+
+
+class WholeBlockOptions(LayerOptions):
+    strength: float = 0.5
+
+
+def test_a_method_of_a_third_party_that_works_on_blocks(net, batches, run):
+    algorithm = WeightOnlyAlgorithm("blocks", None, WholeBlockOptions, needs_statistics=True, scope="block")
+    ALGORITHMS.add("blocks", algorithm)
+    plan = Plan(
+        {(f"mlp.{i}.{j}", "Linear"): replace(INT4, method=Method("blocks")) for i in range(2) for j in (0, 2)}
+        | {OUT: replace(INT4, method=Method("blocks", {"strength": 0.25}))}
+    )
+    try:
+        with pytest.raises(ConfigError, match="nothing registered in METHODS runs it"):
+            prepare_plan(net, plan)
+        METHODS.add("blocks", WholeBlocks(algorithm))
+        new = PyTorchAdaptor().quantize(plan.to_tune_cfg(), net, q_func=run)
+        assert [([f"mlp.{i}.0", f"mlp.{i}.2"], 4, 4, 0.5) for i in range(2)] == ASKED
+        assert type(new.out) is WeightOnlyLinear
+    finally:
+        ALGORITHMS._items.pop("blocks")
+        METHODS._items.pop("blocks", None)
+
+
 def test_autotune_takes_single_ops_back_to_float(net, batches, run, tmp_path):
     expected = net(batches[0]).detach()
 
+    @torch.no_grad()
     def score(model):
         """Good as soon as the one op that matters is float."""
         return 1.0 if type(model.mlp[1][0]) is nn.Linear else 0.5 - float((model(batches[0]) - expected).norm()) * 1e-6
@@ -326,16 +395,6 @@ def test_autotune_takes_single_ops_back_to_float(net, batches, run, tmp_path):
 # -- what is not run ------------------------------------------------------------------------------------------------
 
 
-INT8 = OpScheme.from_dict(
-    {
-        "weight": {"dtype": "int8", "granularity": "per_channel"},
-        "activation": {"dtype": "uint8", "scheme": "asym", "quant_mode": "static"},
-    }
-)
-INT4 = OpScheme.from_dict({"weight": {"dtype": "int4", "group_size": 32}})
-OUT, CONV = ("out", "Linear"), ("conv1", "Conv2d")
-
-
 @pytest.mark.parametrize(
     ("plan", "said"),
     [
@@ -347,7 +406,6 @@ OUT, CONV = ("out", "Linear"), ("conv1", "Conv2d")
         ),
         (Plan({OUT: INT4}, passes=[Pass("smoothe")]), "unknown pass of PyTorch 'smoothe'"),
         (Plan({OUT: INT4}, passes=[Pass("fold", {"alpha": 1})]), "folding has no options"),
-        (Plan({OUT: INT4}, recipes={"smooth_quant": True}), "recipes smooth_quant"),
         (Plan({CONV: replace(INT4, method=Method("gptq"))}), "'conv1'.*gptq.*is for linear layers"),
         (Plan({("outt", "Linear"): INT4}), "'outt'.*did you mean 'out'"),
         (Plan({("out", "Conv2d"): INT4}), "it is a Linear"),

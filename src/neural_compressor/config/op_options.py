@@ -8,7 +8,7 @@ from typing import Any
 
 from neural_compressor.adaptor.tensor_options import ANY
 from neural_compressor.algorithms import ALGORITHMS
-from neural_compressor.config.words import as_list
+from neural_compressor.config.words import FLOAT_PRECISIONS, as_list
 from neural_compressor.schemes import OpScheme
 
 TensorFields = dict[str, Any]
@@ -37,7 +37,9 @@ def _filled(config: Mapping[str, Any], named: Named) -> dict[str, Any]:
         for field, values in (config.get(tensor) or {}).items():
             if ANY in as_list(values):
                 listed = [value for value in as_list(values) if value != ANY]
-                more = sorted((value for value in named.get((tensor, field), ()) if value not in listed), key=str)
+                meant = (value for value in named.get((tensor, field), ()) if value not in listed)
+                # Float precisions have options of their own.
+                more = sorted((value for value in meant if value not in FLOAT_PRECISIONS), key=str)
                 filled[tensor] = {**filled[tensor], field: [*listed, *more]}
     return filled
 

@@ -36,6 +36,10 @@ RECIPES: dict[str, Any] = {
 """Recipes by name, with the value that asks for nothing."""
 
 
+METHOD_RECIPES: Mapping[str, str] = {f"{name}_args": name for name in ("rtn", "gptq", "awq", "teq", "autoround")}
+"""The recipes that are options of a method, with its name."""
+
+
 def known_recipes(value: Any) -> dict[str, Any]:
     """Validate recipe names; values are for the framework that applies them (a list spans options to try).
 
@@ -54,9 +58,6 @@ def known_recipes(value: Any) -> dict[str, Any]:
 
 
 _LAYOUT = ("add_qdq_pair_to_weight", "dedicated_qdq_pair", "optypes_to_exclude_output_quant")
-_ARGUMENTS = ("rtn", "gptq", "awq", "teq", "autoround")
-"""The algorithms whose arguments are a recipe."""
-
 TARGET_CPUS = ("any", "vnni")
 """``any``: the same numbers on every x86 CPU. ``vnni``: weights use all of int8, and overflow where there is no VNNI."""
 
@@ -88,7 +89,9 @@ def with_recipes(
         layout["optypes_to_exclude_output_quant"] = as_list(types)
     if layout:
         passes["qdq_layout"] = passes.get("qdq_layout", Pass("qdq_layout")).with_options(**layout)
-    options = {name: method_from_args(name, recipes.get(f"{name}_args") or {}).options for name in _ARGUMENTS}
+    options = {
+        name: method_from_args(name, recipes.get(recipe) or {}).options for recipe, name in METHOD_RECIPES.items()
+    }
     every = {"layer_wise": True} if recipes.get("layer_wise_quant") else {}
     ops = {key: _with_options(scheme, options, every) for key, scheme in plan.items()}
     if adds_in_pairs and word(TARGET_CPUS)(recipes.get("target_cpu", "any")) == "any":

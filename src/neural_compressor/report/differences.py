@@ -10,17 +10,18 @@ from neural_compressor.tuning.result import Trial
 
 _NAMED = 3
 """How many ops a change names."""
-_ALGORITHM = "config"
-"""Where a configuration as plain data has the name of its algorithm."""
+_NAME = "name"
+"""Where a method as plain data has its name."""
 _UNSET = "not set"
 
 
 def differences(trials: Sequence[Trial]) -> list[str]:
     """For each trial what differs from the one before or from the first, whichever is nearer; empty for the first.
 
-    >>> plans = [Plan({}, recipes={"bits": 4}), Plan({}, recipes={"bits": 8})]
+    >>> from neural_compressor.schemes import Pass
+    >>> plans = [Plan(passes=[Pass("smooth", {"alpha": alpha})]) for alpha in (0.4, 0.6)]
     >>> differences([Trial(n, "", plan, None, 0.0, True, 1.0, 1.0) for n, plan in enumerate(plans, 1)])
-    ['', 'from 1: bits: 4 → 8']
+    ['', 'from 1: smooth.alpha: 0.4 → 0.6']
     """
     texts = []
     for place, trial in enumerate(trials):
@@ -42,7 +43,7 @@ def changes(old: Plan, new: Plan) -> list[str]:
     if old.calib_sampling_size != new.calib_sampling_size:
         told.append(f"calibration samples: {old.calib_sampling_size} → {new.calib_sampling_size}")
     before, after = ({each.name: each.options for each in plan.passes} for plan in (old, new))
-    return told + _value_changes(old.recipes, new.recipes) + _value_changes(before, after)
+    return told + _value_changes(before, after)
 
 
 def _scheme_change(old: OpScheme, new: OpScheme) -> str:
@@ -63,10 +64,10 @@ def _names(names: Sequence[str]) -> str:
 
 
 def _value_changes(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """The values that differ. Where two configurations are of different algorithms, that alone: they share no fields."""
-    names = [plan.get(_ALGORITHM) for plan in (old, new)]
+    """The values that differ. Where two methods are different ones, that alone: they share no options."""
+    names = [plan.get(_NAME) for plan in (old, new)]
     if all(isinstance(name, str) for name in names) and names[0] != names[1]:
-        return [f"{prefix.rstrip('.') or _ALGORITHM}: {names[0]} → {names[1]}"]
+        return [f"{prefix.rstrip('.') or _NAME}: {names[0]} → {names[1]}"]
     told = []
     for key in dict.fromkeys([*old, *new]):
         before, after = old.get(key, _UNSET), new.get(key, _UNSET)

@@ -17,7 +17,7 @@ OpKey = tuple[str, str]
 
 @dataclass(frozen=True)
 class Plan(Mapping[OpKey, OpScheme]):
-    """Op schemes by op, with what else a trial varies: calibration size, passes over the whole model and recipes.
+    """Op schemes by op, with what else a trial varies: calibration size and passes over the whole model.
 
     ``passes`` are carried out in their order.
 
@@ -28,7 +28,6 @@ class Plan(Mapping[OpKey, OpScheme]):
 
     ops: Mapping[OpKey, OpScheme] = field(default_factory=dict)
     calib_sampling_size: int = 100
-    recipes: Mapping[str, Any] = field(default_factory=dict)
     passes: Sequence[Pass] = ()
 
     def __post_init__(self) -> None:
@@ -67,16 +66,18 @@ class Plan(Mapping[OpKey, OpScheme]):
         return {
             "op": {key: scheme.to_dict() for key, scheme in self.ops.items()},
             "calib_sampling_size": self.calib_sampling_size,
-            "recipe_cfgs": dict(self.recipes),
             **({"passes": [each.to_dict() for each in self.passes]} if self.passes else {}),
         }
 
     @classmethod
     def from_tune_cfg(cls, cfg: Mapping[str, Any]) -> Plan:
-        """Read a tune_cfg, hand-written ones included: only ``op`` is required."""
+        """Read a tune_cfg, hand-written ones included: only ``op`` is required.
+
+        Its ``recipe_cfgs``, if any, are for the adaptor, which knows the passes they stand for.
+        """
         ops = {tuple(key): OpScheme.from_dict(value) for key, value in cfg["op"].items()}
         passes = tuple(Pass.from_dict(each) for each in cfg.get("passes", ()))
-        return cls(ops, cfg.get("calib_sampling_size", 100), dict(cfg.get("recipe_cfgs", {})), passes)
+        return cls(ops, cfg.get("calib_sampling_size", 100), passes)
 
     def to_json(self) -> str:
         """Canonical JSON (sorted keys), the form in the journal."""

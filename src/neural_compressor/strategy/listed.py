@@ -63,5 +63,4 @@ def _space(plan: Plan) -> TuningSpace:
         key: OpSpace(() if scheme.is_float else (scheme,), (float_op("fp32", scheme.weight is not None),))
         for key, scheme in plan.items()
     }
-    recipes = {name: (value,) for name, value in plan.recipes.items()}
-    return TuningSpace(ops, (plan.calib_sampling_size,), recipes=recipes, passes=tuple(plan.passes))
+    return TuningSpace(ops, (plan.calib_sampling_size,), passes=tuple(plan.passes))

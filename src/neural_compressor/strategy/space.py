@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from neural_compressor.config.recipes import RECIPES, with_recipes
+from neural_compressor.config.recipes import with_recipes
 from neural_compressor.config.resolver import OpSpace
 from neural_compressor.schemes import OpKey, OpScheme, Pass, Plan
 
@@ -37,9 +37,8 @@ class TuningSpace:
         return self.plan(ops, self.calibration_sizes[0], recipes)
 
     def plan(self, ops: Mapping[OpKey, OpScheme], size: int, recipes: Mapping[str, Any]) -> Plan:
-        """The plan of these choices; what is no recipe of users goes along as it is."""
-        own = {name: value for name, value in recipes.items() if name not in RECIPES}
-        return with_recipes(Plan(ops, size, own, self.passes), recipes, self.adds_in_pairs)
+        """The plan of these choices."""
+        return with_recipes(Plan(ops, size, self.passes), recipes, self.adds_in_pairs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from neural_compressor.adaptor.capability import get_optype_wise_ability
 from neural_compressor.adaptor.contract import Adaptor
 from neural_compressor.adaptor.records import OpRecord, with_time_shares
 from neural_compressor.adaptor.user_code import calibrating
+from neural_compressor.config.recipes import METHOD_RECIPES, with_recipes
 from neural_compressor.errors import CalibrationError, ConfigError, QuantizationError
 from neural_compressor.registry import close_matches
 from neural_compressor.schemes import OpKey, OpScheme, Plan, float_op
@@ -70,12 +71,14 @@ class PyTorchAdaptor(Adaptor):
         floats, traces = self._float_model(model), survey.traces
         ops, self._skipped = find_ops(floats, self.query_handler.quantizable_types(), traces)
         self._skipped |= find_functions(floats, traces, [*ops, *self._skipped])
-        details = opwise(self.query_handler, ops)
+        details = {key: copy.deepcopy(configs) for key, configs in opwise(self.query_handler, ops).items()}
         return {
             "opwise": details,
             "optypewise": get_optype_wise_ability(details),
             "blocks": ops_by_block(model, list(ops)),
             "skipped": dict(self._skipped),
+            "passes": (FOLD,),
+            "recipes": dict.fromkeys(METHOD_RECIPES, ("weight_only",)),
             "in_float_unless_named": slower_in_integers(floats, ops, self.example, traces[0] if traces else None),
         }
 
@@ -87,7 +90,8 @@ class PyTorchAdaptor(Adaptor):
         q_func: Callable[[nn.Module], Any] | None = None,
     ) -> nn.Module:
         data = dataloader if dataloader is not None else self.info.get("dataloader")
-        new = self._executed(Plan.from_tune_cfg(tune_cfg), model, data, q_func, with_example=True)
+        plan = with_recipes(Plan.from_tune_cfg(tune_cfg), tune_cfg.get("recipe_cfgs") or {})
+        new = self._executed(plan, model, data, q_func, with_example=True)
         self.tuning_cfg_to_fw(tune_cfg)
         return new
 
@@ -329,8 +333,7 @@ class PyTorchAdaptor(Adaptor):
             raise ConfigError(f"the model is quantized already: {done!r} is; give the float model it was made from")
         require_values(model)
         check_finite(model)
-        copied = copy_of(model).eval()
-        survey = self._watched(copied, data)
+        survey = self._watched(model, data)
         self._source, self._expected, self._survey, self._ranges = model, None, survey, Ranges()
         return survey
 

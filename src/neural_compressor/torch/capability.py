@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
@@ -27,6 +26,8 @@ def on_this_cpu(op_type: str, config: OpConfig) -> list[OpConfig]:
     Where these add products in 16 bits (no VNNI), 8-bit weights are safe in pairs if they are symmetric, and of 7 bits
     otherwise; each of its weight types then has a config of its own.
     """
+    if config["activation"].get("quant_mode") == "weight_only":
+        return [config]  # no kernel multiplies it with integers
     options = [option for option in op_options([config]) if option.weight is not None]
     safe = {option.weight: safe_weight(op_type, option) for option in options}
     if all(before == after for before, after in safe.items()):
@@ -42,7 +43,7 @@ def on_this_cpu(op_type: str, config: OpConfig) -> list[OpConfig]:
 
 
 def opwise(query: QueryBackendCapability, ops: Mapping[OpKey, nn.Module]) -> dict[OpKey, list[OpConfig]]:
-    """What each of ``ops`` can run with here, in the form of the framework YAML.
+    """What each of ``ops`` can run with here, in the form of the framework YAML; ops of one type have one list.
 
     A linear layer of another class than Linear, and a parameter with the matrices of experts, can have their weights
     quantized alone, as a Linear can.
@@ -55,7 +56,7 @@ def opwise(query: QueryBackendCapability, ops: Mapping[OpKey, nn.Module]) -> dic
         name = kind if known else "Linear"
         configs = [safe for config in op_configs(query, name) for safe in on_this_cpu(name, config)]
         by_type[kind, known] = [c for c in configs if known or _is_for_weights_alone(c)]
-    return {key: copy.deepcopy(by_type[key[1], type(m) is classes.get(key[1])]) for key, m in ops.items()}
+    return {key: by_type[key[1], type(m) is classes.get(key[1])] for key, m in ops.items()}
 
 
 def _is_for_weights_alone(config: OpConfig) -> bool:

@@ -44,10 +44,10 @@ def check_finite(model: nn.Module) -> None:
             )
 
 
-def copy_of(model: M) -> M:
-    """A deep copy of ``model``; one that cannot be copied is an error that says why."""
+def copy_of(model: M, memo: dict[int, Any] | None = None) -> M:
+    """A deep copy of ``model``, with what is in ``memo`` for objects of these ids; one that fails says why."""
     try:
-        return copy.deepcopy(model)
+        return copy.deepcopy(model, memo)
     except Exception as error:
         raise QuantizationError(
             f"a model of type {type(model).__name__} cannot be copied: {type(error).__name__}: {error}. Causes are "

@@ -253,7 +253,7 @@ class Execution:
 
 def _has_method(model: nn.Module, key: OpKey, op: OpScheme) -> bool:
     """Whether a method finds the weight of an op, and not the range of it alone."""
-    if op.mode != "weight_only":
+    if op.mode != "weight_only" or op.precision == "fp32":
         return False
     return is_parameter(model, key[0]) or is_linear(model.get_submodule(key[0]))
 
@@ -274,8 +274,6 @@ def check(model: nn.Module, plan: Plan) -> None:
         PASSES[step.name]
         if step.options and step.name == "fold":
             raise ConfigError(f"pass {step}: folding has no options; leave them out")
-    if plan.recipes:
-        raise ConfigError(f"PyTorch does not apply the recipes {', '.join(sorted(plan.recipes))}; leave them out")
     modules = dict(model.named_modules())
     for key, op in plan.items():
         _check_name(model, key, modules)
@@ -298,7 +296,7 @@ def _check_name(model: nn.Module, key: OpKey, modules: Mapping[str, nn.Module]) 
 
 
 def _check_op(model: nn.Module, key: OpKey, op: OpScheme) -> None:
-    if op.is_float:
+    if op.is_float or op.precision == "fp32":
         return
     if _has_method(model, key, op):
         assert op.method is not None

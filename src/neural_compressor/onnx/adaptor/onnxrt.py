@@ -317,7 +317,7 @@ class ONNXRTAdaptor(Adaptor):
         """``tune_cfg`` as a plan: one that names no passes has those that are usual, and what its recipes say."""
         plan = Plan.from_tune_cfg(tune_cfg)
         plan = plan if plan.passes else replace(plan, passes=self._passes)
-        return replace(with_recipes(plan, plan.recipes), recipes={})
+        return with_recipes(plan, tune_cfg.get("recipe_cfgs") or {})
 
     def _prepare(self, model: Any) -> Executor:
         """What runs plans on the float model; made once, as long as it is the same."""

@@ -13,7 +13,7 @@ from neural_compressor.algorithms.hadamard import Rotation
 from neural_compressor.algorithms.layer_result import LayerResult
 from neural_compressor.errors import ConfigError, FormatError, QuantizationError
 from neural_compressor.formats import LinearWeight
-from neural_compressor.schemes import OpScheme, PackedArray, QuantizedArray
+from neural_compressor.schemes import Method, OpScheme, PackedArray, QuantizedArray
 from neural_compressor.schemes.quantized_array import parameter_row
 from neural_compressor.torch.modules.base import finite
 from neural_compressor.torch.modules.input_rotation import rotated
@@ -82,13 +82,15 @@ class WeightOnlyLinear(WeightedModule):
     # -- making one -------------------------------------------------------------------------------------------------
 
     @classmethod
-    def from_layer(cls, module: nn.Module, result: LayerResult, bias: Tensor | None = None) -> Self:
-        """The layer that replaces ``module`` with the weight an algorithm found; ``bias`` is the module's by default.
+    def from_layer(
+        cls, module: nn.Module, result: LayerResult, bias: Tensor | None = None, method: Method | None = None
+    ) -> Self:
+        """The layer that replaces ``module`` with the weight that ``method`` found; ``bias`` is the module's by default.
 
         Of ``module`` the shapes are read, and the bias where none is given, so that its weight may be on the meta
         device. The layer is where the arrays of ``result`` are.
         """
-        new = cls(module, OpScheme(weight=result.array.scheme, mode="weight_only"))
+        new = cls(module, OpScheme(weight=result.array.scheme, mode="weight_only", method=method))
         if tuple(result.array.shape) != new.matrix_shape:
             raise QuantizationError(
                 f"a quantized weight of shape {tuple(result.array.shape)} does not fit a {new.op_type} of "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import itertools
 import linecache
@@ -14,6 +13,7 @@ from torch import fx, nn
 from torch.utils._pytree import tree_map_only
 
 from neural_compressor.torch.batches import feed, tensors_in
+from neural_compressor.torch.checks import copy_of
 from neural_compressor.torch.passes.fold import Structure, find_structure, fold
 from neural_compressor.torch.structure.watch import Run, Trace, watched
 
@@ -41,15 +41,18 @@ class Survey:
     def __init__(self, model: nn.Module) -> None:
         self.traces: list[Trace] = []
         self.structure = Structure()
-        self.model = sharing_weights(model)
+        self.model = sharing_weights(model).eval()
         self._paths: set[Any] = set()
         self._refused: dict[str, str] = {}
         self._ways: dict[str, list[fx.Graph] | None] = {}
 
     def see(self, inputs: Any) -> None:
         """Run the model on the inputs of one batch."""
-        with torch.no_grad(), watched(self.model, self.note):
+        runs: list[Run] = []
+        with torch.no_grad(), watched(self.model, runs.append):
             feed(self.model, _copied(inputs))
+        for run in runs:  # once the model has its own forward back, which copies of it are to have
+            self.note(run)
 
     def note(self, run: Run) -> None:
         """Take a run of the model, or of one that is built and connected as it is, into account."""
@@ -181,7 +184,7 @@ def _in_assertion() -> bool:
 
 def sharing_weights(model: nn.Module) -> nn.Module:
     """A copy with the parameters of ``model``, which folding replaces and never writes into."""
-    return copy.deepcopy(model, {id(p): p for p in model.parameters()})
+    return copy_of(model, {id(p): p for p in model.parameters()})
 
 
 def _copied(inputs: Any) -> Any:

@@ -81,7 +81,7 @@ class _Resolver:
     def __init__(self, model: nn.Module, ops: Mapping[OpKey, nn.Module], not_alone: Mapping[OpKey, str]) -> None:
         self._model, self._not_alone = model, not_alone
         self._configs: dict[OpKey, list[OpConfig]] = opwise(PyTorchQuery(), ops)
-        self._spaces: dict[tuple[str, Request], OpSpace] = {}
+        self._spaces: dict[tuple[int, Request], OpSpace] = {}
 
     def scheme(self, key: OpKey, given: Assignment[ComposableConfig]) -> tuple[OpScheme | None, str]:
         """The scheme of an op under the configuration it is given, or None and the reason."""
@@ -114,7 +114,7 @@ class _Resolver:
         source = type(config).__name__
         request = Request() if wanted.is_float else wanting(wanted, said, source)
         request = replace(request, excluded_precisions=tuple(getattr(config, "excluded_precisions", ())))
-        place = (repr(self._configs[key]), request)
+        place = (id(self._configs[key]), request)  # ops of one type have one list
         if place not in self._spaces:
             self._spaces[place] = op_space(key, self._configs[key], request)
         return self._spaces[place]

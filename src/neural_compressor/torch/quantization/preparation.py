@@ -41,7 +41,7 @@ def prepare(model: nn.Module, quant_config: Any, inplace: bool = True, example_i
     model = model if inplace else copy_of(model)
     execution = Execution(model, plan, reasons=left, weights=_weights(model, quant_config), example=example_inputs)
     if example_inputs is not None and plan.passes:
-        execution.survey = Survey(copy_of(model).eval())
+        execution.survey = Survey(model)
         with fitting("example_inputs", example_inputs):
             execution.survey.see(example_inputs)
     if execution.needs_data:

@@ -101,8 +101,8 @@ class LayerGroups:
 
     def replacement(self, name: str, result: LayerResult) -> nn.Module:
         """The layer that takes the place of ``name``."""
-        layer = self.model.get_submodule(name)
-        return weight_only_class(layer).from_layer(layer, finished(self.ops[name], result))
+        layer, op = self.model.get_submodule(name), self.ops[name]
+        return weight_only_class(layer).from_layer(layer, finished(op, result), method=op.method)
 
     def apply(self, results: Iterable[GroupResult]) -> None:
         """Put results in their places."""

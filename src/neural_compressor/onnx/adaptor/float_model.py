@@ -27,6 +27,7 @@ from neural_compressor.onnx.methods.dynamic.quantizer import dynamic_nodes, quan
 from neural_compressor.onnx.methods.static.options import StaticOptions
 from neural_compressor.onnx.methods.static.params import KnownRanges
 from neural_compressor.onnx.methods.static.quantizer import quantize_static
+from neural_compressor.onnx.methods.weight_only.decoded import simulated_ops
 from neural_compressor.onnx.methods.weight_only.job import WeightJob, WeightOnlyOptions
 from neural_compressor.onnx.methods.weight_only.quantizer import quantize_weight_only
 from neural_compressor.onnx.passes.corrections import corrected
@@ -138,7 +139,9 @@ class FloatModel:
         whole = stored_instead(whole, left)
         new = new.clone() if new is self.model else new
         refused = store_weights(new, whole)
-        write_record(new, self._record(whole, left, refused, smoothing))
+        layout = self._weight_options(recipes, quant_format)
+        simulated = simulated_ops(plan.ops, layout.quant_format, layout.providers[0])
+        write_record(new, self._record(whole, {**left, **simulated}, refused, smoothing))
         restore_overridable(new)
         return new
 

@@ -1,4 +1,4 @@
-"""The quantization record of a model, in its metadata: the scheme of each op, and why ops stayed in float."""
+"""The quantization record of a model, in its metadata: the scheme of each op, and why ops compute in float."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class QuantizationRecord:
-    """The scheme of each op of the plan, why ops stayed in float, and how the float model was smoothed first.
+    """The scheme of each op of the plan, why ops stayed in float or are simulated, and how the float model was smoothed.
 
     ``target_cpu`` says which x86 CPUs the model gives the same on: ``any``, or ``vnni`` where integers overflow on CPUs
     without it; it is empty where no integer product runs on a CPU.

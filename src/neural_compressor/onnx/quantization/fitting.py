@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from neural_compressor.adaptor.tensor_options import ANY
 from neural_compressor.config.words import as_list
 from neural_compressor.dtypes import dtype
 from neural_compressor.errors import CapabilityError
@@ -105,7 +106,8 @@ def unfit_weight(scheme: TensorScheme, options: Sequence[Mapping[str, Any]], op_
         "algorithm": scheme.algorithm,
     }
     for weight in able:
-        unmet = [field for field, value in asked.items() if value not in as_list(weight[field])]
+        admitted = {field: as_list(weight[field]) for field in asked}
+        unmet = [field for field, value in asked.items() if value not in admitted[field] and ANY not in admitted[field]]
         if not unmet:
             return ""
     known = ", ".join(f"{field} {'/'.join(map(str, as_list(able[0][field])))}" for field in unmet)

@@ -14,6 +14,7 @@ from neural_compressor.onnx.graph.sum_order import target_cpu
 from neural_compressor.onnx.methods.dynamic.quantizer import quantize_dynamic
 from neural_compressor.onnx.methods.static.options import StaticOptions
 from neural_compressor.onnx.methods.static.quantizer import quantize_static
+from neural_compressor.onnx.methods.weight_only.decoded import simulated_ops
 from neural_compressor.onnx.methods.weight_only.job import WeightOnlyOptions
 from neural_compressor.onnx.methods.weight_only.quantizer import quantize_weight_only
 from neural_compressor.onnx.passes.smooth_quant import prevailing_weights, smooth
@@ -34,13 +35,16 @@ def run_pipeline(model: ir.Model, resolution: Resolution, store: CalibrationStor
     for configs in (static, calibrated):
         if configs:
             store.samples(configs)  # what is missing is said before any work
-    new, left = model, dict[OpKey, str]()
+    new, left, simulated = model, dict[OpKey, str](), dict[OpKey, str]()
     if static:
         new, left = _quantize_statically(model, resolution, store)
     if weights:
         jobs = {name: work.job for (name, _), work in resolution.of("weight_only").items() if work.job is not None}
         samples = store.samples(calibrated) if calibrated else None
-        new = quantize_weight_only(new, jobs, samples, _weight_options(weights, resolution.capabilities["weight_only"]))
+        options = _weight_options(weights, resolution.capabilities["weight_only"])
+        new = quantize_weight_only(new, jobs, samples, options)
+        schemes = {key: work.scheme for key, work in resolution.of("weight_only").items()}
+        simulated = simulated_ops(schemes, options.quant_format, options.providers[0])
     if resolution.of("dynamic"):
         new = quantize_dynamic(new, _plan(resolution, "dynamic"))
     plan = stored_instead(Plan({key: work.scheme for key, work in resolution.work.items()}), left)
@@ -49,7 +53,7 @@ def run_pipeline(model: ir.Model, resolution: Resolution, store: CalibrationStor
     computing = (each for mode, each in resolution.capabilities.items() if mode != "weight_only")
     on_cpu = any(each.target.provider is CPU for each in computing)
     cpu = target_cpu(model, plan.ops) if on_cpu else ""
-    write_record(new, replace(_record(resolution, plan, left, refused), target_cpu=cpu))
+    write_record(new, replace(_record(resolution, plan, left, refused, simulated), target_cpu=cpu))
     restore_overridable(new)
     return new
 
@@ -83,11 +87,15 @@ def _plan(resolution: Resolution, approach: str) -> Plan:
 
 
 def _record(
-    resolution: Resolution, plan: Plan, left: dict[OpKey, str], refused: dict[OpKey, str]
+    resolution: Resolution,
+    plan: Plan,
+    left: dict[OpKey, str],
+    refused: dict[OpKey, str],
+    simulated: dict[OpKey, str],
 ) -> QuantizationRecord:
     in_float = dict.fromkeys(refused, float_op("fp32", has_weight=True))
     kept = dict.fromkeys(resolution.kept, "kept in float")
-    told = {**kept, **resolution.left, **resolution.stored, **refused, **left}
+    told = {**kept, **resolution.left, **resolution.stored, **simulated, **refused, **left}
     return QuantizationRecord({**plan.ops, **in_float}, told)
 
 

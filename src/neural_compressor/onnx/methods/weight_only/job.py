@@ -10,6 +10,7 @@ import numpy as np
 
 from neural_compressor.algorithms import ALGORITHMS, InputStatistics, LayerResult
 from neural_compressor.errors import ConfigError, QuantizationError
+from neural_compressor.onnx.methods.weight_only.decoded import check_weight
 from neural_compressor.registry import close_matches
 from neural_compressor.schemes import TensorScheme
 
@@ -26,11 +27,7 @@ class WeightJob:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        kind, scheme = self.scheme.dtype, self.scheme
-        if not kind.is_integer or kind.bits > 8:
-            raise ConfigError(f"ONNX Runtime multiplies with integers of 1 to 8 bits, not with {kind.name}")
-        if scheme.scales is not None or scheme.zeros is not None:
-            raise ConfigError("ONNX Runtime takes scales as floats; leave double quantization out")
+        check_weight(self.scheme)
         if self.options.get("rotation") is not None:
             raise ConfigError("no node rotates the inputs of a product; leave the option rotation out")
 
@@ -70,7 +67,8 @@ class WeightOnlyOptions:
 
     - ``quant_format``: "QOperator" (MatMulNBits of ONNX Runtime) or "QDQ" (DequantizeLinear in blocks, opset 21; 25 for 2
       bits), which ONNX Runtime fuses into the same. Tables of a Gather are GatherBlockQuantized in both: a table
-      dequantized before it is looked up would be dequantized whole each time.
+      dequantized before it is looked up would be dequantized whole each time. What no kernel takes is float behind nodes
+      that decode it, or in QDQ behind a DequantizeLinear where there is one for its type.
     - ``accuracy_level``: how exact MatMulNBits takes its inputs, 1 (fp32) to 4 (int8), 0 as the runtime decides; "auto"
       is 4. A QDQ model leaves that to the session.
     - ``layer_wise``: calibrate each node behind all that are quantized before it, and not each block behind the blocks

@@ -116,3 +116,22 @@ def test_a_provider_whose_kernels_are_all_there_is_refuses_them(wide):
         quantize(wide, None, RTNConfig(weight_dtype="nf4", providers=["CUDAExecutionProvider"]), graph_only=True)
     with pytest.raises(ConfigError, match="HQQ fits zero points"):
         HQQConfig(weight_dtype="nf4")
+
+
+def test_blocks_are_calibrated_behind_those_that_hold_codes():
+    rng, nodes, weights, value = np.random.default_rng(0), [], [], "x"
+    for block in range(3):
+        weights.append(
+            onnx.numpy_helper.from_array((rng.standard_normal((256, 256)) / 16).astype(np.float32), f"w{block}")
+        )
+        nodes.append(
+            onnx.helper.make_node("MatMul", [value, f"w{block}"], [f"h{block}"], name=f"/layers.{block}/fc/MatMul")
+        )
+        nodes.append(onnx.helper.make_node("Tanh", [f"h{block}"], [f"t{block}"], name=f"/layers.{block}/act/Tanh"))
+        value = f"t{block}"
+    x, y = (onnx.helper.make_tensor_value_info(name, 1, ["n", 256]) for name in ("x", value))
+    graph = onnx.helper.make_graph(nodes, "g", [x], [y], weights)
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+    plain = error(model, quantize(model, None, RTNConfig(weight_dtype="nf4")))
+    gptq = GPTQConfig(weight_dtype="nf4", calibration_data_reader=Data())
+    assert error(model, quantize(model, None, gptq)) < 0.6 * plain

@@ -8,7 +8,8 @@ from typing import Any
 
 from neural_compressor.adaptor.tensor_options import ANY
 from neural_compressor.algorithms import ALGORITHMS
-from neural_compressor.config.words import FLOAT_PRECISIONS, as_list
+from neural_compressor.config.words import as_list
+from neural_compressor.dtypes import DTYPES
 from neural_compressor.schemes import OpScheme
 
 TensorFields = dict[str, Any]
@@ -37,11 +38,16 @@ def _filled(config: Mapping[str, Any], named: Named) -> dict[str, Any]:
         for field, values in (config.get(tensor) or {}).items():
             if ANY in as_list(values):
                 listed = [value for value in as_list(values) if value != ANY]
-                meant = (value for value in named.get((tensor, field), ()) if value not in listed)
-                # Float precisions have options of their own.
-                more = sorted((value for value in meant if value not in FLOAT_PRECISIONS), key=str)
+                more = sorted(
+                    (v for v in named.get((tensor, field), ()) if v not in listed and _fits(field, v)), key=str
+                )
                 filled[tensor] = {**filled[tensor], field: [*listed, *more]}
     return filled
+
+
+def _fits(field: str, value: Any) -> bool:
+    """Whether a value that is named may be one of a quantized tensor: fp32, fp16 and bf16 are float, whoever names them."""
+    return field != "dtype" or value not in DTYPES or DTYPES[value].needs_scale
 
 
 def _expand(config: Mapping[str, Any]) -> Iterator[OpScheme]:

@@ -7,7 +7,7 @@ graph, smooth, static (with its corrections), weight-only, dynamic, half precisi
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
 import onnx_ir as ir
@@ -21,6 +21,7 @@ from neural_compressor.onnx.methods.dynamic.quantizer import quantize_dynamic
 from neural_compressor.onnx.methods.static.options import StaticOptions
 from neural_compressor.onnx.methods.static.params import KnownRanges
 from neural_compressor.onnx.methods.static.quantizer import quantize_static
+from neural_compressor.onnx.methods.weight_only.decoded import simulated_ops
 from neural_compressor.onnx.methods.weight_only.method import WeightOnlyOptions, check_weight_only
 from neural_compressor.onnx.methods.weight_only.quantizer import quantize_weight_only
 from neural_compressor.onnx.passes.half import half_precision
@@ -32,7 +33,7 @@ from neural_compressor.onnx.runtime.capability import ProviderCapability
 from neural_compressor.onnx.runtime.data_reader import Samples
 from neural_compressor.onnx.runtime.providers import CPU
 from neural_compressor.registry import close_matches
-from neural_compressor.schemes import OpKey, OpScheme, Pass, Plan, TensorScheme, float_op
+from neural_compressor.schemes import OpKey, Pass, Plan, TensorScheme, float_op
 
 _AS_GIVEN = Pass("optimize", {"level": "DISABLE_ALL", "simplify": "none"})
 _KEPT = 4
@@ -226,16 +227,18 @@ class Executor:
         whole, plan = plan, without_stored(plan)
         modes = {scheme.mode for scheme in plan.values()}
         new, left, origin = model, dict[OpKey, str](), str(plan.step("optimize") or _AS_GIVEN)
+        simulated: Mapping[OpKey, str] = {}
         if "static" in modes:
             seen, capability = options.data.get("static", NO_DATA), options.capabilities["static"]
             base = self._base(plan, steps, model, seen, capability.target.sessions)
             origin, samples = base.name, seen.upto(plan.calib_sampling_size)
             new = quantize_static(base.model, plan, samples, _static_options(steps, capability), base.known, left)
         if "weight_only" in modes:
-            schemes = {name: _asymmetric(each) for (name, _), each in plan.items() if each.mode == "weight_only"}
+            schemes = {name: each for (name, _), each in plan.items() if each.mode == "weight_only"}
             samples = options.data.get("weight_only", NO_DATA).upto(None)
             layout = _weight_options(steps, options.capabilities["weight_only"])
             new = quantize_weight_only(new, schemes, samples, layout)
+            simulated = simulated_ops(plan.ops, layout.quant_format, layout.providers[0])
         if "dynamic" in modes:
             new = quantize_dynamic(new, plan)
         for precision in _HALVES:
@@ -246,7 +249,7 @@ class Executor:
         new = new.clone() if new is model else new
         refused = store_weights(new, whole)
         ops = {**whole.ops, **dict.fromkeys(refused, float_op("fp32", has_weight=True))}
-        told = {**options.reasons, **refused, **left}
+        told = {**options.reasons, **simulated, **refused, **left}
         write_record(new, QuantizationRecord(ops, told, origin, _target_cpu(model, whole, options)))
         restore_overridable(new)
         return new
@@ -273,13 +276,6 @@ class Executor:
 
 
 _SIMPLIFIED = {"integers": simplify, "tidy": tidy, "none": None}
-
-
-def _asymmetric(scheme: OpScheme) -> OpScheme:
-    """HQQ fits zero points, whatever the scheme says."""
-    if scheme.weight is None or scheme.method is None or scheme.method.name != "hqq":
-        return scheme
-    return replace(scheme, weight=replace(scheme.weight, symmetric=False))
 
 
 def _check(plan: Plan, model: ir.Model, options: RunOptions) -> None:

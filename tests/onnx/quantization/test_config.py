@@ -144,7 +144,12 @@ def test_smoothing_through_the_extra_options():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: RTNConfig(weight_bits=3), "2, 4 or 8 bits"),
+        (lambda: RTNConfig(weight_bits=9), "1 to 8 bits"),
+        (lambda: RTNConfig(weight_dtype="bf16"), "weight_dtype: got 'bf16', expected a data type of 1 to 8 bits"),
+        (lambda: RTNConfig(weight_dtype="int16"), "1 to 8 bits"),
+        (lambda: RTNConfig(weight_dtype="nf4", weight_sym=False), "weight_sym=True"),
+        (lambda: GPTQConfig(weight_dtype="mxfp4", weight_group_size=64), "weight_group_size=32"),
+        (lambda: HQQConfig(weight_dtype="nf4"), "expected an integer type: HQQ fits zero points"),
         (lambda: RTNConfig(weight_dtype="banana"), "weight_dtype: got 'banana'"),
         (lambda: RTNConfig(weight_dtype="int8", weight_bits=4), "weight_bits=8"),
         (lambda: RTNConfig(act_dtype="int8"), "StaticQuantConfig"),

@@ -115,6 +115,8 @@ class _Summary:
             reason = self.record.reasons.get(key, "kept in float")
             return OpRecord(*key, precision=scheme.precision, reason=reason, size_bytes=size)
         kernel, simulated = kernels.of(key, parts)
+        if key in self.record.reasons and not simulated:
+            kernel, simulated = f"float: {self.record.reasons[key]}", True
         return OpRecord(
             *key,
             precision=scheme.precision,

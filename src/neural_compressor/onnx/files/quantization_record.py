@@ -1,4 +1,4 @@
-"""The quantization record of a model, in its metadata: the scheme of each op, and why ops stayed in float."""
+"""The quantization record of a model, in its metadata: the scheme of each op, and why ops compute in float."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class QuantizationRecord:
-    """The scheme of each op of the plan, why ops stayed in float, and the passes that made the float model (``origin``).
+    """The scheme of each op of the plan, why ops stayed in float or are simulated, and the passes that made the float model
+    (``origin``).
 
     ``target_cpu`` says which x86 CPUs the model gives the same on: ``any``, or ``vnni`` where integers overflow on CPUs
     without it; it is empty where no integer product runs on a CPU.

@@ -6,8 +6,9 @@ DequantizeLinear it leaves where it is, and the kernels behind it are slower.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -26,7 +27,6 @@ STORED = TensorScheme(dtype("int8"), granularity=PER_CHANNEL)
 """What a stored weight is where nothing else is said: scales cost no time here, so that there is one a channel."""
 _GONE = "it is not needed: the op before it does its work, or nothing reads it"
 _SHARED = "another op reads its weight as well, in float"
-_STEPS = {"Sub": np.subtract, "Mul": np.multiply}
 
 
 def is_stored(key: OpKey, scheme: OpScheme) -> bool:
@@ -83,17 +83,32 @@ def store_weights(model: ir.Model, plan: Plan) -> dict[OpKey, str]:
 
 
 def stored_floats(value: ir.Value | None) -> np.ndarray | None:
-    """What a weight that was stored so is in float; None where ``value`` is something else."""
+    """What a weight that was stored as integer codes is in float; None where ``value`` is something else."""
     node = None if value is None else value.producer()
-    if node is None:
+    if node is None or not standard(node, "Cast", *_STEPS):
         return None
-    if standard(node, "Cast"):
+    arrays = [stored_floats(each) if constant(each) is None else constant(each) for each in node.inputs]
+    if any(array is None for array in arrays):
+        return None
+    if node.op_type == "Cast":
         codes = constant(node.inputs[0])
-        return None if codes is None or codes.dtype.kind not in "iu" else codes.astype(np.float32)
-    if not standard(node, *_STEPS):
-        return None
-    floats, operand = stored_floats(node.inputs[0]), constant(node.inputs[1])
-    return None if floats is None or operand is None else np.asarray(_STEPS[node.op_type](floats, operand))
+        return None if codes is not None and codes.dtype.kind not in "iu" else np.asarray(arrays[0], np.float32)
+    return np.asarray(_STEPS[node.op_type](*arrays))
+
+
+def _cut(array: np.ndarray, start: np.ndarray, end: np.ndarray, axis: np.ndarray) -> np.ndarray:
+    return array.take(np.arange(start[0], end[0]), int(axis[0]))
+
+
+_STEPS: Mapping[str, Callable[..., Any]] = {
+    "Sub": np.subtract,
+    "Mul": np.multiply,
+    "Gather": lambda values, places: values[places.astype(np.int64)],
+    "Reshape": np.reshape,
+    "Slice": _cut,
+    "Transpose": np.transpose,
+}
+"""How codes become floats, here and where weights alone are quantized."""
 
 
 def _candidates(model: ir.Model) -> dict[OpKey, ir.Node]:

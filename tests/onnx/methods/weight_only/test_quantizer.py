@@ -451,9 +451,9 @@ def test_options_and_jobs_are_checked() -> None:
         WeightOnlyOptions(quant_format="QDD")
     with pytest.raises(ConfigError, match="accuracy_level is 0 to 4"):
         WeightOnlyOptions(accuracy_level=5)
-    with pytest.raises(ConfigError, match="1 to 8 bits, not with nf4"):
-        check_weight_only(weight_only("rtn", TensorScheme(dtype("nf4"))))
-    with pytest.raises(ConfigError, match="1 to 8 bits, not with int16"):
+    with pytest.raises(ConfigError, match="nf4 has no zero points"):
+        check_weight_only(weight_only("rtn", TensorScheme(dtype("nf4"), symmetric=False)))
+    with pytest.raises(ConfigError, match="1 to 8 bits, and int16 has 16"):
         check_weight_only(weight_only("rtn", TensorScheme(dtype("int16"))))
     with pytest.raises(ConfigError, match="double quantization"):
         check_weight_only(weight_only("rtn", TensorScheme(dtype("int4"), scales=TensorScheme(dtype("uint8")))))

@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from neural_compressor.algorithms import FloatZeroArray
 from neural_compressor.algorithms.checks import group_size
+from neural_compressor.dtypes import DType
 from neural_compressor.errors import ConfigError
 from neural_compressor.onnx.graph.editor import MICROSOFT, GraphEditor
 from neural_compressor.onnx.graph.matrix_nodes import MatrixNode
@@ -22,6 +23,12 @@ WIDTHS = (2, 4, 8)
 """Bits of a code."""
 _ONE_GROUP = 128
 """The block where all inputs of an output share a scale: larger ones cost accuracy where inputs are rounded to int8."""
+
+
+def runs_in_kernel(kind: DType) -> bool:
+    """Whether MatMulNBits multiplies with codes of ``kind``: integers, in the next larger width where it has not theirs."""
+    fits = kind.block_size is None or any(kind.block_size % block == 0 for block in BLOCKS)
+    return kind.element_type.is_integer and kind.bits <= WIDTHS[-1] and fits
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +84,7 @@ def block_codes(array: QuantizedArray | FloatZeroArray, widths: Sequence[int] = 
     kind = array.scheme.dtype
     bits = next(width for width in widths if width >= kind.bits)
     size = group_size(array.scheme, columns)
-    block = _block(size, columns)
+    block = check_block(size, columns)
     blocks = -(-columns // block)
 
     def by_block(parameter: Any) -> np.ndarray:
@@ -91,13 +98,16 @@ def block_codes(array: QuantizedArray | FloatZeroArray, widths: Sequence[int] = 
     scales = by_block(array.scale)
     if isinstance(array, FloatZeroArray):
         return BlockCodes(codes, scales, by_block(array.zero) + np.float32(shift), bits, block)
+    if array.tensor_scale is not None:
+        scales = scales * np.asarray(array.tensor_scale)
     zeros = None if array.zero_point is None else (by_block(array.zero_point) + shift).astype(np.uint8)
     if zeros is not None and (zeros == 1 << (bits - 1)).all():
         zeros = None
     return BlockCodes(codes, scales, zeros, bits, block)
 
 
-def _block(size: int, columns: int) -> int:
+def check_block(size: int, columns: int) -> int:
+    """The blocks of a kernel into which groups of ``size`` inputs, of ``columns`` in all, are cut."""
     if size == columns:
         return min(b for b in BLOCKS if b >= min(columns, _ONE_GROUP))
     fitting = [b for b in BLOCKS if size % b == 0]
@@ -161,6 +171,18 @@ def store_for_dequantize(edit: GraphEditor, node: MatrixNode, blocks: BlockCodes
     return _store(edit, node, blocks, stored, np.ascontiguousarray(blocks.scales.T), zeros)
 
 
+def store_small_floats(edit: GraphEditor, node: MatrixNode, array: QuantizedArray, kind: ir.DataType) -> StoredBlocks:
+    """The same for codes that are numbers of ``kind``, a float of 4 or 8 bits."""
+    (rows, columns), size = array.shape, group_size(array.scheme, array.shape[1])
+    scales = np.asarray(array.scale).reshape(-1, -(-columns // size))
+    if array.tensor_scale is not None:
+        scales = scales * np.asarray(array.tensor_scale)
+    scales = np.broadcast_to(scales, (rows, scales.shape[1]))
+    blocks = BlockCodes(np.asarray(array.codes).astype(np.uint8), scales, None, kind.bitwidth, size)
+    codes = _tensor(blocks.codes.T, kind.bitwidth, kind)
+    return _store(edit, node, blocks, codes, np.ascontiguousarray(scales.T), None)
+
+
 def add_matmul_nbits(
     edit: GraphEditor, node: MatrixNode, x: ir.Value, stored: StoredBlocks, bias: ir.Value | None, level: int
 ) -> ir.Value:
@@ -181,12 +203,21 @@ def add_dequantized_matmul(
     attributes = {"axis": 0, "block_size": stored.block}
     weight = edit.insert(node.node, "DequantizeLinear", operands, attributes)[0]
     weight.type, weight.shape = ir.TensorType(node.dtype), ir.Shape(stored.shape[::-1])
+    return add_float_matmul(edit, node, x, weight, bias)
+
+
+def add_float_matmul(
+    edit: GraphEditor, node: MatrixNode, x: ir.Value, weight: ir.Value, bias: ir.Value | None
+) -> ir.Value:
+    """The product of ``x`` with ``weight`` (inputs, outputs), plus ``bias`` (outputs)."""
     product = edit.insert(node.node, "MatMul", [x, weight])[0]
     return product if bias is None else edit.insert(node.node, "Add", [product, bias])[0]
 
 
-def add_gather(edit: GraphEditor, node: MatrixNode, stored: StoredBlocks) -> ir.Value:
+def add_gather(edit: GraphEditor, node: MatrixNode, stored: StoredBlocks | ir.Value) -> ir.Value:
     """The entries looked up in the stored table, as floats."""
+    if isinstance(stored, ir.Value):
+        return edit.insert(node.node, "Gather", [stored, node.input], {"axis": 0})[0]
     operands = [stored.codes, node.input, stored.scales, *([] if stored.zeros is None else [stored.zeros])]
     attributes = {"bits": stored.bits, "block_size": stored.block, "gather_axis": 0, "quantize_axis": 1}
     return edit.insert(node.node, "GatherBlockQuantized", operands, attributes, domain=MICROSOFT)[0]

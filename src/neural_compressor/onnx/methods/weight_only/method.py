@@ -9,6 +9,7 @@ import numpy as np
 from neural_compressor import algorithms
 from neural_compressor.algorithms import ALGORITHMS, InputStatistics, LayerResult, options_of
 from neural_compressor.errors import ConfigError, QuantizationError
+from neural_compressor.onnx.methods.weight_only.decoded import check_weight
 from neural_compressor.registry import close_matches
 from neural_compressor.schemes import Method, OpScheme, TensorScheme
 
@@ -31,10 +32,7 @@ def check_weight_only(scheme: OpScheme) -> None:
     for name in options.names(executor=True):
         if name in options.distinct() and name not in _EXECUTED:
             raise ConfigError(f"{method.name}: {name} is not carried out on ONNX models; leave it out")
-    if not weight.dtype.is_integer or weight.dtype.bits > 8:
-        raise ConfigError(f"ONNX Runtime multiplies with integers of 1 to 8 bits, not with {weight.dtype.name}")
-    if weight.scales is not None or weight.zeros is not None:
-        raise ConfigError("ONNX Runtime takes scales as floats; leave double quantization out")
+    check_weight(weight)
 
 
 def method_of(scheme: OpScheme) -> Method:
@@ -82,7 +80,8 @@ class WeightOnlyOptions:
 
     - ``quant_format``: "QOperator" (MatMulNBits of ONNX Runtime) or "QDQ" (DequantizeLinear in blocks, opset 21; 25 for 2
       bits), which ONNX Runtime fuses into the same. Tables of a Gather are GatherBlockQuantized in both: a table
-      dequantized before it is looked up would be dequantized whole each time.
+      dequantized before it is looked up would be dequantized whole each time. What no kernel takes is float behind nodes
+      that decode it, or in QDQ behind a DequantizeLinear where there is one for its type.
     - ``accuracy_level``: how exact MatMulNBits takes its inputs, 1 (fp32) to 4 (int8), 0 as the runtime decides; "auto"
       is 4. A QDQ model leaves that to the session.
     - ``hessian_bytes``: the most that statistics may take at a time; the data is run over as often as that needs.

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from neural_compressor.algorithms import InputStatistics, LayerResult
+from neural_compressor.algorithms import FloatZeroArray, InputStatistics, LayerResult
 from neural_compressor.errors import CalibrationError
 from neural_compressor.onnx.files.scratch import scratch_folder
 from neural_compressor.onnx.graph.editor import GraphEditor
@@ -20,7 +20,8 @@ from neural_compressor.onnx.graph.matrix_nodes import (
 )
 from neural_compressor.onnx.graph.normalise import raise_opset
 from neural_compressor.onnx.methods.weight_only import blockwise as nodes
-from neural_compressor.onnx.methods.weight_only.blockwise import block_codes
+from neural_compressor.onnx.methods.weight_only.blockwise import StoredBlocks, block_codes, runs_in_kernel
+from neural_compressor.onnx.methods.weight_only.decoded import Decoder, check_weight, dequantizer_versions, onnx_float
 from neural_compressor.onnx.methods.weight_only.groups import WeightGroup, in_blocks, in_portions, weight_groups
 from neural_compressor.onnx.methods.weight_only.input_statistics import CalibrationPasses, Sources
 from neural_compressor.onnx.methods.weight_only.method import (
@@ -34,13 +35,9 @@ from neural_compressor.onnx.methods.weight_only.method import (
 )
 from neural_compressor.onnx.passes.scale_folding import Channels, apply_folds, find_folds
 from neural_compressor.onnx.runtime.data_reader import Samples
-from neural_compressor.schemes import OpScheme
+from neural_compressor.schemes import OpScheme, QuantizedArray
 
 logger = logging.getLogger("neural_compressor")
-
-_BLOCKWISE = (21, 10)
-"""The first opset and IR version with DequantizeLinear in blocks and 4-bit types, and those of 2-bit types."""
-_TWO_BITS = (25, 13)
 
 
 def quantize_weight_only(
@@ -69,11 +66,9 @@ def quantize_weight_only(
             f"{f' and {len(waiting) - 1} others' if len(waiting) > 1 else ''}; give a calibration_data_reader"
         )
     if options.quant_format == "QDQ" and schemes:
-        least, version = (
-            _TWO_BITS if any(weight_of(scheme).dtype.bits <= 2 for scheme in schemes.values()) else _BLOCKWISE
-        )
-        model = raise_opset(model.clone(), least)
-        model.ir_version = max(model.ir_version, version)
+        needed = [dequantizer_versions(weight_of(scheme).dtype, options.providers[0]) for scheme in schemes.values()]
+        model = raise_opset(model.clone(), max(least for least, _ in needed))
+        model.ir_version = max(model.ir_version, *(version for _, version in needed))
     with scratch_folder() as folder:
         passes = None if samples is None else CalibrationPasses(model, samples, folder, options.providers)
         return _Quantization(model, schemes, options, passes).run()
@@ -94,7 +89,11 @@ class _Quantization:
         self.edit = GraphEditor(self.model)
         self.groups = weight_groups(self.model, schemes)
         self.layer_wise = any(method_of(scheme).options.get("layer_wise") for scheme in schemes.values())
+        self.decoder = Decoder(self.edit)
         self._waiting = {node.node for group in self.groups for node in group.nodes}
+        for node, scheme in ((node, group.scheme) for group in self.groups for node in group.nodes):
+            with at_node(node.name):
+                check_weight(weight_of(scheme), node.shape[1])
 
     def run(self) -> ir.Model:
         """The quantized model."""
@@ -183,22 +182,35 @@ class _Quantization:
     def _install(
         self, consumers: Sequence[MatrixNode], result: LayerResult, inputs: Mapping[ir.Node, ir.Value]
     ) -> None:
-        edit, first = self.edit, consumers[0]
-        is_table = first.node.op_type == "Gather"
-        as_operator = is_table or self.options.quant_format == "QOperator"
-        blocks = block_codes(result.array, nodes.widths(first, self.options.quant_format))
-        stored = (nodes.store_for_operator if as_operator else nodes.store_for_dequantize)(edit, first, blocks)
+        edit, stored = self.edit, self._stored(consumers, result.array)
         for node in consumers:
             # Asked for now, because a node that shares the weight may have made it, and been replaced.
             x = inputs.get(node.node, node.input)
-            if is_table:
+            if node.node.op_type == "Gather":
                 edit.replace(node.node, [nodes.add_gather(edit, node, stored)])
                 continue
             vector, rest = added_terms(edit, node)
-            if as_operator:
+            if isinstance(stored, ir.Value):
+                product = nodes.add_float_matmul(edit, node, x, stored, vector)
+            elif self.options.quant_format == "QOperator":
                 product = nodes.add_matmul_nbits(edit, node, x, stored, vector, self.options.level)
             else:
                 product = nodes.add_dequantized_matmul(edit, node, x, stored, vector)
             if rest is not None:
                 product = edit.insert(node.node, "Add", [product, rest])[0]
             edit.replace(node.node, [product])
+
+    def _stored(
+        self, consumers: Sequence[MatrixNode], array: QuantizedArray | FloatZeroArray
+    ) -> StoredBlocks | ir.Value:
+        """The constants of the kernel that takes the weight, or else the weight in float, made of constants."""
+        edit, first, quant_format, kind = self.edit, consumers[0], self.options.quant_format, array.scheme.dtype
+        as_operator = first.node.op_type == "Gather" or quant_format == "QOperator"
+        if runs_in_kernel(kind):
+            blocks = block_codes(array, nodes.widths(first, quant_format))
+            return (nodes.store_for_operator if as_operator else nodes.store_for_dequantize)(edit, first, blocks)
+        assert isinstance(array, QuantizedArray)
+        small_float = None if as_operator else onnx_float(kind, self.options.providers[0])
+        if small_float is None:
+            return self.decoder.decoded(consumers, array)
+        return nodes.store_small_floats(edit, first, array, small_float)

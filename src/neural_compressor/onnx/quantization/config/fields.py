@@ -11,6 +11,7 @@ from neural_compressor.config.numbers import group_size, is_whole, number_betwee
 from neural_compressor.config.parameter_space import one_or_more
 from neural_compressor.config.recipes import TARGET_CPUS
 from neural_compressor.config.words import as_list, at_least, flag, word
+from neural_compressor.dtypes import DTYPES
 from neural_compressor.errors import ConfigError
 from neural_compressor.onnx.graph.linear_ops import LINEAR_TYPES
 from neural_compressor.onnx.quantization.quant_types import CalibrationMethod, QuantFormat, QuantType, choice
@@ -94,26 +95,33 @@ def extra_option(options: Mapping[str, Any], name: str) -> Any:
 
 FLOAT = "fp32"
 """The data type that leaves a node as it is."""
-BITS = (2, 4, 8)
-"""Widths that ONNX Runtime has kernels for where weights alone are quantized."""
+MOST_BITS = 8
+"""The widest codes of weights that are quantized alone."""
 
 
 def weight_dtype(value: Any) -> str:
-    """Validate the data type of a weight: ``"int"``, whose width is given apart, one with its width, or ``"fp32"``.
+    """Validate the data type of a weight: ``"int"``, whose width is given apart, the name of one, or ``"fp32"``.
 
-    >>> weight_dtype("int8"), weight_dtype("fp32")
-    ('int8', 'fp32')
+    >>> weight_dtype("int8"), weight_dtype("fp4"), weight_dtype("fp32")
+    ('int8', 'fp4_e2m1', 'fp32')
     """
-    known = ("int", *(f"int{bits}" for bits in BITS), FLOAT)
-    if value in known:
-        return str(value)
-    raise ConfigError(f"got {value!r}; {close_matches(str(value), known)}")
+    if value == "int":
+        return "int"
+    if not isinstance(value, str) or value not in DTYPES:
+        raise ConfigError(f"got {value!r}; {close_matches(str(value), ('int', *DTYPES.names()))}")
+    kind = DTYPES[value]
+    if kind.name != FLOAT and (kind.bits > MOST_BITS or not kind.needs_scale):
+        raise ConfigError(
+            f"got {value!r}, expected a data type of 1 to {MOST_BITS} bits, or 'fp32', which leaves the node as it is; "
+            "convert_precision stores weights in fp16 or bf16"
+        )
+    return kind.name
 
 
 def _bits(value: Any) -> int:
-    if is_whole(value) and value in BITS:
+    if is_whole(value) and 1 <= value <= MOST_BITS:
         return int(value)
-    raise ConfigError(f"got {value!r}, expected {', '.join(map(str, BITS[:-1]))} or {BITS[-1]} bits")
+    raise ConfigError(f"got {value!r}, expected 1 to {MOST_BITS} bits, of which 2, 4 and {MOST_BITS} have kernels")
 
 
 def _act_dtype(value: Any) -> str:

@@ -14,7 +14,7 @@ from neural_compressor.config.method_options import OptionTable, method_of, sear
 from neural_compressor.config.numbers import positive
 from neural_compressor.config.parameter_space import one_or_more
 from neural_compressor.config.words import flag
-from neural_compressor.dtypes import dtype
+from neural_compressor.dtypes import DType, dtype
 from neural_compressor.errors import ConfigError
 from neural_compressor.onnx.quantization.config.fields import (
     FLOAT,
@@ -51,8 +51,10 @@ ONNX_OPTIONS: OptionTable = {
 class WeightOnlyConfig(OnnxConfig):
     """Weights in few bits, activations in float.
 
-    ``weight_dtype`` is ``"int"``, whose width is ``weight_bits`` (2, 4 or 8), or ``"int4"`` and the like; ``"fp32"`` leaves
-    the node as it is. ``weight_group_size`` is -1 for one scale a channel. ``quant_format`` says what becomes of a matrix
+    ``weight_dtype`` is ``"int"``, whose width is ``weight_bits`` (1 to 8; there are kernels for 2, 4 and 8), or the name of
+    a data type, which then says what the bits are, and for the block formats the group size too. What is no integer is
+    simulated: stored in few bits, and computed with in float. ``"fp32"`` leaves the node as it is. ``weight_group_size``
+    is -1 for one scale a channel. ``quant_format`` says what becomes of a matrix
     product: ``QOperator`` a ``MatMulNBits``, ``QDQ`` a DequantizeLinear in blocks before it (opset 21).
 
     ``accuracy_level`` is that of ``MatMulNBits``: from 1 (inputs in fp32) to 4 (in int8, the fastest on a CPU); 0 leaves
@@ -90,7 +92,11 @@ class WeightOnlyConfig(OnnxConfig):
         if not self.quantizes:
             return TensorScheme(dtype(FLOAT))
         granularity = PER_CHANNEL if self.weight_group_size == -1 else PerGroup(self.weight_group_size)
-        return TensorScheme(dtype(f"int{self.weight_bits}"), self.weight_sym, granularity, self.name)
+        return TensorScheme(self._dtype, self.weight_sym, granularity, self.name)
+
+    @property
+    def _dtype(self) -> DType:
+        return dtype(f"int{self.weight_bits}" if self.weight_dtype == "int" else self.weight_dtype)
 
     @property
     def needs_calibration(self) -> bool:
@@ -110,8 +116,9 @@ class WeightOnlyConfig(OnnxConfig):
         """What of the scheme the configuration says itself, and not by default."""
         usual = type(self).model_fields
         scheme = "sym" if self.weight_sym else "asym"
-        found = {"weight_bits": ("dtype", f"int{self.weight_bits}"), "weight_sym": ("scheme", scheme)}
-        values: dict[str, tuple[str, Any]] = {**found, "weight_group_size": ("group_size", self.weight_group_size)}
+        kind, size = ("dtype", self._dtype.name), ("group_size", self.weight_group_size)
+        found = {"weight_dtype": kind, "weight_bits": kind, "weight_sym": ("scheme", scheme)}
+        values: dict[str, tuple[str, Any]] = {**found, "weight_group_size": size}
         own = {
             ("weight", field): v for name, (field, v) in values.items() if getattr(self, name) != usual[name].default
         }
@@ -122,12 +129,18 @@ class WeightOnlyConfig(OnnxConfig):
         name = values["weight_dtype"]
         if name in ("int", FLOAT):
             return values
-        return cls._with(values, {"weight_bits": int(name.removeprefix("int"))}, given, f"weight_dtype {name!r}")
+        kind = dtype(name)
+        follows: dict[str, Any] = {"weight_bits": kind.bits}
+        if kind.block_size:
+            follows["weight_group_size"] = kind.block_size
+        if not kind.is_integer:
+            follows["weight_sym"] = True
+        return cls._with(values, follows, given, f"weight_dtype {name!r}")
 
     def _distinct(self, values: dict[str, Any]) -> dict[str, Any]:
         if not self.quantizes:
             return {"weight_dtype": FLOAT}
-        return {**values, "weight_dtype": f"int{self.weight_bits}"}
+        return {**values, "weight_dtype": self._dtype.name}
 
 
 def _ratios(value: Any) -> dict[str, float]:
@@ -214,3 +227,12 @@ class HQQConfig(WeightOnlyConfig):
 
     weight_group_size: GroupSize = 64
     weight_sym: Annotated[bool, one_or_more(_asymmetric)] = False
+
+    @classmethod
+    def _settled(cls, values: dict[str, Any], given: frozenset[str]) -> dict[str, Any]:
+        name = values["weight_dtype"]
+        if name not in ("int", FLOAT) and not dtype(name).is_integer:
+            raise ConfigError(
+                f"{cls.__name__}.weight_dtype: got {name!r}, expected an integer type: HQQ fits zero points"
+            )
+        return super()._settled(values, given)

@@ -364,6 +364,10 @@ def _run(execution: Execution, data: Iterable[Any] | None, q_func: Callable[[nn.
     if q_func is not None:
         with torch.no_grad(), calibrating(q_func, "calib_func", lambda: execution.runs):
             q_func(execution.model)
+        if not execution.runs:
+            raise CalibrationError(
+                "calibration reached none of the ops to quantize: does calib_func run the model it is given?"
+            )
     elif data is not None:
         run_batches(execution.model, data, execution.plan.calib_sampling_size)
     else:

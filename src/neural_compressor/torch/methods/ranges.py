@@ -58,7 +58,7 @@ class Ranges:
         missing = self.missing(plan, source)
         if missing and not any(seen.inputs.values()):
             raise CalibrationError(
-                "calibration reached none of the ops to quantize: does calib_func run the model it is given?"
+                "calibration reached none of the ops to quantize: run the model on data that goes through them"
             )
         for key, scheme in missing.items():
             self._inputs[_slot(key[0], scheme, plan, source)] = seen.inputs.get(key, [])

@@ -58,15 +58,16 @@ def plan_for(model: nn.Module, config: Any) -> tuple[Plan, dict[OpKey, str]]:
         if claim.tier > Tier.EVERYTHING:
             raise ConfigError(f"{claim} asks for what cannot be done: {reason}")
     if not ops:
-        raise _nothing(model, [reason for _, reason in refused.values()])
+        raise _nothing(model, bool(found), [reason for _, reason in refused.values()])
     static = any(scheme.mode == "static" and scheme.activation is not None for scheme in ops.values())
     plan = Plan(ops, passes=(FOLD,) if static else ())
     check(model, plan)
     return plan, left
 
 
-def _nothing(model: nn.Module, reasons: list[str]) -> ConfigError:
-    if reasons and all("weight-only algorithms quantize linear layers" in reason for reason in reasons):
+def _nothing(model: nn.Module, has_ops: bool, reasons: list[str]) -> ConfigError:
+    linear_alone = reasons and all("weight-only algorithms quantize linear layers" in reason for reason in reasons)
+    if not has_ops or linear_alone:
         return ConfigError(
             f"a model of type {type(model).__name__} has no linear layer whose weight could be quantized"
         )

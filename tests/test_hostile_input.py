@@ -98,7 +98,7 @@ ADMITTED = {
         "group_size double_quant_group_size scale_quant_group_size weight_group_size": COUNT,
         "iters nsamples seqlen block_size blocksize calib_iter": COUNT,
         "max_trials calibration_sampling_size": COUNT,
-        "bits double_quant_bits group_dim act_bits batch_size": {"1"},
+        "bits double_quant_bits weight_bits group_dim act_bits batch_size": {"1"},
         "inputs outputs nodes_to_exclude nodes_to_quantize op_types_to_quantize": NAMES,
         "op_type_dict op_name_dict recipes strategy_kwargs extra_options ratios": {"empty dict", "None"},
         "accuracy_criterion tuning_criterion absorb_layer_dict absorb_to_layer allowlist blocklist": {"empty dict"},

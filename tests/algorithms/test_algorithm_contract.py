@@ -30,6 +30,8 @@ class TestRTNSearch(AlgorithmContract):
 
 class TestGPTQ(AlgorithmContract):
     algorithm = "gptq"
+    # Scales are searched before errors are passed on: on three inputs that move together rounding may do without.
+    slack = 1.1
 
 
 class TestGPTQAsPublished(AlgorithmContract):

@@ -20,7 +20,7 @@ def test_a_plan_is_a_mapping() -> None:
 
 
 def test_a_plan_comes_back_from_json_and_from_a_tune_cfg() -> None:
-    plan = Plan({CONV: INT8, FC: float_op("bf16")}, 50, {"smooth_quant": True})
+    plan = Plan({CONV: INT8, FC: float_op("bf16")}, 50, [Pass("smooth", {"alpha": 0.5})])
     for back in (Plan.from_json(plan.to_json()), Plan.from_tune_cfg(plan.to_tune_cfg())):
         assert back == plan
         assert hash(back) == hash(plan)

@@ -17,11 +17,12 @@ from neural_compressor.errors import ConfigError
 from neural_compressor.onnx.files.model_file import read_model
 from neural_compressor.onnx.graph.normalise import normalise
 from neural_compressor.onnx.methods.weight_only.decoded import onnx_float, why_simulated
-from neural_compressor.onnx.methods.weight_only.quantizer import WeightJob, WeightOnlyOptions, quantize_weight_only
+from neural_compressor.onnx.methods.weight_only.method import WeightOnlyOptions, check_weight_only
+from neural_compressor.onnx.methods.weight_only.quantizer import quantize_weight_only
 from neural_compressor.onnx.passes.store_weights import stored_floats
 from neural_compressor.onnx.runtime.fusion_check import as_run
 from neural_compressor.onnx.runtime.session import make_session
-from neural_compressor.schemes import PER_CHANNEL, PER_TENSOR, PerGroup, TensorScheme
+from neural_compressor.schemes import PER_CHANNEL, PER_TENSOR, OpScheme, PerGroup, TensorScheme
 
 CPU = "CPUExecutionProvider"
 
@@ -84,8 +85,8 @@ def scheme(kind: str, size: int = 32) -> TensorScheme:
 def quantized(proto: onnx.ModelProto, weight: TensorScheme, quant_format: str = "QOperator", **options) -> ir.Model:
     model = normalise(read_model(proto))
     names = [node.name for node in model.graph.all_nodes() if node.op_type in ("MatMul", "Gemm", "Gather")]
-    jobs = dict.fromkeys(names, WeightJob("rtn", weight))
-    return quantize_weight_only(model, jobs, options=WeightOnlyOptions(quant_format, accuracy_level=1, **options))
+    schemes = dict.fromkeys(names, OpScheme(weight, mode="weight_only"))
+    return quantize_weight_only(model, schemes, options=WeightOnlyOptions(quant_format, accuracy_level=1, **options))
 
 
 def expected(weight: np.ndarray, how: TensorScheme) -> np.ndarray:
@@ -308,4 +309,4 @@ def test_why_a_type_is_simulated() -> None:
 )
 def test_what_is_not_stored_is_refused_before_any_work(how: TensorScheme, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        WeightJob("rtn", how)
+        check_weight_only(OpScheme(how, mode="weight_only"))

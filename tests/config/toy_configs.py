@@ -6,9 +6,7 @@ from typing import Annotated, Any
 
 from neural_compressor.config.composable import ComposableConfig
 from neural_compressor.config.composition import register_config
-from neural_compressor.config.numbers import group_size, whole_between
-from neural_compressor.config.parameter_space import one_or_more
-from neural_compressor.config.words import flag, word
+from neural_compressor.config.validators import flag, group_size, one_or_more, whole_between, word
 from neural_compressor.errors import ConfigError
 
 Bits = Annotated[int, one_or_more(whole_between(1, 8, "bits"))]

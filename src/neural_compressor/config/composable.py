@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import PlainValidator
 
-from neural_compressor.config.assignment import Claim, Tier
 from neural_compressor.config.base import plain
 from neural_compressor.config.composition import Composition
-from neural_compressor.config.op_selector import OpSelector, selectors
-from neural_compressor.config.parameter_space import combinations
+from neural_compressor.config.op_selector import Claim, OpSelector, Tier, selectors
 from neural_compressor.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -245,3 +243,14 @@ def _named(cls: type[ComposableConfig], args: tuple[Any, ...], values: dict[str,
     if twice := sorted(named.keys() & values.keys()):
         raise ConfigError(f"{cls.__name__} got {', '.join(twice)} twice, with and without the name")
     return {**named, **values}
+
+
+def combinations(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Every choice of one value from each list in ``values``, the last list varying fastest.
+
+    >>> [c["bits"] for c in combinations({"bits": [4, 8], "sym": True})]
+    [4, 8]
+    """
+    axes = [value if isinstance(value, list) else [value] for value in values.values()]
+    for choice in product(*axes):
+        yield dict(zip(values, choice, strict=True))

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from inspect import isabstract
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from neural_compressor.config.assignment import Assignment, assign, type_names
 from neural_compressor.config.base import ConfigModel, named_fields
+from neural_compressor.config.op_selector import Assignment, assign, type_names
 from neural_compressor.errors import ConfigError
 from neural_compressor.registry import Registry
 

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from neural_compressor.config.accuracy_criterion import AccuracyCriterion
 from neural_compressor.config.base import ConfigModel
+from neural_compressor.config.criteria import AccuracyCriterion, TuningCriterion
 from neural_compressor.config.fields import (
     Backend,
     Device,
@@ -16,9 +16,8 @@ from neural_compressor.config.fields import (
     OpNameRules,
     OpTypeRules,
     QuantLevel,
+    mixed_precisions,
 )
-from neural_compressor.config.precisions import mixed_precisions
-from neural_compressor.config.tuning_criterion import TuningCriterion
 
 
 class MixedPrecisionConfig(ConfigModel):

@@ -8,7 +8,7 @@ from typing import Any
 
 from neural_compressor.adaptor.tensor_options import ANY
 from neural_compressor.algorithms import ALGORITHMS
-from neural_compressor.config.words import as_list
+from neural_compressor.config.validators import as_list
 from neural_compressor.dtypes import DTYPES
 from neural_compressor.schemes import OpScheme
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from neural_compressor.config.words import as_list
+from neural_compressor.config.validators import as_list
 from neural_compressor.dtypes import dtype
 from neural_compressor.errors import ConfigError
 from neural_compressor.name_pattern import NamePattern

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from neural_compressor.config.accuracy_criterion import AccuracyCriterion
 from neural_compressor.config.base import ConfigModel
+from neural_compressor.config.criteria import AccuracyCriterion, TuningCriterion
 from neural_compressor.config.fields import (
     Backend,
     Device,
@@ -22,8 +22,7 @@ from neural_compressor.config.fields import (
     Seed,
 )
 from neural_compressor.config.recipes import known_recipes
-from neural_compressor.config.tuning_criterion import TuningCriterion
-from neural_compressor.config.words import APPROACHES, DOMAINS, QUANT_FORMATS, as_list, at_least, word
+from neural_compressor.config.validators import APPROACHES, DOMAINS, QUANT_FORMATS, as_list, at_least, word
 from neural_compressor.errors import ConfigError
 from neural_compressor.paths import path_of
 

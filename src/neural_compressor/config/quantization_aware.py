@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from neural_compressor.config.accuracy_criterion import AccuracyCriterion
 from neural_compressor.config.base import ConfigModel
+from neural_compressor.config.criteria import AccuracyCriterion, TuningCriterion
 from neural_compressor.config.fields import (
     Backend,
     Device,
@@ -17,7 +17,6 @@ from neural_compressor.config.fields import (
     ReduceRange,
     Text,
 )
-from neural_compressor.config.tuning_criterion import TuningCriterion
 
 
 class QuantizationAwareTrainingConfig(ConfigModel):

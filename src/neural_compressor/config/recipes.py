@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from neural_compressor.config.method_options import method_from_args
-from neural_compressor.config.words import as_list, word
+from neural_compressor.config.validators import as_list, word
 from neural_compressor.errors import ConfigError
 from neural_compressor.registry import close_matches
 from neural_compressor.schemes import Method, OpKey, OpScheme, Pass, Plan, any_cpu_op

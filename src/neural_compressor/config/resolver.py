@@ -14,7 +14,7 @@ from typing import Any
 from neural_compressor.algorithms import ALGORITHMS
 from neural_compressor.config.op_options import op_options
 from neural_compressor.config.op_rule import DTYPE_FIELDS, OpRule, Values
-from neural_compressor.config.words import FLOAT_PRECISIONS, listed
+from neural_compressor.config.validators import FLOAT_PRECISIONS, listed
 from neural_compressor.dtypes import dtype
 from neural_compressor.errors import CapabilityError
 from neural_compressor.schemes import OpKey, OpScheme, PerChannel, PerGroup, TensorScheme, float_op, reduced

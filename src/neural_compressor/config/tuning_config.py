@@ -9,13 +9,11 @@ from typing import Annotated, Any
 
 from pydantic import PlainValidator, model_validator
 
-from neural_compressor.config.accuracy_criterion import AccuracyCriterion, check_loss
 from neural_compressor.config.base import ConfigModel
 from neural_compressor.config.composition import Composition
+from neural_compressor.config.criteria import AccuracyCriterion, TuningCriterion, check_loss, objectives
 from neural_compressor.config.fields import Flag, Seed
-from neural_compressor.config.objective import objectives
-from neural_compressor.config.tuning_criterion import TuningCriterion
-from neural_compressor.config.words import at_least, non_negative, word
+from neural_compressor.config.validators import at_least, non_negative, word
 from neural_compressor.errors import ConfigError
 from neural_compressor.paths import path_of
 from neural_compressor.registry import close_matches

@@ -14,7 +14,7 @@ from neural_compressor.config import PostTrainingQuantConfig, QuantizationAwareT
 from neural_compressor.config.op_rule import OpRule, read_rules
 from neural_compressor.config.recipes import RECIPES
 from neural_compressor.config.resolver import MODES_OF, OpSpace, requested, resolve
-from neural_compressor.config.words import FLOAT_PRECISIONS, as_list, listed
+from neural_compressor.config.validators import FLOAT_PRECISIONS, as_list, listed
 from neural_compressor.errors import CapabilityError, ConfigError
 from neural_compressor.name_pattern import NamePattern
 from neural_compressor.registry import close_matches

@@ -9,9 +9,17 @@ from pydantic import Field, PlainValidator
 
 from neural_compressor.config.base import ConfigModel
 from neural_compressor.config.fields import Seed
-from neural_compressor.config.numbers import group_size, number_between, rate, whole_between
-from neural_compressor.config.parameter_space import optional
-from neural_compressor.config.words import as_list, at_least, flag, word
+from neural_compressor.config.validators import (
+    as_list,
+    at_least,
+    flag,
+    group_size,
+    number_between,
+    optional,
+    rate,
+    whole_between,
+    word,
+)
 from neural_compressor.errors import ConfigError
 from neural_compressor.torch.quantization import config as torch_config
 from neural_compressor.torch.quantization.config.fields import LayerMap, Path, weight_dtype

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from neural_compressor.config.objective import objectives
+from neural_compressor.config.criteria import objectives
 from neural_compressor.errors import ConfigError
 from neural_compressor.tuning.criterion import Criterion
 from neural_compressor.tuning.measure import NOISE

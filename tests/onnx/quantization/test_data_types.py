@@ -112,7 +112,7 @@ def test_rules_that_ask_for_what_is_not_stored_are_refused(name, words, wide, tm
 
 
 def test_a_provider_whose_kernels_are_all_there_is_refuses_them(wide):
-    with pytest.raises(ConfigError, match="RTNConfig asks op .* for weight dtype 'nf4'"):
+    with pytest.raises(ConfigError, match=r"RTNConfig asks op .* for weight dtype 'nf4'"):
         quantize(wide, None, RTNConfig(weight_dtype="nf4", providers=["CUDAExecutionProvider"]), graph_only=True)
     with pytest.raises(ConfigError, match="HQQ fits zero points"):
         HQQConfig(weight_dtype="nf4")

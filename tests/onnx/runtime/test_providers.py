@@ -5,7 +5,7 @@ import logging
 import onnxruntime
 import pytest
 
-from neural_compressor.config.words import BACKENDS
+from neural_compressor.config.validators import BACKENDS
 from neural_compressor.errors import ConfigError, MissingDependencyError
 from neural_compressor.onnx.runtime.providers import PROVIDERS, choose_target, find_provider, provider_runs
 

@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from neural_compressor.algorithms import ALGORITHMS
 from neural_compressor.config.op_options import op_options
-from neural_compressor.config.words import as_list
+from neural_compressor.config.validators import as_list
 from neural_compressor.errors import QuantizationError
 from neural_compressor.onnx.graph.blocks import repeated_blocks
 from neural_compressor.onnx.graph.log_spectra import before_logarithm

@@ -10,7 +10,7 @@ import onnx
 import onnx_ir as ir
 
 from neural_compressor.config.op_selector import OpSelector
-from neural_compressor.config.words import as_list
+from neural_compressor.config.validators import as_list
 from neural_compressor.errors import ConfigError
 from neural_compressor.onnx.files.model_file import write_model
 from neural_compressor.onnx.files.serialized import as_proto

@@ -11,7 +11,7 @@ from typing import Any
 from neural_compressor.config.composition import Composition
 from neural_compressor.config.resolver import Request, wanting
 from neural_compressor.config.resolver import resolve as resolve_requests
-from neural_compressor.config.words import as_list
+from neural_compressor.config.validators import as_list
 from neural_compressor.errors import CalibrationError, CapabilityError, ConfigError
 from neural_compressor.onnx.adaptor.capability import ModelCapability
 from neural_compressor.onnx.executor import CalibrationData, Executor, RunOptions

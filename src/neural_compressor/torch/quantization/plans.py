@@ -10,9 +10,9 @@ from torch import nn
 
 from neural_compressor.adaptor.tensor_options import OpConfig
 from neural_compressor.algorithms import needs_data
-from neural_compressor.config.assignment import Assignment, Claim, Tier
 from neural_compressor.config.composable import ComposableConfig
 from neural_compressor.config.composition import Composition
+from neural_compressor.config.op_selector import Assignment, Claim, Tier
 from neural_compressor.config.resolver import OpSpace, Request, op_space, wanting
 from neural_compressor.errors import CapabilityError, ConfigError
 from neural_compressor.schemes import OpKey, OpScheme, Plan

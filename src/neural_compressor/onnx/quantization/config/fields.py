@@ -7,10 +7,17 @@ from typing import Annotated, Any
 
 from pydantic import PlainValidator
 
-from neural_compressor.config.numbers import group_size, is_whole, number_between
-from neural_compressor.config.parameter_space import one_or_more
 from neural_compressor.config.recipes import TARGET_CPUS
-from neural_compressor.config.words import as_list, at_least, flag, word
+from neural_compressor.config.validators import (
+    as_list,
+    at_least,
+    flag,
+    group_size,
+    is_whole,
+    number_between,
+    one_or_more,
+    word,
+)
 from neural_compressor.dtypes import DTYPES
 from neural_compressor.errors import ConfigError
 from neural_compressor.onnx.graph.linear_ops import LINEAR_TYPES

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from pydantic import Field, PlainValidator
 
 from neural_compressor.config.composition import register_config
-from neural_compressor.config.parameter_space import one_or_more
+from neural_compressor.config.validators import one_or_more
 from neural_compressor.dtypes import dtype
 from neural_compressor.onnx.graph.linear_ops import LINEAR_TYPES
 from neural_compressor.onnx.graph.sum_order import ANY

@@ -11,9 +11,7 @@ from pydantic import Field, PlainValidator
 from neural_compressor.algorithms import AWQOptions, GPTQOptions, RTNOptions, needs_data
 from neural_compressor.config.composition import register_config
 from neural_compressor.config.method_options import OptionTable, method_of, searched
-from neural_compressor.config.numbers import positive
-from neural_compressor.config.parameter_space import one_or_more
-from neural_compressor.config.words import flag
+from neural_compressor.config.validators import flag, one_or_more, positive
 from neural_compressor.dtypes import DType, dtype
 from neural_compressor.errors import ConfigError
 from neural_compressor.onnx.quantization.config.fields import (

@@ -7,9 +7,7 @@ from typing import Annotated, Any
 
 from neural_compressor.algorithms import AutoRoundOptions
 from neural_compressor.config.composition import register_config
-from neural_compressor.config.numbers import group_size, is_whole, rate, whole_between
-from neural_compressor.config.parameter_space import one_or_more, optional
-from neural_compressor.config.words import flag
+from neural_compressor.config.validators import flag, group_size, is_whole, one_or_more, optional, rate, whole_between
 from neural_compressor.errors import ConfigError
 from neural_compressor.schemes import PER_CHANNEL, PER_TENSOR, OpScheme, PerGroup, TensorScheme
 from neural_compressor.torch.quantization.config.fields import (

@@ -8,9 +8,19 @@ from typing import Annotated, Any
 
 from pydantic import PlainValidator
 
-from neural_compressor.config.numbers import group_size, is_whole, number_between, whole_between
-from neural_compressor.config.parameter_space import one_or_more
-from neural_compressor.config.words import as_list, at_least, flag, non_negative, seed, word
+from neural_compressor.config.validators import (
+    as_list,
+    at_least,
+    flag,
+    group_size,
+    is_whole,
+    non_negative,
+    number_between,
+    one_or_more,
+    seed,
+    whole_between,
+    word,
+)
 from neural_compressor.dtypes import DType, dtype
 from neural_compressor.errors import ConfigError
 from neural_compressor.paths import path_of

@@ -9,8 +9,7 @@ from pydantic import Field, PlainValidator
 
 from neural_compressor.config.composable import ComposableConfig
 from neural_compressor.config.composition import register_config
-from neural_compressor.config.parameter_space import one_or_more
-from neural_compressor.config.words import as_list, word
+from neural_compressor.config.validators import as_list, one_or_more, word
 from neural_compressor.dtypes import DTYPES, DType, dtype
 from neural_compressor.errors import ConfigError
 from neural_compressor.name_pattern import NamePattern

@@ -1,15 +1,58 @@
-"""What tuning optimises among the models that keep the promise."""
+"""What tuning is to reach and how it searches: the promise, the objectives, strategy and budget."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from neural_compressor.config.words import as_list, flag
+from pydantic import BeforeValidator, Field, model_validator
+
+from neural_compressor.config.base import ConfigModel
+from neural_compressor.config.validators import as_list, at_least, flag, non_negative, word
 from neural_compressor.errors import ConfigError
 from neural_compressor.registry import close_matches
+
+
+class AccuracyCriterion(ConfigModel):
+    """How much of the float model's accuracy may be lost: a share of it (relative) or so many points (absolute).
+
+    A relative loss is at most 1, all of it.
+
+    >>> AccuracyCriterion(tolerable_loss=0.02).relative
+    0.02
+    """
+
+    higher_is_better: Annotated[bool, BeforeValidator(flag)] = True
+    criterion: Annotated[str, BeforeValidator(word(("relative", "absolute")))] = "relative"
+    tolerable_loss: Annotated[float, BeforeValidator(non_negative)] = 0.01
+
+    @model_validator(mode="after")
+    def _share_of_the_whole(self) -> AccuracyCriterion:
+        check_loss(self.criterion, self.tolerable_loss)
+        return self
+
+    @property
+    def relative(self) -> float | None:
+        """The tolerable loss where the criterion is relative, else None."""
+        return self.tolerable_loss if self.criterion == "relative" else None
+
+    @property
+    def absolute(self) -> float | None:
+        """The tolerable loss where the criterion is absolute, else None."""
+        return self.tolerable_loss if self.criterion == "absolute" else None
+
+
+def check_loss(criterion: str, tolerable_loss: float) -> None:
+    """Refuse a relative loss of more than everything, which nobody means."""
+    if criterion == "relative" and tolerable_loss > 1:
+        raise ConfigError(
+            f"tolerable_loss: got {tolerable_loss:g} with criterion 'relative', which is {tolerable_loss:.0%} of the float "
+            f"model's metric, expected a share from 0 to 1; did you mean {tolerable_loss / 100:g} ({tolerable_loss:g} "
+            "percent), or criterion 'absolute'?"
+        )
+
 
 OBJECTIVES = {"performance": False, "accuracy": True, "modelsize": False, "footprint": False}
 """Objectives by name, with whether more of what is measured (latency, metric, bytes, bytes) is better."""
@@ -91,3 +134,33 @@ def _objective(name: Any, weight: Any = None, higher_is_better: Any = None) -> O
             f"objective {name!r} is measured as a cost: set its higher_is_better to False or leave it out"
         )
     return Objective(name, float(weight), higher_is_better)
+
+
+def _strategy_name(value: Any) -> str:
+    if isinstance(value, str) and value.strip():
+        return value.strip().lower()
+    raise ConfigError(f"got {value!r}, expected the name of a strategy, such as 'basic'")
+
+
+def _options(value: Any) -> dict[str, Any]:
+    if value is None:
+        return {}
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return value
+    raise ConfigError(f"got {value!r}, expected a dict of options by name")
+
+
+class TuningCriterion(ConfigModel):
+    """The strategy, its budget and what it optimises.
+
+    ``timeout`` is in seconds; 0 stops at the first model that keeps the promise.
+
+    >>> TuningCriterion(objective="modelsize").objective
+    (Objective(name='modelsize', weight=1.0, higher_is_better=False),)
+    """
+
+    strategy: Annotated[str, BeforeValidator(_strategy_name)] = "basic"
+    strategy_kwargs: Annotated[dict[str, Any], BeforeValidator(_options)] = Field(default_factory=dict)
+    timeout: Annotated[float, BeforeValidator(non_negative)] = 0
+    max_trials: Annotated[int, BeforeValidator(at_least(1))] = 100
+    objective: Annotated[tuple[Objective, ...], BeforeValidator(objectives)] = (Objective("performance"),)

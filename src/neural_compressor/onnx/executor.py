@@ -15,7 +15,7 @@ import onnx_ir as ir
 from neural_compressor.errors import CalibrationError, ConfigError
 from neural_compressor.onnx.files.quantization_record import QuantizationRecord, write_record
 from neural_compressor.onnx.graph.linear_ops import LINEAR_TYPES
-from neural_compressor.onnx.graph.overridable_inputs import restore_overridable
+from neural_compressor.onnx.graph.normalise import restore_overridable
 from neural_compressor.onnx.graph.sum_order import target_cpu
 from neural_compressor.onnx.methods.dynamic.quantizer import quantize_dynamic
 from neural_compressor.onnx.methods.static.options import StaticOptions

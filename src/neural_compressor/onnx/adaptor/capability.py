@@ -18,9 +18,8 @@ from neural_compressor.config.op_options import op_options
 from neural_compressor.config.validators import as_list
 from neural_compressor.errors import QuantizationError
 from neural_compressor.onnx.graph.blocks import repeated_blocks
-from neural_compressor.onnx.graph.log_spectra import before_logarithm
 from neural_compressor.onnx.graph.matrix_nodes import left_in_float, small_matrices, weight_only_nodes
-from neural_compressor.onnx.graph.ops import quantizable_nodes, unquantizable_nodes
+from neural_compressor.onnx.graph.ops import before_logarithm, quantizable_nodes, unquantizable_nodes
 from neural_compressor.onnx.graph.queries import constant
 from neural_compressor.onnx.graph.sum_order import adds_in_pairs
 from neural_compressor.onnx.methods.dynamic.dynamic_race import dynamic_race

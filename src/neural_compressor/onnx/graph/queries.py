@@ -1,11 +1,15 @@
-"""Questions to the nodes and values of a graph."""
+"""Questions to the nodes and values of a graph, and errors that name a node."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import onnx_ir as ir
+
+from neural_compressor.errors import CalibrationError, ConfigError, QuantizationError
 
 
 def is_constant(value: ir.Value | None) -> bool:
@@ -102,3 +106,13 @@ def weight_refusal(node: ir.Node, place: int) -> str | None:
         return "its weight is not a constant"
     kind = value.const_value.dtype
     return None if kind == ir.DataType.FLOAT else f"its weight is {kind.name}, and FLOAT is needed"
+
+
+@contextmanager
+def at_node(*names: str | None) -> Iterator[None]:
+    """Errors raised inside say which nodes were at work."""
+    try:
+        yield
+    except (QuantizationError, CalibrationError, ConfigError) as error:
+        where = ", ".join(repr(name) for name in names)
+        raise type(error)(f"{'node' if len(names) == 1 else 'nodes'} {where}: {error}") from error

@@ -12,9 +12,8 @@ from neural_compressor.dtypes import dtype as data_type
 from neural_compressor.errors import ConfigError
 from neural_compressor.onnx.graph.editor import GraphEditor, discard
 from neural_compressor.onnx.graph.matrix_nodes import take_array
-from neural_compressor.onnx.graph.op_signature import Signature, signature
 from neural_compressor.onnx.graph.queries import is_constant, standard
-from neural_compressor.onnx.runtime.kernels import has_kernel
+from neural_compressor.onnx.runtime.kernels import Signature, has_kernel, signature
 from neural_compressor.registry import close_matches
 
 logger = logging.getLogger("neural_compressor")

@@ -15,10 +15,9 @@ import onnx_ir as ir
 
 from neural_compressor.dtypes import dtype
 from neural_compressor.onnx.graph.editor import GraphEditor, discard
-from neural_compressor.onnx.graph.error_context import at_node
 from neural_compressor.onnx.graph.integer_tensors import quantized_array
 from neural_compressor.onnx.graph.matrix_nodes import take_array
-from neural_compressor.onnx.graph.queries import constant, standard, weight_refusal
+from neural_compressor.onnx.graph.queries import at_node, constant, standard, weight_refusal
 from neural_compressor.schemes import PER_CHANNEL, OpKey, OpScheme, Plan, TensorScheme, float_op
 
 STORED_TYPES = ("Conv", "ConvTranspose")

@@ -12,9 +12,8 @@ import onnx_ir as ir
 from neural_compressor.config.op_selector import OpSelector
 from neural_compressor.config.validators import as_list
 from neural_compressor.errors import ConfigError
-from neural_compressor.onnx.files.model_file import write_model
-from neural_compressor.onnx.files.serialized import as_proto
-from neural_compressor.onnx.graph.overridable_inputs import restore_overridable
+from neural_compressor.onnx.files.model_file import as_proto, write_model
+from neural_compressor.onnx.graph.normalise import restore_overridable
 from neural_compressor.onnx.passes.half import check_half, computes_in, to_half
 from neural_compressor.onnx.quantization.quantize import check_writable
 from neural_compressor.onnx.quantization.source_model import node_types, read_float_model

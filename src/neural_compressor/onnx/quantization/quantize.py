@@ -12,16 +12,15 @@ import onnx_ir as ir
 from neural_compressor.config.composition import Composition
 from neural_compressor.onnx.adaptor.op_records import brief_records
 from neural_compressor.onnx.executor import Executor
-from neural_compressor.onnx.files.model_file import read_model, write_model
-from neural_compressor.onnx.files.serialized import as_proto
+from neural_compressor.onnx.files.model_file import as_proto, read_model, write_model
 from neural_compressor.onnx.quantization.resolution import resolve
 from neural_compressor.onnx.quantization.selection import require_onnx
 from neural_compressor.onnx.quantization.source_model import Source, read_float_model
 from neural_compressor.onnx.runtime.data_reader import example_of
 from neural_compressor.onnx.runtime.fusion_check import check_fusion
+from neural_compressor.onnx.runtime.profiling import warn_if_slower
 from neural_compressor.onnx.runtime.providers import CPU
 from neural_compressor.onnx.runtime.saturation import warn_if_saturating
-from neural_compressor.onnx.runtime.speed_check import warn_if_slower
 from neural_compressor.paths import output_file, write_errors
 from neural_compressor.report.terminal import print_ops
 

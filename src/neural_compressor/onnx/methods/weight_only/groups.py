@@ -11,8 +11,8 @@ import onnx_ir as ir
 
 from neural_compressor.errors import ConfigError, QuantizationError
 from neural_compressor.onnx.graph.blocks import Block, repeated_blocks
-from neural_compressor.onnx.graph.error_context import at_node
 from neural_compressor.onnx.graph.matrix_nodes import MATRIX_OPS, MatrixNode, left_in_float, weight_only_nodes
+from neural_compressor.onnx.graph.queries import at_node
 from neural_compressor.onnx.methods.weight_only.input_statistics import Source, Sources
 from neural_compressor.onnx.methods.weight_only.method import corrects_upstream, method_of, needs_data
 from neural_compressor.registry import close_matches

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from neural_compressor.dtypes import dtype
 from neural_compressor.errors import ConfigError
-from neural_compressor.onnx.graph.queries import constant, is_constant, standard
+from neural_compressor.onnx.graph.queries import constant, is_constant, producer
 from neural_compressor.onnx.passes.store_weights import stored_floats
 from neural_compressor.onnx.runtime.batches import ModelInputs
 from neural_compressor.onnx.runtime.session import make_session
@@ -36,7 +36,7 @@ def nodes_of(node: ir.Node, others: Collection[str]) -> Iterator[ir.Node]:
         current = waiting.pop(0)
         yield current
         for value in current.inputs:
-            before = None if value is None else value.producer()
+            before = producer(value)
             if before is not None and before not in seen and before.name not in others:
                 seen.add(before)
                 waiting.append(before)
@@ -75,13 +75,10 @@ def dequantized(value: ir.Value | None) -> np.ndarray | None:
     array = constant(value) if is_constant(value) else stored_floats(value)
     if array is not None:
         return array
-    node = None if value is None else value.producer()
-    if node is None or not standard(node, "DequantizeLinear"):
+    if (node := producer(value, "DequantizeLinear")) is None:
         return None
-    before = node.inputs[0].producer() if node.inputs[0] is not None else None
-    if before is not None and standard(before, "QuantizeLinear"):
-        return _rounded(before)
-    return _floats(node, 0, 1, 2)
+    before = producer(node.inputs[0], "QuantizeLinear")
+    return _floats(node, 0, 1, 2) if before is None else _rounded(before)
 
 
 def _rounded(node: ir.Node) -> np.ndarray | None:

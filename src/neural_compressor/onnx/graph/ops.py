@@ -8,7 +8,7 @@ from enum import Enum
 
 import onnx_ir as ir
 
-from neural_compressor.onnx.graph.queries import is_constant, is_float, standard
+from neural_compressor.onnx.graph.queries import is_constant, is_float, producer, standard
 from neural_compressor.schemes import OpKey
 
 
@@ -167,10 +167,8 @@ def _channel_axis(node: ir.Node, weight: int) -> int | None:
 
 def _is_fixed(value: ir.Value | None) -> bool:
     """Whether a value is constant, or the transpose of one that is."""
-    before = None if value is None else value.producer()
-    if before is not None and standard(before, "Transpose", "Identity"):
-        return _is_fixed(before.inputs[0])
-    return is_constant(value)
+    before = producer(value, "Transpose", "Identity")
+    return is_constant(value) if before is None else _is_fixed(before.inputs[0])
 
 
 def _is_integer(value: ir.Value | None) -> bool:
@@ -178,19 +176,16 @@ def _is_integer(value: ir.Value | None) -> bool:
 
 
 def _already_quantized(node: ir.Node) -> bool:
-    feeding = (value.producer() for value in node.inputs if value is not None)
     reading = (user for value in node.outputs for user in value.consumers())
-    return any(n is not None and standard(n, "DequantizeLinear") for n in feeding) or any(
-        standard(n, "QuantizeLinear") for n in reading
-    )
+    dequantized = any(producer(value, "DequantizeLinear") for value in node.inputs)
+    return dequantized or any(standard(user, "QuantizeLinear") for user in reading)
 
 
 def folds_into_quantizer(node: ir.Node) -> bool:
     """Whether ``node`` is a Relu or Clip with fixed bounds that alone reads what the op before it gives."""
     if not standard(node, *CLIPS) or any(v is not None and not is_constant(v) for v in node.inputs[1:]):
         return False
-    value = node.inputs[0]
-    before = None if value is None else value.producer()
+    value, before = node.inputs[0], producer(node.inputs[0])
     if value is None or before is None or before.graph is not node.graph:
         return False
     return len(value.uses()) == 1 and not value.is_graph_output()
@@ -230,8 +225,8 @@ def _transform(logarithm: ir.Node) -> dict[ir.Node, None]:
     waiting = list(logarithm.inputs)
     while waiting:
         value = waiting.pop()
-        node = None if value is None else value.producer()
-        if node is not None and node not in nodes and standard(node, *_POWER, *_LINEAR, *_KEEPING):
+        node = producer(value, *_POWER, *_LINEAR, *_KEEPING)
+        if node is not None and node not in nodes:
             nodes[node] = None
             waiting += node.inputs
     return nodes

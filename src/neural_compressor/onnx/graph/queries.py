@@ -31,6 +31,18 @@ def input_of(node: ir.Node, place: int) -> ir.Value:
     return value
 
 
+def graph_of(item: ir.Node | ir.Value) -> ir.Graph:
+    """The graph of a node or value, where it is known to be in one."""
+    assert isinstance(item.graph, ir.Graph)
+    return item.graph
+
+
+def producer(value: ir.Value | None, *op_types: str) -> ir.Node | None:
+    """The node that gives ``value``; where ``op_types`` are named, if it is one of these standard operators."""
+    node = None if value is None else value.producer()
+    return None if node is None or (op_types and not standard(node, *op_types)) else node
+
+
 def array_of(value: ir.Value | None) -> np.ndarray:
     """The array of a value that is known to be constant."""
     array = constant(value)
@@ -88,8 +100,8 @@ def _seen_by(node: ir.Node, value: ir.Value) -> Bounds:
     if standard(node, "Mul"):
         # Hard swish: where its gate is shut, the value itself does not show.
         for operand in node.inputs:
-            gate = None if operand is None else operand.producer()
-            if gate is not None and standard(gate, "HardSigmoid") and gate.inputs[0] is value and operand is not value:
+            gate = producer(operand, "HardSigmoid")
+            if gate is not None and gate.inputs[0] is value and operand is not value:
                 return _hard_sigmoid(gate)[0], math.inf
     return _NONE
 

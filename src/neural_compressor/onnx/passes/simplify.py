@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from neural_compressor.onnx.graph.editor import GraphEditor, discard, take_over
+from neural_compressor.onnx.graph.editor import GraphEditor, bypass, discard, take_over
 from neural_compressor.onnx.graph.queries import (
     array_of,
     clip_bounds,
@@ -17,6 +17,7 @@ from neural_compressor.onnx.graph.queries import (
     is_constant,
     is_float,
     only_consumer,
+    producer,
     standard,
 )
 from neural_compressor.onnx.passes.affine_folding import fold_affine, fold_factors
@@ -38,11 +39,10 @@ def tidy(model: ir.Model) -> None:
 
 
 def _tidy(editor: GraphEditor, *, transpose: bool) -> None:
-    graph = editor.model.graph
     common.RemoveUnusedNodesPass()(editor.model)
-    for node in list(graph):
+    for node in list(editor.model.graph):
         if standard(node, "Identity", "Dropout"):
-            _drop(graph, node)
+            _drop(node)
         elif transpose and standard(node, "Transpose"):
             _transpose_now(editor, node)
         elif standard(node, "Gemm"):
@@ -51,13 +51,13 @@ def _tidy(editor: GraphEditor, *, transpose: bool) -> None:
     shorten_hard_swish(editor)
 
 
-def _drop(graph: ir.Graph, node: ir.Node) -> None:
+def _drop(node: ir.Node) -> None:
     training = node.inputs[2] if len(node.inputs) > 2 else None
     value = node.inputs[0]
     mask_used = any(out.uses() or out.is_graph_output() for out in node.outputs[1:])
     fixed = training is None or (is_constant(training) and not np.any(constant(training)))
     if value is not None and fixed and not mask_used:
-        _read_instead(graph, node, value)
+        bypass(node, value)
 
 
 def _transpose_now(editor: GraphEditor, node: ir.Node) -> None:
@@ -66,18 +66,8 @@ def _transpose_now(editor: GraphEditor, node: ir.Node) -> None:
     array = constant(value) if is_float(value) else None
     if array is not None and value is not None:
         axes = node.attributes.get_ints("perm", tuple(reversed(range(array.ndim))))
-        graph = editor.model.graph
-        new = editor.weight(f"{value.name}_transposed", np.ascontiguousarray(array.transpose(axes)), graph)
-        _read_instead(graph, node, new)
-        discard(value)
-
-
-def _read_instead(graph: ir.Graph, node: ir.Node, value: ir.Value) -> None:
-    """Let all that read ``node`` read ``value``; an output of the model keeps the node."""
-    for user, place in node.outputs[0].uses():
-        user.replace_input_with(place, value)
-    if not node.outputs[0].is_graph_output():
-        graph.remove(node, safe=True)
+        turned = np.ascontiguousarray(array.transpose(axes))
+        bypass(node, editor.weight(f"{value.name}_transposed", turned, editor.model.graph))
 
 
 def _without_factors(editor: GraphEditor, node: ir.Node) -> None:
@@ -107,7 +97,7 @@ def name_hard_swish(editor: GraphEditor) -> None:
     for node in list(editor.model.graph):
         if (product := _gated(node)) is not None:
             (swish,) = editor.insert(product, "HardSwish", [node.inputs[0]])
-            take_over(swish, product)
+            take_over(product, swish)
 
 
 def _gated(node: ir.Node) -> ir.Node | None:
@@ -127,8 +117,8 @@ def shorten_hard_swish(editor: GraphEditor) -> None:
 
 
 def _shorten(editor: GraphEditor, clip: ir.Node) -> None:
-    add = clip.inputs[0].producer() if clip.inputs[0] is not None else None
-    if add is None or not standard(add, "Add") or clip_bounds(clip) != (0.0, 6.0):
+    add = producer(clip.inputs[0], "Add")
+    if add is None or clip_bounds(clip) != (0.0, 6.0):
         return
     x, first = _beside(add, 3.0), only_consumer(clip)
     last = None if first is None else only_consumer(first)
@@ -140,7 +130,7 @@ def _shorten(editor: GraphEditor, clip: ir.Node) -> None:
     (gate,) = editor.insert(clip, "HardSigmoid", [x], {"alpha": 1 / 6, "beta": 0.5})
     gate.type, gate.shape = x.type, x.shape
     (swish,) = editor.insert(last, "Mul", [x, gate])
-    take_over(swish, last)
+    take_over(last, swish)
 
 
 def _beside(node: ir.Node, number: float) -> ir.Value | None:

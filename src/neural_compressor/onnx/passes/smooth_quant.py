@@ -17,6 +17,7 @@ from neural_compressor.dtypes import dtype
 from neural_compressor.errors import CalibrationError, ConfigError
 from neural_compressor.onnx.graph.editor import GraphEditor
 from neural_compressor.onnx.graph.linear_ops import LINEAR_TYPES, LinearOp, linear_ops
+from neural_compressor.onnx.graph.queries import graph_of
 from neural_compressor.onnx.passes.scale_folding import Channels, apply_folds, find_folds
 from neural_compressor.onnx.runtime.session import feeds, make_session
 from neural_compressor.schemes import PER_CHANNEL, PER_TENSOR, PerChannel, Plan, TensorScheme, fake_quantize
@@ -118,11 +119,11 @@ def smooth(
     if not groups:
         logger.warning("nothing to smooth: the model has no %s with a constant weight", " or ".join(op_types))
         return new
-    axes = {_name(group[0].input): group[0].axis for group in groups}
+    axes = {str(group[0].input.name): group[0].axis for group in groups}
     seen = channel_statistics(new, axes, islice(iter(samples), calib_iter), providers)
     editor = GraphEditor(new)
     for group in groups:
-        scale = group_scale(group, seen[_name(group[0].input)], alphas, weights)
+        scale = group_scale(group, seen[str(group[0].input.name)], alphas, weights)
         if scale is not None:
             _apply(editor, group, scale, folding)
     return new
@@ -211,17 +212,11 @@ def _apply(editor: GraphEditor, group: Sequence[LinearOp], scale: np.ndarray, fo
     if folds is not None:
         apply_folds(editor, folds, 1 / scale)
     else:
-        graph, source = first.node.graph, first.input
-        assert isinstance(graph, ir.Graph)
-        factor = editor.weight(f"{first.node.name}_smooth_scale", (1 / scale).reshape(channels.shape), graph)
+        source, inverse = first.input, (1 / scale).reshape(channels.shape)
+        factor = editor.weight(f"{first.node.name}_smooth_scale", inverse, graph_of(first.node))
         (divided,) = editor.insert(first.node, "Mul", [source, factor])
         divided.type, divided.shape = source.type, source.shape
         for op in group:
             op.node.replace_input_with(0, divided)
     for op, weight in zip(group, weights, strict=True):
         editor.set_constant(op.node, 1, weight)
-
-
-def _name(value: ir.Value) -> str:
-    assert value.name is not None
-    return value.name

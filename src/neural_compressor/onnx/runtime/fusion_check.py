@@ -12,7 +12,7 @@ import onnx_ir as ir
 from neural_compressor.onnx.files.scratch import scratch_folder
 from neural_compressor.onnx.graph.integer_tensors import EIGHT_BITS
 from neural_compressor.onnx.graph.ops import OP_TYPES, OpType, Output
-from neural_compressor.onnx.graph.queries import is_float, standard
+from neural_compressor.onnx.graph.queries import is_float, producer, standard
 from neural_compressor.onnx.runtime.session import make_session
 
 logger = logging.getLogger("neural_compressor")
@@ -101,18 +101,13 @@ def _is_quantized(node: ir.Node) -> bool:
     """Whether a node reads nothing but dequantized values, and a light one is also written for a quantizer."""
     op: OpType = OP_TYPES[node.op_type]
     places = range(len(node.inputs)) if op.activations is None else (*op.activations, *_places(op))
-    if not places or not all(_dequantizer(node.inputs[i]) for i in places):
+    if not places or not all(producer(node.inputs[i], "DequantizeLinear") for i in places):
         return False
     return not op.light or _quantizer(node) is not None
 
 
 def _places(op: OpType) -> tuple[int, ...]:
     return () if op.weight is None else (op.weight,)
-
-
-def _dequantizer(value: ir.Value | None) -> ir.Node | None:
-    node = None if value is None else value.producer()
-    return node if node is not None and standard(node, "DequantizeLinear") else None
 
 
 def _quantizer(node: ir.Node) -> ir.Node | None:
@@ -132,13 +127,13 @@ def _reason(node: ir.Node) -> str:
     if op.output is Output.INTEGER and _quantizer(node) is None:
         return "its output is not quantized at once"
     bias = node.inputs[2] if op.bias is not None and len(node.inputs) > 2 else None
-    if is_float(bias) and _dequantizer(bias) is None:
+    if is_float(bias) and producer(bias, "DequantizeLinear") is None:
         return "its bias is in float"
     return "the runtime did not take it"
 
 
 def _type(value: ir.Value | None) -> str | None:
-    node = _dequantizer(value)
+    node = producer(value, "DequantizeLinear")
     if node is None or node.inputs[2] is None or node.inputs[2].const_value is None:
         return None
     return node.inputs[2].const_value.dtype.name.lower()

@@ -16,7 +16,7 @@ import onnxruntime as ort
 
 from neural_compressor.onnx.graph.editor import MICROSOFT
 from neural_compressor.onnx.graph.integer_tensors import EIGHT_BITS
-from neural_compressor.onnx.graph.queries import constant, standard
+from neural_compressor.onnx.graph.queries import constant, producer, standard
 from neural_compressor.onnx.graph.sum_order import (
     SumOrder,
     conv_order,
@@ -134,8 +134,7 @@ def _type(value: ir.Value | None, zero_point: ir.Value | None) -> str:
 
 def _dequantized(value: ir.Value | None, kinds: Collection[str]) -> ir.Value | None:
     """The integers that ``value`` is dequantized from, if they are of one of the types ``kinds``."""
-    node = None if value is None else value.producer()
-    if node is None or not standard(node, "DequantizeLinear"):
+    if (node := producer(value, "DequantizeLinear")) is None:
         return None
     zero = node.inputs[2] if len(node.inputs) > 2 else None
     # Without a zero point the type is that of the integers themselves.

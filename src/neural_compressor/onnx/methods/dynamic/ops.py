@@ -13,7 +13,7 @@ from neural_compressor.errors import ConfigError, QuantizationError
 from neural_compressor.onnx.graph.editor import MICROSOFT, GraphEditor
 from neural_compressor.onnx.graph.integer_tensors import IntegerArray, IntegerTensor, quantized_array, right_factor
 from neural_compressor.onnx.graph.matrix_nodes import MatrixNode, added_terms, examine, take_array, upright_input
-from neural_compressor.onnx.graph.queries import weight_refusal
+from neural_compressor.onnx.graph.queries import graph_of, input_of, weight_refusal
 from neural_compressor.schemes import (
     OpScheme,
     PerChannel,
@@ -47,8 +47,7 @@ class DynamicTensors:
         """
         key = (weight, kind, needs_zero)
         if key not in self._weights:
-            graph, found = weight.graph, make()
-            assert isinstance(graph, ir.Graph)
+            graph, found = graph_of(weight), make()
             parts = {"quantized": found.codes, "scale": found.scale, "zero_point": found.zero}
             if not (needs_zero or found.zero.any()):
                 del parts["zero_point"]
@@ -152,8 +151,8 @@ def _conv_refusal(node: ir.Node) -> str | None:
 
 
 def _rewrite_conv(tensors: DynamicTensors, node: ir.Node, scheme: TensorScheme) -> None:
-    edit, graph = tensors.edit, _graph(node)
-    given, weight, bias = _given(node, 0), _given(node, 1), (*node.inputs, None)[2]
+    edit, graph = tensors.edit, graph_of(node)
+    given, weight, bias = input_of(node, 0), input_of(node, 1), (*node.inputs, None)[2]
     aligned = (-1, *[1] * (len(_shape(weight)) - 2))
 
     def quantized() -> IntegerArray:
@@ -185,7 +184,7 @@ def _rewrite_lstm(tensors: DynamicTensors, node: ir.Node, scheme: TensorScheme) 
     inputs = [*node.inputs, *[None] * (8 - len(node.inputs))]
     parameters: list[ir.Value | None] = []
     for place in (1, 2):
-        found = tensors.weight(_given(node, place), scheme, partial(_gates, _given(node, place), scheme))
+        found = tensors.weight(input_of(node, place), scheme, partial(_gates, input_of(node, place), scheme))
         inputs[place] = found.codes
         parameters += [found.scale, found.zero]
     attributes = {name: each for name, each in node.attributes.items() if name != "layout"}
@@ -219,12 +218,12 @@ def _attention_refusal(node: ir.Node) -> str | None:
 
 def _rewrite_attention(tensors: DynamicTensors, node: ir.Node, scheme: TensorScheme) -> None:
     edit = tensors.edit
-    given, weight = _given(node, 0), _given(node, 1)
+    given, weight = input_of(node, 0), input_of(node, 1)
     bias, mask, past = (*node.inputs, None, None, None)[2:5]
     w = tensors.weight(weight, scheme, lambda: right_factor(take_array(weight), scheme))
     x = tensors.activation(node, given)
     if bias is None:
-        bias = edit.weight(f"{node.name}_bias", np.zeros(_shape(weight)[1], np.float32), _graph(node))
+        bias = edit.weight(f"{node.name}_bias", np.zeros(_shape(weight)[1], np.float32), graph_of(node))
     attributes = {name: each for name, each in node.attributes.items() if name in _ATTENTION_ATTRIBUTES}
     operands = [x.codes, w.codes, bias, x.scale, w.scale, mask, x.zero, w.zero, past]
     count = len(node.outputs)
@@ -232,20 +231,9 @@ def _rewrite_attention(tensors: DynamicTensors, node: ir.Node, scheme: TensorSch
     edit.replace(node, edit.insert(node, "QAttention", operands, attributes, domain=MICROSOFT, outputs=count))
 
 
-def _given(node: ir.Node, place: int) -> ir.Value:
-    value = node.inputs[place]
-    assert value is not None
-    return value
-
-
 def _shape(weight: ir.Value) -> tuple[int, ...]:
     assert weight.const_value is not None
     return tuple(weight.const_value.shape.numpy())
-
-
-def _graph(node: ir.Node) -> ir.Graph:
-    assert isinstance(node.graph, ir.Graph)
-    return node.graph
 
 
 DYNAMIC_OPS = {

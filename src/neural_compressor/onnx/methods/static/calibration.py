@@ -13,7 +13,7 @@ import onnxruntime as ort
 
 from neural_compressor.errors import CalibrationError
 from neural_compressor.observers import Observer, PercentileObserver, make_observer
-from neural_compressor.onnx.graph.queries import Bounds, clip_bounds, standard
+from neural_compressor.onnx.graph.queries import Bounds, clip_bounds, producer
 from neural_compressor.onnx.runtime.session import feeds, make_session
 from neural_compressor.schemes import TensorScheme
 
@@ -81,8 +81,8 @@ class FloatMoments:
 
 def _is_within(value: ir.Value, bounds: Bounds) -> bool:
     """Whether ``value`` is known to keep within ``bounds``."""
-    node = value.producer()
-    clipped = node is not None and standard(node, "Relu", "Clip") and clip_bounds(node) == bounds
+    node = producer(value, "Relu", "Clip")
+    clipped = node is not None and clip_bounds(node) == bounds
     return clipped or bounds == (-math.inf, math.inf)
 
 

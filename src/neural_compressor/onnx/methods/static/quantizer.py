@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -25,7 +25,7 @@ from neural_compressor.onnx.methods.static.qoperator import to_integer_ops
 from neural_compressor.onnx.methods.static.runtime_fusions import settle_summands, shield
 from neural_compressor.onnx.passes.simplify import OPSET_OF_HARD_SWISH, has_hard_swish, name_hard_swish, simplify
 from neural_compressor.onnx.runtime.data_reader import Samples
-from neural_compressor.onnx.runtime.op_race import Shapes, current_race, known_shapes
+from neural_compressor.onnx.runtime.op_race import current_race, known_shapes
 from neural_compressor.registry import close_matches
 from neural_compressor.schemes import PER_TENSOR, OpKey, OpScheme, PerGroup, Plan, TensorScheme, value_range
 from neural_compressor.schemes.ranges import require_finite
@@ -44,17 +44,14 @@ def quantize_static(
     options: StaticOptions | None = None,
     known: KnownRanges | None = None,
     left: MutableMapping[OpKey, str] | None = None,
-    shapes: Callable[[], Shapes] | None = None,
 ) -> ir.Model:
     """A new model in which the ops that ``plan`` has as static run in integers; ``model`` is a normalised one.
 
     ``known`` keeps the ranges that were collected, for the next call on the same model and data; ``left`` is given the ops
-    that stay in float all the same, with the reason. ``shapes`` gives those of the model's inputs, by default those of the
-    first sample.
+    that stay in float all the same, with the reason.
     """
     options = options or StaticOptions()
-    given = shapes or (None if samples is None else samples.shapes)
-    new, layout = _laid_out(model, plan, options, given)
+    new, layout = _laid_out(model, plan, options, samples)
     for (name, op_type), reason in layout.left.items():
         logger.info("%s (%s) stays in float: %s", name, op_type, reason)
     if left is not None:
@@ -86,12 +83,12 @@ def quantize_static(
     return new
 
 
-def _race(model: ir.Model, shapes: Callable[[], Shapes] | None, options: StaticOptions) -> IntegerRace | None:
+def _race(model: ir.Model, samples: Samples | None, options: StaticOptions) -> IntegerRace | None:
     """The race that decides what stays in float, where the model is for the CPU of this machine."""
-    race = current_race() if options.on_cpu and not options.everywhere else None
+    race = current_race() if options.on_cpu else None
     if race is None:
         return None
-    return IntegerRace(race, known_shapes(model, {} if shapes is None else shapes()))
+    return IntegerRace(race, known_shapes(model, {} if samples is None else samples.shapes()))
 
 
 @contextmanager
@@ -114,9 +111,7 @@ def _check_weights(layout: Layout) -> None:
                     require_finite(*value_range(array_of(value), PER_TENSOR), f"its {what}")
 
 
-def _laid_out(
-    model: ir.Model, plan: Plan, options: StaticOptions, shapes: Callable[[], Shapes] | None
-) -> tuple[ir.Model, Layout]:
+def _laid_out(model: ir.Model, plan: Plan, options: StaticOptions, samples: Samples | None) -> tuple[ir.Model, Layout]:
     schemes = checked_schemes(model, plan, options)
     new = model.clone()
     simplify(new)
@@ -131,7 +126,7 @@ def _laid_out(
     settle_summands(editor, by_name.keys())
     nodes = {name: info for (name, _), info in quantizable_nodes(new).items()}
     planned = {info.node: (info, by_name[name]) for name, info in nodes.items() if name in by_name}
-    layout = lay_out(new, planned, kept_in_float(new, plan), options, _race(new, shapes, options))
+    layout = lay_out(new, planned, kept_in_float(new, plan), options, _race(new, samples, options))
     gone = dict.fromkeys((key for key in schemes if key[0] not in nodes), _GONE)
     # A product may be a Gemm by now; the plan knows it as what it was.
     planned_as = {key[0]: key for key in schemes}

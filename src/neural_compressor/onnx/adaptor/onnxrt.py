@@ -335,7 +335,7 @@ class ONNXRTAdaptor(Adaptor):
         from neural_compressor.onnx.runtime.capability import ProviderCapability
 
         assert self._executor is not None
-        model = self._executor.float_model((plan or Plan(passes=self._passes)).step("optimize"))
+        model = self._executor.float_model(self._passes if plan is None else plan.passes)
         if self._known is None or self._known.model is not model:
             providers = dict.fromkeys(MODES, ProviderCapability(self.target, self.query_handler))
             self._known = ModelCapability(model, providers)

@@ -81,7 +81,7 @@ def quantized(
         warn_if_saturating(new)
     if "weight_only" not in resolution.capabilities and all(provider is CPU for provider in providers):
         given = isinstance(source, onnx.ModelProto | ir.Model)
-        original = executor.float_model(resolution.plan.step("optimize")) if given else read_model(source)
+        original = executor.float_model(resolution.plan.passes) if given else read_model(source)
         reader = next(iter(resolution.readers.values()), reader)
         warn_if_slower(original, new, lambda: None if reader is None else example_of(reader))
     return new, in_float

@@ -111,7 +111,7 @@ def resolve(
     they are named. The same goes for what a logarithm reads. ``reader`` serves configurations without data of their own.
     """
     optimize = optimize_pass(config, level)
-    model = executor.float_model(optimize)
+    model = executor.float_model([optimize])
     given, now = node_types(executor.source), node_types(model)
     # Rules are about the model as it was given and as it is, so that a node can be named that simplifying takes away.
     selection = select(config, given | {name: kind for name, kind in now.items() if name not in given})

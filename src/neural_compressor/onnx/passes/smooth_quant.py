@@ -19,7 +19,7 @@ from neural_compressor.onnx.graph.editor import GraphEditor
 from neural_compressor.onnx.graph.linear_ops import LINEAR_TYPES, LinearOp, linear_ops
 from neural_compressor.onnx.graph.queries import graph_of
 from neural_compressor.onnx.passes.scale_folding import Channels, apply_folds, find_folds
-from neural_compressor.onnx.runtime.session import feeds, make_session
+from neural_compressor.onnx.runtime.session import feeds, make_session, run_sample
 from neural_compressor.schemes import PER_CHANNEL, PER_TENSOR, PerChannel, Plan, TensorScheme, fake_quantize
 
 logger = logging.getLogger("neural_compressor")
@@ -64,10 +64,7 @@ def channel_statistics(
     found: dict[str, ChannelStatistics] = {}
     for number, sample in enumerate(samples):
         fed = feeds(model, sample, number)
-        try:
-            results = session.run(None, fed)
-        except Exception as error:  # the runtime's errors share no base class but this
-            raise CalibrationError(f"the model does not run on sample {number} of the data: {error}") from error
+        results = run_sample(session, fed, number)
         arrays = dict(zip((o.name for o in session.get_outputs()), results, strict=True)) | fed
         for name in names:
             array = np.asarray(arrays[name])

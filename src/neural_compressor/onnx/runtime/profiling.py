@@ -16,7 +16,7 @@ import onnxruntime as ort
 
 from neural_compressor.onnx.files.model_file import stored_bytes
 from neural_compressor.onnx.files.scratch import scratch_folder
-from neural_compressor.onnx.runtime.op_race import current_race
+from neural_compressor.onnx.runtime.op_race import batches_of_one, current_race
 from neural_compressor.onnx.runtime.session import feeds, make_session
 from neural_compressor.tuning.measure import NOISE, Effort, ratios_to_first, thread_clock, timed_in_turns
 
@@ -156,13 +156,10 @@ def _slowest(model: ir.Model, feed: dict[str, np.ndarray]) -> list[str]:
 
 def _blank(model: ir.Model) -> dict[str, np.ndarray] | None:
     """Zeros for a model whose inputs have known sizes, but for the first, which may be any."""
-    found = {}
+    shapes, found = batches_of_one(model), {}
     for value in (each for each in model.graph.inputs if not each.is_initializer()):
-        sizes = None if value.shape is None else [*value.shape]
-        if sizes is None or value.dtype is None or value.dtype == ir.DataType.STRING:
+        shape = shapes.get(str(value.name), (0,))
+        if value.dtype is None or value.dtype == ir.DataType.STRING or any(size < 1 for size in shape):
             return None
-        fixed = [1 if not place and not isinstance(size, int) else size for place, size in enumerate(sizes)]
-        if not all(isinstance(size, int) and size > 0 for size in fixed):
-            return None
-        found[str(value.name)] = np.zeros(fixed, value.dtype.numpy())
+        found[str(value.name)] = np.zeros(shape, value.dtype.numpy())
     return found

@@ -130,6 +130,17 @@ def _by_reference(model: ir.Model) -> Iterator[dict[str, np.ndarray]]:
         yield arrays
 
 
+def run_sample(
+    session: ort.InferenceSession, arrays: Mapping[str, np.ndarray], number: int, outputs: Sequence[str] | None = None
+) -> list[np.ndarray]:
+    """What a session gives for the calibration sample ``number``."""
+    try:
+        results: list[np.ndarray] = session.run(outputs, dict(arrays))
+    except Exception as error:  # the runtime's errors share no base class but this
+        raise CalibrationError(f"the model does not run on sample {number}: {error}") from error
+    return results
+
+
 def feeds(model: ir.Model, sample: Mapping[str, Any], number: int) -> dict[str, np.ndarray]:
     """The arrays of sample ``number`` by input name; what does not fit the model is an error that says what would."""
     inputs = {str(value.name): value for value in model.graph.inputs}

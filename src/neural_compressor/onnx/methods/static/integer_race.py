@@ -18,9 +18,8 @@ from onnx import TensorProto, helper, numpy_helper
 from neural_compressor.kernel_race import Work
 from neural_compressor.onnx.graph.ops import NodeInfo, Output
 from neural_compressor.onnx.graph.queries import standard
-from neural_compressor.onnx.runtime.op_race import MOST_PRODUCTS, OpRace, session_of_one
+from neural_compressor.onnx.runtime.op_race import MOST_PRODUCTS, RACED, OpRace, described, session_of_one
 
-RACED = ("Conv", "MatMul", "Gemm")
 _ACTIVATIONS = ("Relu", "LeakyRelu", "Sigmoid", "Tanh", "HardSigmoid", "Softplus", "Softsign", "Elu")
 _OPSET, _SCALE = 17, np.float32(0.02)
 
@@ -47,19 +46,12 @@ class IntegerRace(OpRace):
 
     def reason_for_float(self, info: NodeInfo, place: Place) -> str | None:
         """Why the op is better left in float, empty where it is not; None where there was no time to find out."""
-        op = f"{_described(info)} on {list(place.shape)}, fed {place.fed}, emits {place.emits}"
+        op = f"{described(info.node, (info.weight, info.bias))} on {list(place.shape)}, fed {place.fed}, emits {place.emits}"
         return self.why_float(op, place.shape, functools.partial(_work, info, place))
 
     def products(self, info: NodeInfo) -> float:
         """About how many numbers an op multiplies; 0 where that is not known."""
         return self.count_products(info.node, info.weight)
-
-
-def _described(info: NodeInfo) -> str:
-    node, weight = info.node, info.weight
-    shape = [] if weight is None or weight.shape is None else list(weight.shape.numpy())
-    attributes = {name: each.value for name, each in sorted(node.attributes.items())}
-    return f"{node.op_type} {shape} {'with' if info.bias is not None else 'without'} bias {attributes}"
 
 
 def activation_behind(node: ir.Node) -> ir.Node | None:

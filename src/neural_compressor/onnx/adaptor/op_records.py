@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from neural_compressor.onnx.files.quantization_record import QuantizationRecord,
 from neural_compressor.onnx.graph.ops import CLIPS
 from neural_compressor.onnx.graph.queries import is_float, standard
 from neural_compressor.onnx.passes.store_weights import stored_floats
-from neural_compressor.onnx.runtime.fusion_check import INTEGER_OPS, as_run, check_fusion
+from neural_compressor.onnx.runtime.fusion_check import INTEGER_OPS, RunningNode, as_run, check_fusion
 from neural_compressor.onnx.runtime.providers import Target
 from neural_compressor.onnx.runtime.session import make_session
 from neural_compressor.schemes import OpKey, OpScheme, sqnr_db
@@ -43,7 +44,7 @@ def op_records(
     if original is not None and feed is not None:
         found = output_errors(model, original, quantized, [feed], target.sessions)
         errors = {name: decibels(error) for name, error in found.items()}
-    kernels = Kernels(model, target)
+    kernels = Kernels.of_session(model, target)
     summary = _Summary(model, original, record)
     return [summary.of(key, kernels, errors.get(key[0])) for key in dict.fromkeys([*record.ops, *record.reasons])]
 
@@ -56,51 +57,48 @@ def brief_records(model: ir.Model, in_float: Mapping[str, str]) -> list[OpRecord
     record = read_record(model)
     if record is None:
         return []
-    summary, kernels = _Summary(model, None, record), _FromGraph(in_float)
+    summary, kernels = _Summary(model, None, record), Kernels(in_float)
     return [summary.of(key, kernels, None) for key in dict.fromkeys([*record.ops, *record.reasons])]
 
 
-class _FromGraph:
-    """What the runtime will compute nodes with, as far as the graph shows it."""
-
-    def __init__(self, in_float: Mapping[str, str]) -> None:
-        self.in_float = in_float
-
-    def of(self, key: OpKey, parts: Sequence[ir.Node]) -> tuple[str, bool]:
-        """As :meth:`Kernels.of`."""
-        if any(stored_floats(value) is not None for part in parts[:1] for value in part.inputs):
-            return _STORED, True
-        if key[0] in self.in_float:
-            return f"float: {self.in_float[key[0]]}", True
-        integer = next((part.op_type for part in parts if part.op_type in INTEGER_OPS), None)
-        return integer or f"{key[1]} between quantizers", False
-
-
+@dataclass(frozen=True)
 class Kernels:
-    """What the runtime computes the nodes of a model with."""
+    """What the runtime computes the nodes of a model with: ``in_float`` says why some are in float.
 
-    def __init__(self, model: ir.Model, target: Target) -> None:
-        self.target = target
-        self.readable = target.runs_here and weight_bytes(model) <= ONE_FILE_BYTES
-        self.running = as_run(model, target.sessions) if self.readable else {}
-        self.in_float = (
-            {e.name: e.reason for e in check_fusion(model, target.sessions).float_running} if self.readable else {}
-        )
+    Without ``running``, the nodes that a session has, it is told as far as the graph shows it. ``absent`` is the provider
+    that the model is for where it does not run here.
+    """
+
+    in_float: Mapping[str, str] = field(default_factory=dict)
+    running: Mapping[str, RunningNode] | None = None
+    absent: str = ""
+
+    @classmethod
+    def of_session(cls, model: ir.Model, target: Target) -> Kernels:
+        """The kernels that a session on ``target`` takes; of a model too large for one, what the graph shows."""
+        if not target.runs_here:
+            return cls(absent=target.provider.name)
+        if weight_bytes(model) > ONE_FILE_BYTES:
+            return cls(running={})
+        return cls(check_fusion(model, target.sessions).float_running, as_run(model, target.sessions))
 
     def of(self, key: OpKey, parts: Sequence[ir.Node]) -> tuple[str, bool]:
         """What runs the op that became ``parts``, and whether that is float arithmetic on quantized values."""
         name, kind = key
-        if not self.target.runs_here:
-            return f"{self.target.provider.name}, not run here", False
+        if self.absent:
+            return f"{self.absent}, not run here", False
         if any(stored_floats(value) is not None for part in parts[:1] for value in part.inputs):
             return _STORED, True
-        running = [self.running[str(part.name)] for part in parts if part.name in self.running]
+        known = self.running or {}
+        running = [known[str(part.name)] for part in parts if part.name in known]
         kinds = [*(node.op_type for node in running), *(part.op_type for part in parts)]
         integer = next((each for each in kinds if each in INTEGER_OPS), None)
         if integer is not None and name not in self.in_float:
             return integer, False
         if name in self.in_float or any(node.dequantizes for node in running):
             return f"float: {self.in_float.get(name, 'the runtime turns the weight into floats first')}", True
+        if self.running is None:
+            return f"{kind} between quantizers", False
         # Only its table is stored in integers, and looked up as it was.
         return kind if parts else "none: it was taken into another op", False
 
@@ -112,7 +110,7 @@ class _Summary:
         self.originals = {} if original is None else {str(node.name): node for node in original.graph.all_nodes()}
         self.known = set(self.originals) or {name for name, _ in (*record.ops, *record.reasons)}
 
-    def of(self, key: OpKey, kernels: Kernels | _FromGraph, output_sqnr: float | None) -> OpRecord:
+    def of(self, key: OpKey, kernels: Kernels, output_sqnr: float | None) -> OpRecord:
         """The record of one op."""
         name, scheme = key[0], self.record.ops.get(key, OpScheme())
         parts = list(nodes_of(self.nodes[name], self.known)) if name in self.nodes else []

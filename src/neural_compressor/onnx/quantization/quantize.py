@@ -75,7 +75,7 @@ def quantized(
     new = executor.run(resolution.plan, resolution.run_options({}))
     static, in_float = resolution.capabilities.get("static"), dict[str, str]()
     if static is not None and static.target.runs_here:
-        in_float = {each.name: each.reason for each in check_fusion(new, static.target.sessions).float_running}
+        in_float = dict(check_fusion(new, static.target.sessions).float_running)
     providers = [capability.target.provider for capability in resolution.capabilities.values()]
     if CPU in providers:
         warn_if_saturating(new)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import onnx
 import onnx_ir as ir
@@ -19,15 +20,6 @@ logger = logging.getLogger("neural_compressor")
 
 
 @dataclass(frozen=True)
-class FloatRunning:
-    """A quantized op that the runtime computes in float, converting its inputs first."""
-
-    name: str
-    op_type: str
-    reason: str
-
-
-@dataclass(frozen=True)
 class RunningNode:
     """A node that the runtime executes, and whether some input of it is dequantized first."""
 
@@ -37,32 +29,24 @@ class RunningNode:
 
 @dataclass(frozen=True)
 class FusionReport:
-    """The quantized ops by what the runtime makes of them."""
+    """The quantized ops by what the runtime makes of them: those it fuses, and why it computes others in float."""
 
     fused: tuple[str, ...]
-    float_running: tuple[FloatRunning, ...]
+    float_running: Mapping[str, str]
 
 
 def check_fusion(model: ir.Model, providers: Sequence[str] = ("CPUExecutionProvider",)) -> FusionReport:
     """What ONNX Runtime makes of each quantized op of ``model``; a warning names those that run in float."""
     quantized = {str(node.name): node for node in model.graph if standard(node, *OP_TYPES) and _is_quantized(node)}
     integer_ops = [str(node.name) for node in model.graph if node.op_type in INTEGER_OPS]
-    floats = tuple(float_running(model, providers))
-    left = {each.name for each in floats}
-    fused = tuple(name for name in (*quantized, *integer_ops) if name not in left)
+    running = as_run(model, providers) if quantized else {}
+    floats = {name: _reason(node) for name, node in quantized.items() if name in running and running[name].dequantizes}
+    fused = tuple(name for name in (*quantized, *integer_ops) if name not in floats)
     if floats:
-        named = ", ".join(f"{each.name} ({each.reason})" for each in floats[:_NAMED])
+        named = ", ".join(f"{name} ({reason})" for name, reason in islice(floats.items(), _NAMED))
         more = f" and {len(floats) - _NAMED} more" if len(floats) > _NAMED else ""
         logger.warning("%d of %d quantized ops run in float: %s%s", len(floats), len(floats) + len(fused), named, more)
     return FusionReport(fused, floats)
-
-
-def float_running(model: ir.Model, providers: Sequence[str] = ("CPUExecutionProvider",)) -> list[FloatRunning]:
-    """The quantized ops of ``model`` that the runtime will compute in float, with the reason."""
-    quantized = [node for node in model.graph if standard(node, *OP_TYPES) and _is_quantized(node)]
-    running = as_run(model, providers) if quantized else {}
-    in_float = (node for node in quantized if (run := running.get(str(node.name))) and run.dequantizes)
-    return [FloatRunning(str(node.name), node.op_type, _reason(node)) for node in in_float]
 
 
 _NAMED = 8

@@ -77,20 +77,21 @@ def _model(info: NodeInfo, place: Place, integers: bool) -> onnx.ModelProto:
     constants["w"] = np.full(weight.shape.numpy(), 3, np.int8) if integers else np.full(weight.shape.numpy(), 0.1, "f4")
     if bias is not None and bias.shape is not None:
         constants["b"] = np.ones(bias.shape.numpy(), np.int32 if integers else np.float32)
-    nodes, given = [], "x"
+    nodes: list[onnx.NodeProto] = []
+
+    def through(op_type: str, *inputs: str) -> str:
+        nodes.append(helper.make_node(op_type, inputs, [f"v{len(nodes)}"]))
+        return str(nodes[-1].output[0])
+
+    given = "x"
     if integers and not place.fed:
-        nodes.append(helper.make_node("QuantizeLinear", ["x", "s", "z"], ["xq"]))
-        given = "xq"
+        given = through("QuantizeLinear", given, "s", "z")
     if integers or place.fed:
-        nodes.append(helper.make_node("DequantizeLinear", [given, "s", "z"], ["xf"]))
-        given = "xf"
+        given = through("DequantizeLinear", given, "s", "z")
     inputs = [given, "w", *(["b"] if "b" in constants else [])]
     if integers:
-        nodes.append(helper.make_node("DequantizeLinear", ["w", "s", "wz"], ["wf"]))
-        inputs[1] = "wf"
-        if "b" in constants:
-            nodes.append(helper.make_node("DequantizeLinear", ["b", "ss"], ["bf"]))
-            inputs[2] = "bf"
+        inputs[1] = through("DequantizeLinear", "w", "s", "wz")
+        inputs[2:] = [through("DequantizeLinear", each, "ss") for each in inputs[2:]]
     op = ir.serde.serialize_node(info.node)
     del op.input[:], op.output[:]
     op.input.extend(inputs)
@@ -99,14 +100,11 @@ def _model(info: NodeInfo, place: Place, integers: bool) -> onnx.ModelProto:
     result = "y"
     if not integers and place.emits:
         # The runtime would make integers of a float op right between quantizers.
-        nodes.append(helper.make_node("Sum", ["y"], ["same"]))
-        result = "same"
+        result = through("Sum", result)
     if place.emits or (integers and info.op.output is Output.INTEGER):
-        nodes.append(helper.make_node("QuantizeLinear", [result, "s", "z"], ["yq"]))
-        result = "yq"
+        result = through("QuantizeLinear", result, "s", "z")
         if not place.emits:
-            nodes.append(helper.make_node("DequantizeLinear", ["yq", "s", "z"], ["out"]))
-            result = "out"
+            result = through("DequantizeLinear", result, "s", "z")
     kinds = (
         TensorProto.UINT8 if place.fed else TensorProto.FLOAT,
         TensorProto.UINT8 if place.emits else TensorProto.FLOAT,

@@ -48,7 +48,7 @@ class ModelCapability:
     @cached_property
     def refusals(self) -> dict[str, dict[OpKey, str]]:
         """By mode why nodes cannot be quantized in it, whatever the provider has."""
-        static, no_static = quantizable_nodes(self.model), unquantizable_nodes(self.model)
+        static, no_static = self._static, unquantizable_nodes(self.model)
         dynamic = dynamic_nodes(self.model)
         matrices, no_matrix = weight_only_nodes(self.model), left_in_float(self.model)
         found: dict[str, dict[OpKey, str]] = {mode: {} for mode in MODES}

@@ -56,10 +56,6 @@ class Resolution:
     readers: Mapping[str, Any] = field(default_factory=dict)
     label: str = ""
 
-    def of(self, mode: str) -> dict[OpKey, OpScheme]:
-        """The nodes that compute in ``mode``; not those whose weights are stored."""
-        return {key: s for key, s in self.plan.items() if s.mode == mode and not is_stored(key, s)}
-
     @property
     def quantized(self) -> dict[OpKey, OpScheme]:
         """The nodes that the plan does something to."""

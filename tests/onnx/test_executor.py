@@ -1,5 +1,7 @@
 """One executor under every front: the same plan gives the same bytes, and what is not run is refused by name."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -13,7 +15,7 @@ from neural_compressor.config.composition import register_config
 from neural_compressor.dtypes import dtype
 from neural_compressor.errors import ConfigError
 from neural_compressor.onnx.adaptor.onnxrt import ONNXRTAdaptor
-from neural_compressor.onnx.executor import Executor
+from neural_compressor.onnx.executor import PASSES, Executor
 from neural_compressor.onnx.files.quantization_record import read_record
 from neural_compressor.onnx.quantization import (
     DynamicQuantConfig,
@@ -196,6 +198,27 @@ def test_an_algorithm_of_a_third_party_runs_through_every_front(halve, model, ba
     once = quantize(model, None, halve(), quiet=True)
     assert contents(by_rule) == contents(once)
     assert contents(once) != contents(quantize(model, None, RTNConfig(), quiet=True))
+
+
+def test_a_pass_of_a_third_party_changes_the_float_model(model):
+    @PASSES.register("rename")
+    @dataclass(frozen=True)
+    class Rename:
+        suffix: str = ""
+
+        def change(self, model):
+            for node in model.graph:
+                node.name += self.suffix
+            return model
+
+    scheme = OpScheme(INT4, mode="weight_only", method=Method("rtn"))
+    passes = [Pass("rename", {"suffix": "_of_theirs"}), Pass("weight_layout", {"quant_format": "QOperator"})]
+    plan = Plan({("fc1_of_theirs", "MatMul"): scheme}, passes=passes)
+    try:
+        new = ONNXRTAdaptor().quantize(plan.to_tune_cfg(), model)
+    finally:
+        del PASSES._items["rename"]
+    assert [node.name for node in new.graph.node if node.op_type == "MatMulNBits"] == ["fc1_of_theirs"]
 
 
 def test_a_group_size_that_no_matrix_can_have_is_an_error(model):

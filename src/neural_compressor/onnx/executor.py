@@ -6,7 +6,7 @@ graph, smooth, static (with its corrections), weight-only, dynamic, half precisi
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
@@ -15,7 +15,7 @@ import onnx_ir as ir
 from neural_compressor.errors import CalibrationError, ConfigError
 from neural_compressor.onnx.files.quantization_record import QuantizationRecord, write_record
 from neural_compressor.onnx.graph.linear_ops import LINEAR_TYPES
-from neural_compressor.onnx.graph.overridable_inputs import restore_overridable
+from neural_compressor.onnx.graph.normalise import restore_overridable
 from neural_compressor.onnx.graph.sum_order import target_cpu
 from neural_compressor.onnx.methods.dynamic.quantizer import quantize_dynamic
 from neural_compressor.onnx.methods.static.options import StaticOptions
@@ -32,15 +32,20 @@ from neural_compressor.onnx.passes.store_weights import store_weights, stored_in
 from neural_compressor.onnx.runtime.capability import ProviderCapability
 from neural_compressor.onnx.runtime.data_reader import Samples
 from neural_compressor.onnx.runtime.providers import CPU
-from neural_compressor.registry import close_matches
+from neural_compressor.registry import Registry, close_matches
 from neural_compressor.schemes import OpKey, Pass, Plan, TensorScheme, float_op
 
-_AS_GIVEN = Pass("optimize", {"level": "DISABLE_ALL", "simplify": "none"})
 _KEPT = 4
 """How many smoothed models, or the same on other data, are kept for later plans."""
 _HALVES = ("fp16", "bf16")
+_SIMPLIFIED = {"integers": simplify, "tidy": tidy, "none": None}
+
+PASSES: Registry[type[Any]] = Registry("pass over ONNX models", entry_point_group="neural_compressor.onnx_passes")
+"""The options of each pass, a frozen dataclass. One with a method ``change(model) -> model`` changes the float model, which
+is its own to change, before anything is quantized; plans name the ops of what it gives."""
 
 
+@PASSES.register("optimize")
 @dataclass(frozen=True)
 class Optimize:
     """How the graph is simplified first.
@@ -52,7 +57,19 @@ class Optimize:
     level: str | None = None
     simplify: str = "integers"
 
+    def change(self, model: ir.Model) -> ir.Model:
+        """The model simplified."""
+        if self.simplify not in _SIMPLIFIED:
+            raise ConfigError(
+                f"the pass optimize: simplify is {self.simplify!r}; {close_matches(self.simplify, _SIMPLIFIED)}"
+            )
+        model = optimise(model, self.level)
+        if (change := _SIMPLIFIED[self.simplify]) is not None:
+            change(model)
+        return model
 
+
+@PASSES.register("smooth")
 @dataclass(frozen=True)
 class Smooth:
     """The arguments of :func:`~neural_compressor.onnx.passes.smooth_quant.smooth`."""
@@ -64,6 +81,7 @@ class Smooth:
     scales_per_op: bool = True
 
 
+@PASSES.register("correct_biases")
 @dataclass(frozen=True)
 class CorrectBiases:
     """Biases are corrected on data where it admits that; where it is ``required``, what stands against it is an error."""
@@ -71,11 +89,13 @@ class CorrectBiases:
     required: bool = False
 
 
+@PASSES.register("correct_weights")
 @dataclass(frozen=True)
 class CorrectWeights:
     """Rounded weights get the spread of the float ones."""
 
 
+@PASSES.register("calibrate")
 @dataclass(frozen=True)
 class Calibrate:
     """``percentile`` is the share of values that an estimator of that name keeps, in percent."""
@@ -83,6 +103,7 @@ class Calibrate:
     percentile: float = StaticOptions.percentile
 
 
+@PASSES.register("qdq_layout")
 @dataclass(frozen=True)
 class QdqLayout:
     """How a statically quantized model is written, as :class:`StaticOptions` has it; None is what the provider takes."""
@@ -94,6 +115,7 @@ class QdqLayout:
     named: tuple[str, ...] = ()
 
 
+@PASSES.register("weight_layout")
 @dataclass(frozen=True)
 class WeightLayout:
     """How weights that are quantized alone are written, as :class:`WeightOnlyOptions` has it."""
@@ -102,18 +124,8 @@ class WeightLayout:
     accuracy_level: int | str = "auto"
 
 
-PASSES: Mapping[str, type[Any]] = {
-    "optimize": Optimize,
-    "smooth": Smooth,
-    "correct_biases": CorrectBiases,
-    "correct_weights": CorrectWeights,
-    "calibrate": Calibrate,
-    "qdq_layout": QdqLayout,
-    "weight_layout": WeightLayout,
-}
-"""The passes that are run here, with their options."""
 DEFAULT_PASSES = (Pass("optimize"), Pass("correct_biases"))
-"""Those of a plan that names none."""
+"""The passes of a plan that names none."""
 
 P = TypeVar("P")
 
@@ -126,8 +138,9 @@ class Steps:
     neural_compressor.errors.ConfigError: the pass smooth has no 'alfa'; did you mean 'alpha'? Known: alpha, ...
     """
 
-    def __init__(self, passes: tuple[Pass, ...] | list[Pass]) -> None:
+    def __init__(self, passes: Iterable[Pass]) -> None:
         self._read: dict[type[Any], Any] = {}
+        self.changes: dict[Pass, Any] = {}
         for step in passes:
             if step.name not in PASSES:
                 raise ConfigError(
@@ -139,6 +152,13 @@ class Steps:
                 if name not in known:
                     raise ConfigError(f"the pass {step.name} has no {name!r}; {close_matches(name, known)}")
             self._read[kind] = kind(**step.options)
+            if hasattr(kind, "change"):
+                self.changes[step] = self._read[kind]
+
+    @property
+    def origin(self) -> str:
+        """The passes that make the float model, in words."""
+        return " ".join(map(str, self.changes)) or "as given"
 
     def get(self, kind: type[P]) -> P | None:
         """The options of a pass, where the plan has it."""
@@ -202,31 +222,26 @@ class Executor:
 
     source: ir.Model
     one_plan: bool = False
-    _floats: dict[Pass, ir.Model] = field(default_factory=dict, init=False)
+    _floats: dict[str, ir.Model] = field(default_factory=dict, init=False)
     _bases: list[_Base] = field(default_factory=list, init=False)
 
-    def float_model(self, optimize: Pass | None = None) -> ir.Model:
-        """The model as plans with the pass ``optimize`` name its ops; made once."""
-        step = optimize or _AS_GIVEN
-        if step not in self._floats:
-            options = Steps([step]).usual(Optimize)
-            model = optimise(self.source.clone(), options.level)
-            if options.simplify not in _SIMPLIFIED:
-                raise ConfigError(
-                    f"the pass optimize: simplify is {options.simplify!r}; {close_matches(options.simplify, _SIMPLIFIED)}"
-                )
-            if (change := _SIMPLIFIED[options.simplify]) is not None:
-                change(model)
-            self._floats[step] = model
-        return self._floats[step]
+    def float_model(self, passes: Iterable[Pass] = ()) -> ir.Model:
+        """The model as plans with ``passes`` name its ops; made once."""
+        steps = Steps(passes)
+        if steps.origin not in self._floats:
+            model = self.source.clone()
+            for options in steps.changes.values():
+                model = options.change(model)
+            self._floats[steps.origin] = model
+        return self._floats[steps.origin]
 
     def run(self, plan: Plan, options: RunOptions) -> ir.Model:
         """The model quantized as ``plan`` says; what cannot be run is an error before any work."""
-        steps, model = Steps(tuple(plan.passes)), self.float_model(plan.step("optimize"))
+        steps, model = Steps(plan.passes), self.float_model(plan.passes)
         _check(plan, model, options)
         whole, plan = plan, without_stored(plan)
         modes = {scheme.mode for scheme in plan.values()}
-        new, left, origin = model, dict[OpKey, str](), str(plan.step("optimize") or _AS_GIVEN)
+        new, left, origin = model, dict[OpKey, str](), steps.origin
         simulated: Mapping[OpKey, str] = {}
         if "static" in modes:
             seen, capability = options.data.get("static", NO_DATA), options.capabilities["static"]
@@ -256,13 +271,11 @@ class Executor:
 
     def before_rounding(self, origin: str) -> ir.Model | None:
         """The float model that was quantized, made by the passes that a record tells of; None where it was not made here."""
-        made = {str(step): model for step, model in self._floats.items()}
-        return (made | {base.name: base.model for base in self._bases}).get(origin)
+        return (self._floats | {base.name: base.model for base in self._bases}).get(origin)
 
     def _base(self, plan: Plan, steps: Steps, model: ir.Model, data: CalibrationData, sessions: Sequence[str]) -> _Base:
         wanted, weights = steps.get(Smooth), prevailing_weights(plan)
-        name = str(plan.step("optimize") or _AS_GIVEN)
-        name += "" if wanted is None else f" {plan.step('smooth')} {weights.to_dict()}"
+        name = steps.origin + ("" if wanted is None else f" {plan.step('smooth')} {weights.to_dict()}")
         percentile = steps.usual(Calibrate).percentile
         key = (name, id(model), id(data.source), plan.calib_sampling_size, percentile)
         for base in self._bases:
@@ -273,9 +286,6 @@ class Executor:
         new = _Base(key, name, model, None if self.one_plan else {})
         self._bases = [*self._bases[-_KEPT + 1 :], new]
         return new
-
-
-_SIMPLIFIED = {"integers": simplify, "tidy": tidy, "none": None}
 
 
 def _check(plan: Plan, model: ir.Model, options: RunOptions) -> None:

@@ -512,7 +512,7 @@ def test_models_are_timed_in_sessions_of_one_thread_of_their_own(digits_model, b
         made.append(threads)
         return make_session(*arguments, threads=threads, **options)
 
-    monkeypatch.setattr("neural_compressor.onnx.runtime.runner.make_session", spy)
+    monkeypatch.setattr("neural_compressor.onnx.runtime.session.make_session", spy)
     adaptor = ONNXRTAdaptor()
     models = [copy.deepcopy(adaptor.ready(digits_model)) for _ in range(3)]
     inputs = batches[0][0]
@@ -533,7 +533,7 @@ def test_a_session_in_use_is_not_the_first_to_go(digits_model, batches, monkeypa
         made.append(len(made))
         return make_session(*arguments, **options)
 
-    monkeypatch.setattr("neural_compressor.onnx.runtime.runner.make_session", spy)
+    monkeypatch.setattr("neural_compressor.onnx.runtime.session.make_session", spy)
     adaptor = ONNXRTAdaptor()
     baseline, *others = [copy.deepcopy(adaptor.ready(digits_model)) for _ in range(4)]
     for model in others:

@@ -5,8 +5,8 @@ import onnx_ir as ir
 import pytest
 from onnx import helper
 
-from neural_compressor.onnx.adaptor import output_errors as module
-from neural_compressor.onnx.adaptor.output_errors import output_errors
+from neural_compressor.onnx.adaptor import op_records as module
+from neural_compressor.onnx.adaptor.op_records import output_errors
 from neural_compressor.onnx.graph.normalise import normalise
 
 CPU = ("CPUExecutionProvider",)

@@ -9,8 +9,8 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from neural_compressor.onnx.files import one_file
-from neural_compressor.onnx.files.one_file import write_one_file
+from neural_compressor.onnx.files import mapped_file
+from neural_compressor.onnx.files.mapped_file import write_one_file
 
 
 def initializer(array, name):
@@ -75,7 +75,7 @@ def by_name(proto):
 
 @pytest.mark.parametrize("at_once", [0, 8, 1 << 20])
 def test_it_is_the_message_that_would_be_made_whole(proto, at_once, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(one_file, "_AT_ONCE", at_once)
+    monkeypatch.setattr(mapped_file, "_AT_ONCE", at_once)
     model = ir.from_proto(proto)
     path = tmp_path / "m.onnx"
     write_one_file(model, path)

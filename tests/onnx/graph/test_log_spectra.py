@@ -12,8 +12,8 @@ from onnx import helper
 
 from neural_compressor.onnx.adaptor.onnxrt import ONNXRTAdaptor
 from neural_compressor.onnx.files.quantization_record import read_record
-from neural_compressor.onnx.graph.log_spectra import BEFORE_LOGARITHM, before_logarithm
 from neural_compressor.onnx.graph.normalise import normalise
+from neural_compressor.onnx.graph.ops import BEFORE_LOGARITHM, before_logarithm
 from neural_compressor.onnx.quantization import StaticQuantConfig, quantize
 from neural_compressor.onnx.runtime.data_reader import CalibrationDataReader
 

@@ -61,7 +61,7 @@ def quantized(name, build, samples):
     weight = TensorScheme(dtype("int8"), symmetric=True, granularity=PerChannel(0), pair_safe=True)
     scheme = OpScheme(weight if "w" in weights else None, TensorScheme(dtype("uint8"), symmetric=False), "static")
     plan = Plan(dict.fromkeys(quantizable_nodes(model), scheme))
-    return quantize_static(model, plan, Samples(Once(samples)), StaticOptions(everywhere=True))
+    return quantize_static(model, plan, Samples(Once(samples)), StaticOptions(named=["op"]))
 
 
 def sample(name, factor=1.0):

@@ -10,9 +10,9 @@ from neural_compressor.kernel_race import Race
 from neural_compressor.kernel_timings import KernelTimings
 from neural_compressor.onnx.files.model_file import read_model
 from neural_compressor.onnx.quantization import DynamicQuantConfig, quantize
-from neural_compressor.onnx.runtime import speed_check
+from neural_compressor.onnx.runtime import profiling
 from neural_compressor.onnx.runtime.op_race import racing
-from neural_compressor.onnx.runtime.speed_check import warn_if_slower
+from neural_compressor.onnx.runtime.profiling import warn_if_slower
 
 
 def chain(count: int, sizes=("n", 16)):
@@ -27,7 +27,7 @@ def chain(count: int, sizes=("n", 16)):
 @pytest.fixture
 def ratio(monkeypatch):
     """Sets what running both models would find."""
-    return lambda value: monkeypatch.setattr(speed_check, "_ratio", lambda sessions, feed: value)
+    return lambda value: monkeypatch.setattr(profiling, "_ratio", lambda sessions, feed: value)
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +58,7 @@ def test_real_models_are_run():
 
 @pytest.mark.parametrize("sizes", [("n", "m"), ("n", 16)], ids=["no sample", "too large"])
 def test_what_is_not_compared_says_why(sizes, monkeypatch, caplog):
-    monkeypatch.setattr(speed_check, "_MOST_BYTES", 1)
+    monkeypatch.setattr(profiling, "MOST_BYTES", 1)
     model = chain(1)
     for value in (*model.graph.input, *model.graph.output):
         value.CopyFrom(helper.make_tensor_value_info(value.name, TensorProto.FLOAT, sizes))

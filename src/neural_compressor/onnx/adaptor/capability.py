@@ -18,9 +18,8 @@ from neural_compressor.config.op_options import op_options
 from neural_compressor.config.validators import as_list
 from neural_compressor.errors import QuantizationError
 from neural_compressor.onnx.graph.blocks import repeated_blocks
-from neural_compressor.onnx.graph.log_spectra import before_logarithm
 from neural_compressor.onnx.graph.matrix_nodes import left_in_float, small_matrices, weight_only_nodes
-from neural_compressor.onnx.graph.ops import quantizable_nodes, unquantizable_nodes
+from neural_compressor.onnx.graph.ops import before_logarithm, quantizable_nodes, unquantizable_nodes
 from neural_compressor.onnx.graph.queries import constant
 from neural_compressor.onnx.graph.sum_order import adds_in_pairs
 from neural_compressor.onnx.methods.dynamic.dynamic_race import dynamic_race
@@ -49,7 +48,7 @@ class ModelCapability:
     @cached_property
     def refusals(self) -> dict[str, dict[OpKey, str]]:
         """By mode why nodes cannot be quantized in it, whatever the provider has."""
-        static, no_static = quantizable_nodes(self.model), unquantizable_nodes(self.model)
+        static, no_static = self._static, unquantizable_nodes(self.model)
         dynamic = dynamic_nodes(self.model)
         matrices, no_matrix = weight_only_nodes(self.model), left_in_float(self.model)
         found: dict[str, dict[OpKey, str]] = {mode: {} for mode in MODES}

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from neural_compressor.dtypes import dtype
 from neural_compressor.errors import ConfigError
-from neural_compressor.onnx.graph.queries import constant, is_constant, standard
+from neural_compressor.onnx.graph.queries import constant, is_constant, producer
 from neural_compressor.onnx.passes.store_weights import stored_floats
 from neural_compressor.onnx.runtime.batches import ModelInputs
 from neural_compressor.onnx.runtime.session import make_session
@@ -20,13 +20,11 @@ from neural_compressor.schemes import unpack_bits
 
 ROLES = {1: "weight", 2: "bias"}
 _INTEGER_PLACES = {
-    "QLinearConv": {"weight": (3, 4, 5)},
-    "QLinearMatMul": {"weight": (3, 4, 5)},
-    "QGemm": {"weight": (3, 4, 5)},
-    "DynamicQuantizeMatMul": {"weight": (1, 2, 3)},
-    "MatMulIntegerToFloat": {"weight": (1, 3, 5)},
+    **dict.fromkeys(("QLinearConv", "QLinearMatMul", "QGemm"), (3, 4, 5)),
+    "DynamicQuantizeMatMul": (1, 2, 3),
+    "MatMulIntegerToFloat": (1, 3, 5),
 }
-"""Where integer ops have codes, scale and zero point."""
+"""Where integer ops have codes, scale and zero point of their weight."""
 
 
 def nodes_of(node: ir.Node, others: Collection[str]) -> Iterator[ir.Node]:
@@ -36,7 +34,7 @@ def nodes_of(node: ir.Node, others: Collection[str]) -> Iterator[ir.Node]:
         current = waiting.pop(0)
         yield current
         for value in current.inputs:
-            before = None if value is None else value.producer()
+            before = producer(value)
             if before is not None and before not in seen and before.name not in others:
                 seen.add(before)
                 waiting.append(before)
@@ -46,10 +44,9 @@ def constants_of(node: ir.Node) -> dict[str, np.ndarray]:
     """The constant floats a node computes with, by their role, also where they are stored as integers."""
     if node.op_type == "MatMulNBits":
         return {"weight": _unpacked(node)}
-    places = _INTEGER_PLACES.get(node.op_type)
-    if places is not None:
-        found = {role: _floats(node, *where) for role, where in places.items()}
-        return {role: array for role, array in found.items() if array is not None}
+    if places := _INTEGER_PLACES.get(node.op_type):
+        weight = _floats(node, *places)
+        return {} if weight is None else {"weight": weight}
     arrays = {place: dequantized(value) for place, value in enumerate(node.inputs)}
     return {
         ROLES.get(place, f"input{place}"): a for place, a in arrays.items() if a is not None and a.dtype.kind == "f"
@@ -75,13 +72,10 @@ def dequantized(value: ir.Value | None) -> np.ndarray | None:
     array = constant(value) if is_constant(value) else stored_floats(value)
     if array is not None:
         return array
-    node = None if value is None else value.producer()
-    if node is None or not standard(node, "DequantizeLinear"):
+    if (node := producer(value, "DequantizeLinear")) is None:
         return None
-    before = node.inputs[0].producer() if node.inputs[0] is not None else None
-    if before is not None and standard(before, "QuantizeLinear"):
-        return _rounded(before)
-    return _floats(node, 0, 1, 2)
+    before = producer(node.inputs[0], "QuantizeLinear")
+    return _floats(node, 0, 1, 2) if before is None else _rounded(before)
 
 
 def _rounded(node: ir.Node) -> np.ndarray | None:
@@ -89,17 +83,10 @@ def _rounded(node: ir.Node) -> np.ndarray | None:
     array, step, shift = (constant(value) for value in (*node.inputs, None)[:3])
     if array is None or step is None or shift is None:
         return None
-    axis = node.attributes.get_int("axis", 1) % array.ndim if array.ndim else 0
-    shape = [-1 if i == axis else 1 for i in range(array.ndim)] if step.size > 1 else []
-    step, zero = step.reshape(shape), shift.astype(np.float32).reshape(shape if shift.size > 1 else [])
-    low, high = _limits(shift.dtype)
-    codes = np.clip(np.round(array / step) + zero, low, high)
+    axis, kind = node.attributes.get_int("axis", 1), dtype(shift.dtype.name)
+    step, zero = (_aligned(parameter, array.shape, axis) for parameter in (step, shift))
+    codes = np.clip(np.round(array / step) + zero, int(kind.min), int(kind.max))
     return np.asarray((codes - zero) * step, dtype=np.float32)
-
-
-def _limits(kind: np.dtype[Any]) -> tuple[int, int]:
-    found = dtype(kind.name)
-    return int(found.min), int(found.max)
 
 
 def _floats(node: ir.Node, codes: int, scale: int, zero: int) -> np.ndarray | None:
@@ -110,17 +97,18 @@ def _floats(node: ir.Node, codes: int, scale: int, zero: int) -> np.ndarray | No
     axis, block = node.attributes.get_int("axis", 1), node.attributes.get_int("block_size", 0)
     if node.op_type == "QLinearConv" or node.attributes.get_int("transB", 0) == 1:
         axis = 0
+    centred = array.astype(np.float32) - (0 if shift is None else _aligned(shift, array.shape, axis, block))
+    return np.asarray(centred * _aligned(step, array.shape, axis, block))
 
-    def aligned(parameter: np.ndarray) -> np.ndarray:
-        parameter = parameter.astype(np.float32)
-        if block:
-            return np.repeat(parameter, block, axis=axis)[tuple(slice(0, size) for size in array.shape)]
-        if parameter.size == 1:
-            return parameter.reshape(())
-        return parameter.reshape([-1 if i == axis % array.ndim else 1 for i in range(array.ndim)])
 
-    centred = array.astype(np.float32) - (0 if shift is None else aligned(shift))
-    return np.asarray(centred * aligned(step))
+def _aligned(parameter: np.ndarray, shape: tuple[int, ...], axis: int, block: int = 0) -> np.ndarray:
+    """Scales or zero points (one, one a channel of ``axis``, or one a ``block``) lined up with an array of ``shape``."""
+    parameter = parameter.astype(np.float32)
+    if block:
+        return np.repeat(parameter, block, axis=axis)[tuple(slice(0, size) for size in shape)]
+    if parameter.size == 1:
+        return parameter.reshape(())
+    return parameter.reshape([-1 if i == axis % len(shape) else 1 for i in range(len(shape))])
 
 
 def _unpacked(node: ir.Node) -> np.ndarray:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from neural_compressor.onnx.adaptor.capability import ModelCapability
     from neural_compressor.onnx.executor import CalibrationData, Executor, RunOptions
     from neural_compressor.onnx.runtime.providers import Target
-    from neural_compressor.onnx.runtime.runner import Runner
+    from neural_compressor.onnx.runtime.session import Runner
 
 logger = logging.getLogger("neural_compressor")
 
@@ -62,7 +62,7 @@ class ONNXRTAdaptor(Adaptor):
         try:
             from neural_compressor.onnx.runtime.capability import OnnxQuery
             from neural_compressor.onnx.runtime.providers import choose_target
-            from neural_compressor.onnx.runtime.runner import Runner
+            from neural_compressor.onnx.runtime.session import Runner
         except ImportError as error:
             raise MissingDependencyError(
                 f"{error}; install what ONNX models need with: pip install 'open-neural-compressor[onnx]'"
@@ -91,8 +91,7 @@ class ONNXRTAdaptor(Adaptor):
         """``model`` as an ``onnx.ModelProto`` with its weights in memory."""
         import onnx
 
-        from neural_compressor.onnx.files.model_file import read_model
-        from neural_compressor.onnx.files.serialized import as_proto
+        from neural_compressor.onnx.files.model_file import as_proto, read_model
 
         return model if isinstance(model, onnx.ModelProto) else as_proto(read_model(model))
 
@@ -124,7 +123,7 @@ class ONNXRTAdaptor(Adaptor):
         dataloader: Iterable[Any] | None = None,
         q_func: Callable[[Any], Any] | None = None,
     ) -> onnx.ModelProto:
-        from neural_compressor.onnx.files.serialized import as_proto
+        from neural_compressor.onnx.files.model_file import as_proto
 
         executor, plan = self._prepare(model), self._plan(tune_cfg)
         self.tuning_cfg_to_fw(tune_cfg)
@@ -140,7 +139,7 @@ class ONNXRTAdaptor(Adaptor):
     @contextmanager
     def on_one_thread(self, models: Sequence[Any]) -> Iterator[bool]:
         """In sessions of their own, which are given up at the end; not on another provider than the CPU."""
-        from neural_compressor.onnx.runtime.runner import Runner
+        from neural_compressor.onnx.runtime.session import Runner
 
         usual = self._runner
         if usual.providers != ("CPUExecutionProvider",):
@@ -154,7 +153,7 @@ class ONNXRTAdaptor(Adaptor):
 
     def output_sqnr(self, model: Any) -> float | None:
         """On the first batch of the calibration data; not for models whose weights take over a gibibyte."""
-        from neural_compressor.onnx.adaptor.output_errors import exactness
+        from neural_compressor.onnx.adaptor.op_records import exactness
         from neural_compressor.onnx.files.model_file import ONE_FILE_BYTES
 
         if self._feed is None or self._source is None or model is self._source or not self.target.runs_here:
@@ -165,7 +164,7 @@ class ONNXRTAdaptor(Adaptor):
 
     def op_errors(self, plan: Plan, model: Any, dataloader: Iterable[Any] | None = None) -> dict[OpKey, float]:
         """With what came in from quantized ops before: the runtime computes whole graphs."""
-        from neural_compressor.onnx.adaptor.output_errors import output_errors
+        from neural_compressor.onnx.adaptor.op_records import output_errors
         from neural_compressor.onnx.files.model_file import read_model
         from neural_compressor.onnx.files.quantization_record import read_record
 
@@ -211,8 +210,7 @@ class ONNXRTAdaptor(Adaptor):
         return self.ready(found)
 
     def model_size(self, model: Any) -> int:
-        from neural_compressor.onnx.files.model_file import read_model
-        from neural_compressor.onnx.files.serialized import stored_bytes
+        from neural_compressor.onnx.files.model_file import read_model, stored_bytes
 
         return stored_bytes(read_model(model))
 
@@ -253,8 +251,7 @@ class ONNXRTAdaptor(Adaptor):
         return f"ONNX model of {', '.join(f'{count} {kind}' for kind, count in kinds.most_common())}"
 
     def fingerprint(self, model: Any) -> str:
-        from neural_compressor.onnx.files.model_file import read_model
-        from neural_compressor.onnx.files.serialized import fingerprint
+        from neural_compressor.onnx.files.model_file import fingerprint, read_model
 
         return fingerprint(read_model(model))
 
@@ -278,12 +275,12 @@ class ONNXRTAdaptor(Adaptor):
 
     def set_tensor(self, model: Any, tensor_dict: Mapping[str, Any]) -> onnx.ModelProto:
         from neural_compressor.onnx.adaptor.inspection import set_tensors
-        from neural_compressor.onnx.files.serialized import as_proto
+        from neural_compressor.onnx.files.model_file import as_proto
 
         return as_proto(set_tensors(self._named(model), tensor_dict))
 
     def convert_bf16(self, model: Any) -> onnx.ModelProto:
-        from neural_compressor.onnx.files.serialized import as_proto
+        from neural_compressor.onnx.files.model_file import as_proto
         from neural_compressor.onnx.passes.half import half_precision
 
         names = {name for name, _ in self.bf16_ops}
@@ -338,7 +335,7 @@ class ONNXRTAdaptor(Adaptor):
         from neural_compressor.onnx.runtime.capability import ProviderCapability
 
         assert self._executor is not None
-        model = self._executor.float_model((plan or Plan(passes=self._passes)).step("optimize"))
+        model = self._executor.float_model(self._passes if plan is None else plan.passes)
         if self._known is None or self._known.model is not model:
             providers = dict.fromkeys(MODES, ProviderCapability(self.target, self.query_handler))
             self._known = ModelCapability(model, providers)

@@ -1,20 +1,27 @@
-"""One record for each op of a quantized model: what it computes in, on which kernel, and how exactly."""
+"""One record for each op of a quantized model: what it computes in, on which kernel, and how exactly; output errors of ops
+against the float model."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 from neural_compressor.adaptor.records import OpRecord
 from neural_compressor.onnx.adaptor.inspection import constants_of, nodes_of, weights_of
-from neural_compressor.onnx.adaptor.output_errors import decibels, output_errors
 from neural_compressor.onnx.files.model_file import ONE_FILE_BYTES, weight_bytes
 from neural_compressor.onnx.files.quantization_record import QuantizationRecord, read_record
+from neural_compressor.onnx.graph.ops import CLIPS
+from neural_compressor.onnx.graph.queries import is_float, standard
 from neural_compressor.onnx.passes.store_weights import stored_floats
-from neural_compressor.onnx.runtime.fusion_check import INTEGER_OPS, as_run, check_fusion
+from neural_compressor.onnx.runtime.fusion_check import INTEGER_OPS, RunningNode, as_run, check_fusion
 from neural_compressor.onnx.runtime.providers import Target
+from neural_compressor.onnx.runtime.session import make_session
 from neural_compressor.schemes import OpKey, OpScheme, sqnr_db
 
 _STORED = "float: the runtime turns the weight into floats when it loads the model"
@@ -37,7 +44,7 @@ def op_records(
     if original is not None and feed is not None:
         found = output_errors(model, original, quantized, [feed], target.sessions)
         errors = {name: decibels(error) for name, error in found.items()}
-    kernels = Kernels(model, target)
+    kernels = Kernels.of_session(model, target)
     summary = _Summary(model, original, record)
     return [summary.of(key, kernels, errors.get(key[0])) for key in dict.fromkeys([*record.ops, *record.reasons])]
 
@@ -50,51 +57,48 @@ def brief_records(model: ir.Model, in_float: Mapping[str, str]) -> list[OpRecord
     record = read_record(model)
     if record is None:
         return []
-    summary, kernels = _Summary(model, None, record), _FromGraph(in_float)
+    summary, kernels = _Summary(model, None, record), Kernels(in_float)
     return [summary.of(key, kernels, None) for key in dict.fromkeys([*record.ops, *record.reasons])]
 
 
-class _FromGraph:
-    """What the runtime will compute nodes with, as far as the graph shows it."""
-
-    def __init__(self, in_float: Mapping[str, str]) -> None:
-        self.in_float = in_float
-
-    def of(self, key: OpKey, parts: Sequence[ir.Node]) -> tuple[str, bool]:
-        """As :meth:`Kernels.of`."""
-        if any(stored_floats(value) is not None for part in parts[:1] for value in part.inputs):
-            return _STORED, True
-        if key[0] in self.in_float:
-            return f"float: {self.in_float[key[0]]}", True
-        integer = next((part.op_type for part in parts if part.op_type in INTEGER_OPS), None)
-        return integer or f"{key[1]} between quantizers", False
-
-
+@dataclass(frozen=True)
 class Kernels:
-    """What the runtime computes the nodes of a model with."""
+    """What the runtime computes the nodes of a model with: ``in_float`` says why some are in float.
 
-    def __init__(self, model: ir.Model, target: Target) -> None:
-        self.target = target
-        self.readable = target.runs_here and weight_bytes(model) <= ONE_FILE_BYTES
-        self.running = as_run(model, target.sessions) if self.readable else {}
-        self.in_float = (
-            {e.name: e.reason for e in check_fusion(model, target.sessions).float_running} if self.readable else {}
-        )
+    Without ``running``, the nodes that a session has, it is told as far as the graph shows it. ``absent`` is the provider
+    that the model is for where it does not run here.
+    """
+
+    in_float: Mapping[str, str] = field(default_factory=dict)
+    running: Mapping[str, RunningNode] | None = None
+    absent: str = ""
+
+    @classmethod
+    def of_session(cls, model: ir.Model, target: Target) -> Kernels:
+        """The kernels that a session on ``target`` takes; of a model too large for one, what the graph shows."""
+        if not target.runs_here:
+            return cls(absent=target.provider.name)
+        if weight_bytes(model) > ONE_FILE_BYTES:
+            return cls(running={})
+        return cls(check_fusion(model, target.sessions).float_running, as_run(model, target.sessions))
 
     def of(self, key: OpKey, parts: Sequence[ir.Node]) -> tuple[str, bool]:
         """What runs the op that became ``parts``, and whether that is float arithmetic on quantized values."""
         name, kind = key
-        if not self.target.runs_here:
-            return f"{self.target.provider.name}, not run here", False
+        if self.absent:
+            return f"{self.absent}, not run here", False
         if any(stored_floats(value) is not None for part in parts[:1] for value in part.inputs):
             return _STORED, True
-        running = [self.running[str(part.name)] for part in parts if part.name in self.running]
+        known = self.running or {}
+        running = [known[str(part.name)] for part in parts if part.name in known]
         kinds = [*(node.op_type for node in running), *(part.op_type for part in parts)]
         integer = next((each for each in kinds if each in INTEGER_OPS), None)
         if integer is not None and name not in self.in_float:
             return integer, False
         if name in self.in_float or any(node.dequantizes for node in running):
             return f"float: {self.in_float.get(name, 'the runtime turns the weight into floats first')}", True
+        if self.running is None:
+            return f"{kind} between quantizers", False
         # Only its table is stored in integers, and looked up as it was.
         return kind if parts else "none: it was taken into another op", False
 
@@ -106,7 +110,7 @@ class _Summary:
         self.originals = {} if original is None else {str(node.name): node for node in original.graph.all_nodes()}
         self.known = set(self.originals) or {name for name, _ in (*record.ops, *record.reasons)}
 
-    def of(self, key: OpKey, kernels: Kernels | _FromGraph, output_sqnr: float | None) -> OpRecord:
+    def of(self, key: OpKey, kernels: Kernels, output_sqnr: float | None) -> OpRecord:
         """The record of one op."""
         name, scheme = key[0], self.record.ops.get(key, OpScheme())
         parts = list(nodes_of(self.nodes[name], self.known)) if name in self.nodes else []
@@ -142,3 +146,103 @@ class _Summary:
 def _bytes(parts: Sequence[ir.Node]) -> int:
     constants = {value: value.const_value for part in parts for value in part.inputs if value is not None}
     return sum(tensor.nbytes for tensor in constants.values() if tensor is not None)
+
+
+_AT_A_TIME = 1 << 28
+"""Bytes of outputs that are held at a time, of each model."""
+
+
+def output_errors(
+    quantized: ir.Model,
+    original: ir.Model,
+    ops: Collection[str],
+    feeds: Iterable[Mapping[str, Any]],
+    providers: Sequence[str],
+) -> dict[str, float]:
+    """The relative squared error of the first output of each op that both models have: sum |q - f|^2 / sum |f|^2 over all
+    ``feeds``, which are gone over again for every group of outputs that fits in memory.
+
+    It has the error that came in from before.
+    """
+    read = {str(value.name): _as_read(value) for node in quantized.graph for value in node.outputs if is_float(value)}
+    found = {str(node.name): _output(node, read) for node in original.graph if node.name in ops}
+    shared = {op: name for op, name in found.items() if name is not None}
+    signal: dict[str, float] = defaultdict(float)
+    noise: dict[str, float] = defaultdict(float)
+    for group in _portions(_sizes(original, list(shared.values()), next(iter(feeds)), providers)):
+        sessions = [make_session(original, group, providers)]
+        sessions.append(make_session(quantized, [read[name] for name in group], providers))
+        for feed in feeds:
+            for name, *pair in zip(group, *(session.run(None, dict(feed)) for session in sessions), strict=True):
+                expected, actual = (np.asarray(array, np.float64) for array in pair)
+                if expected.size:
+                    signal[name] += float(np.sum(expected**2))
+                noise[name] += float(np.sum((actual - expected) ** 2))
+    return {op: _share(noise[name], signal[name]) for op, name in shared.items() if name in signal}
+
+
+def decibels(error: float) -> float:
+    """A relative squared error as SQNR in dB.
+
+    >>> decibels(0.01), decibels(0.0)
+    (20.0, inf)
+    """
+    return -10 * math.log10(error) if error else math.inf
+
+
+def _share(noise: float, signal: float) -> float:
+    return noise / signal if signal else math.inf if noise else 0.0
+
+
+def exactness(expected: Any, actual: Any) -> float | None:
+    """The SQNR in dB of all float outputs of a model taken together; None where that is no number."""
+    pairs = zip(*(each if isinstance(each, list) else [each] for each in (expected, actual)), strict=True)
+    floats = [(a.ravel(), b.ravel()) for a, b in pairs if np.asarray(a).dtype.kind == "f"]
+    if not floats:
+        return None
+    ratio = sqnr_db(*(np.concatenate(parts) for parts in zip(*floats, strict=True)))
+    return ratio if math.isfinite(ratio) else None
+
+
+def _as_read(value: ir.Value) -> str:
+    """The name of ``value`` behind its quantizer, where every consumer reads it so."""
+    consumers = [use.node for use in value.uses()]
+    if value.is_graph_output() or len(consumers) != 1 or not standard(consumers[0], "QuantizeLinear"):
+        return str(value.name)
+    dequantizers = [node for node in consumers[0].outputs[0].consumers() if standard(node, "DequantizeLinear")]
+    return str(dequantizers[0].outputs[0].name) if dequantizers else str(value.name)
+
+
+def _output(node: ir.Node, read: Collection[str]) -> str | None:
+    """The name under which both models have the op's output, perhaps with the Relu or Clip that a quantizer took over."""
+    value = node.outputs[0]
+    clips = [user.outputs[0] for user in value.consumers() if user.op_type in CLIPS]
+    return next((str(each.name) for each in (value, *clips) if each.name in read and is_float(each)), None)
+
+
+def _sizes(model: ir.Model, names: Sequence[str], feed: Mapping[str, Any], providers: Sequence[str]) -> dict[str, int]:
+    """The bytes of each value, found without handing it out."""
+    if not names:
+        return {}
+    counting = model.clone()
+    values = {str(value.name): value for node in counting.graph for value in node.outputs}
+    counts = []
+    for place, name in enumerate(names):
+        node = ir.node("Size", [values[name]], name=f"count_of_output_{place}")
+        node.outputs[0].name = f"count_of_output_{place}"
+        counting.graph.append(node)
+        counts.append(f"count_of_output_{place}")
+    found = make_session(counting, counts, providers).run(None, dict(feed))
+    return {name: 4 * int(count) for name, count in zip(names, found, strict=True)}
+
+
+def _portions(sizes: Mapping[str, int]) -> Iterator[list[str]]:
+    """The names in groups that fit, each with at least one."""
+    group: list[str] = []
+    for name, size in sizes.items():
+        if group and sum(sizes[other] for other in group) + size > _AT_A_TIME:
+            yield group
+            group = []
+        group.append(name)
+    if group:
+        yield group

@@ -1,11 +1,14 @@
-"""Models in one protobuf file, whose large weights are mapped from it instead of being read."""
+"""Models in one protobuf file: large weights are mapped from it, not read, and written one after the other.
+
+So memory holds one of them at a time; protobuf itself reads and writes a message whole.
+"""
 
 from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -201,13 +204,82 @@ def _varint(mapping: mmap.mmap, place: int, end: int) -> tuple[int, int]:
 
 def _with_length(number: int, content: bytes) -> bytes:
     """A field of any content."""
-    return varint(number << 3 | _WITH_LENGTH) + varint(len(content)) + content
+    return _opened(number, len(content)) + content
 
 
-def varint(number: int) -> bytes:
+def _opened(number: int, length: int) -> bytes:
+    """A field of so many bytes, up to its content."""
+    return _varint_of(number << 3 | _WITH_LENGTH) + _varint_of(length)
+
+
+def _varint_of(number: int) -> bytes:
     """A number of seven bits a byte, the lowest first; the eighth bit says that there are more."""
     found = bytearray()
     while number > 0x7F:
         found.append(number & 0x7F | 0x80)
         number >>= 7
     return bytes([*found, number])
+
+
+_AT_ONCE = 1 << 20
+"""Weights of fewer bytes are written together with the graph."""
+
+
+def write_one_file(model: ir.Model, path: Path) -> None:
+    """Write ``model`` with all its weights as ``path``; the same message as if it were made whole first."""
+    streamed = {
+        value: tensor
+        for value in model.graph.initializers.values()
+        if (tensor := value.const_value) is not None and _is_streamed(tensor)
+    }
+    inner = (v for graph in model.graph.subgraphs() for v in graph.initializers.values())
+    here = {v: ir.Tensor(t.numpy(), t.dtype) for v in inner if isinstance(t := v.const_value, ir.ExternalTensor)}
+    with constants_replaced(here | {value: ir.tensor(np.zeros(0, np.uint8)) for value in streamed}):
+        proto = ir.to_proto(model)
+    names = {value.name for value in streamed}
+    kept = [tensor for tensor in proto.graph.initializer if tensor.name not in names]
+    del proto.graph.initializer[:]
+    proto.graph.initializer.extend(kept)
+    graph = proto.graph.SerializeToString()
+    proto.ClearField("graph")
+    heads = {value: _head(str(value.name), tensor) for value, tensor in streamed.items()}
+    sizes = {value: len(heads[value]) + tensor.nbytes for value, tensor in streamed.items()}
+    length = len(graph) + sum(len(_opened(_INITIALIZER, size)) + size for size in sizes.values())
+    with path.open("wb") as file:
+        file.write(proto.SerializeToString() + _opened(_GRAPH, length) + graph)
+        for value, tensor in streamed.items():
+            data = tensor.tobytes()
+            if len(data) != tensor.nbytes:
+                raise ValueError(
+                    f"the weight {tensor.name!r} has {len(data)} bytes, and {tensor.nbytes} were announced"
+                )
+            file.write(_opened(_INITIALIZER, sizes[value]) + heads[value])
+            file.write(data)
+            release(tensor)
+
+
+def _is_streamed(tensor: ir.TensorProtocol) -> bool:
+    large = tensor.nbytes >= _AT_ONCE or isinstance(tensor, ir.ExternalTensor)
+    return large and tensor.dtype != ir.DataType.STRING
+
+
+@contextmanager
+def constants_replaced(tensors: Mapping[ir.Value, ir.TensorProtocol]) -> Iterator[None]:
+    """Within it values have ``tensors`` as constants."""
+    own = {value: value.const_value for value in tensors}
+    try:
+        for value, tensor in tensors.items():
+            value.const_value = tensor
+        yield
+    finally:
+        for value, held in own.items():
+            value.const_value = held
+
+
+def _head(name: str, tensor: ir.TensorProtocol) -> bytes:
+    """A tensor up to its data."""
+    dims = tensor.shape.numpy()
+    proto = onnx.TensorProto(name=name, data_type=tensor.dtype.value, dims=dims, doc_string=tensor.doc_string or None)
+    for key, text in tensor.metadata_props.items():
+        proto.metadata_props.add(key=key, value=text)
+    return bytes(proto.SerializeToString()) + _opened(_RAW_DATA, tensor.nbytes)

@@ -6,6 +6,7 @@ import heapq
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 import onnx
@@ -74,11 +75,12 @@ def _check_opset(model: onnx.ModelProto) -> None:
 def _check_functions(functions: Sequence[onnx.FunctionProto]) -> None:
     own = {(function.domain, function.name): function for function in functions}
     called = {key: {(n.domain, n.op_type) for n in _nodes(each)} & own.keys() for key, each in own.items()}
-    while ends := [key for key, calls in called.items() if not calls & called.keys()]:
-        for key in ends:
-            del called[key]
-    if called:
-        raise _FaultError(f"the function {next(iter(called))[1]!r} calls itself; functions must end in operators")
+    try:
+        TopologicalSorter(called).prepare()
+    except CycleError as error:
+        raise _FaultError(
+            f"the function {error.args[1][0][1]!r} calls itself; functions must end in operators"
+        ) from None
     for key, function in own.items():
         try:
             list(_check_nodes(function, set(function.input), function.output, frozenset(), ()))
@@ -141,21 +143,18 @@ def _check_nodes(
 
 def _order(nodes: Sequence[onnx.NodeProto], needs: Sequence[set[int]]) -> list[int]:
     """The places of the nodes in an order in which each comes behind what it needs, otherwise as they are."""
-    missing = [len(needed) for needed in needs]
-    needed_by: list[list[int]] = [[] for _ in nodes]
-    for place, needed in enumerate(needs):
-        for each in needed:
-            needed_by[each].append(place)
-    ready, order = [place for place, count in enumerate(missing) if not count], list[int]()
+    sorter = TopologicalSorter(dict(enumerate(needs)))
+    try:
+        sorter.prepare()
+    except CycleError as error:
+        waiting = sorted({_named(nodes[place]) for place in error.args[1]})
+        raise _FaultError(f"its graph has a cycle: {', '.join(waiting[:_SHOWN])} wait for each other") from None
+    ready, order = sorted(sorter.get_ready()), list[int]()
     while ready:
         order.append(heapq.heappop(ready))
-        for place in needed_by[order[-1]]:
-            missing[place] -= 1
-            if not missing[place]:
-                heapq.heappush(ready, place)
-    if len(order) < len(nodes):
-        left = [_named(nodes[place]) for place, count in enumerate(missing) if count]
-        raise _FaultError(f"its graph has a cycle: {', '.join(left[:_SHOWN])} wait for each other")
+        sorter.done(order[-1])
+        for place in sorter.get_ready():
+            heapq.heappush(ready, place)
     return order
 
 

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from neural_compressor.onnx.graph.queries import graph_of
+
 MICROSOFT = "com.microsoft"
 """The domain of ONNX Runtime's own operators."""
 
@@ -53,27 +55,18 @@ class GraphEditor:
 
         The node that gives the first of them takes over the name of the old one.
         """
-        graph, inputs = node.graph, list(node.inputs)
-        assert isinstance(graph, ir.Graph)
-        for old, new in zip(node.outputs, outputs, strict=True):
-            new.type, new.shape = old.type, old.shape
-            new.name, old.name = old.name, None
-            old.replace_all_uses_with(new, replace_graph_outputs=True)
+        take_over(node, *outputs)
         successor = outputs[0].producer()
         assert successor is not None
         successor.name = node.name
-        graph.remove(node, safe=True)
-        for value in inputs:
-            discard(value)
 
     def set_constant(self, node: ir.Node, place: int, array: np.ndarray) -> None:
         """Give ``node`` a float32 constant of its own as an input; other consumers of the old one keep it."""
         if len(node.inputs) <= place:
             node.resize_inputs(place + 1)
-        old, graph = node.inputs[place], node.graph
-        assert isinstance(graph, ir.Graph)
+        old = node.inputs[place]
         name = f"{node.name}_{'weight' if place == 1 else 'bias'}" if old is None else str(old.name)
-        node.replace_input_with(place, self.weight(name, array.astype(np.float32, copy=False), graph))
+        node.replace_input_with(place, self.weight(name, array.astype(np.float32, copy=False), graph_of(node)))
         discard(old)
 
     def fresh(self, name: str) -> str:
@@ -91,16 +84,13 @@ def discard(value: ir.Value | None) -> None:
     if value is None or value.uses() or value.is_graph_output() or value.is_graph_input():
         return
     node, graph = value.producer(), value.graph
+    if not isinstance(graph, ir.Graph):
+        return
     if node is None:
-        if isinstance(graph, ir.Graph) and value.name and value.name in graph.initializers:
+        if value.name and value.name in graph.initializers:
             del graph.initializers[value.name]
-        return
-    if any(output.uses() or output.is_graph_output() for output in node.outputs) or not isinstance(graph, ir.Graph):
-        return
-    inputs = list(node.inputs)
-    graph.remove(node, safe=True)
-    for each in inputs:
-        discard(each)
+    elif not any(output.uses() or output.is_graph_output() for output in node.outputs):
+        _remove(node)
 
 
 def _names(model: ir.Model) -> Iterator[str | None]:
@@ -112,14 +102,30 @@ def _names(model: ir.Model) -> Iterator[str | None]:
         yield from (value.name for value in node.outputs)
 
 
-def take_over(value: ir.Value, node: ir.Node) -> None:
-    """Let ``value`` stand for the first output of ``node``, under its name, and remove the node."""
-    old, inputs = node.outputs[0], list(node.inputs)
-    value.type, value.shape = old.type or value.type, old.shape
+def stand_for(new: ir.Value, old: ir.Value) -> None:
+    """Let ``new`` take the place of ``old``, under its name."""
     name, old.name = old.name, None
-    value.name = name
-    old.replace_all_uses_with(value, replace_graph_outputs=True)
-    assert node.graph is not None
-    node.graph.remove(node, safe=True)
-    for each in inputs:
-        discard(each)
+    new.name, new.type, new.shape = name, old.type or new.type, old.shape
+    old.replace_all_uses_with(new, replace_graph_outputs=True)
+
+
+def take_over(node: ir.Node, *values: ir.Value) -> None:
+    """Let ``values`` stand for the outputs of ``node``, the first ones, and remove it with what only it needed."""
+    for new, old in zip(values, node.outputs, strict=False):
+        stand_for(new, old)
+    _remove(node)
+
+
+def bypass(node: ir.Node, value: ir.Value) -> None:
+    """Let all that read ``node`` read ``value``, and remove it with what only it needed; an output of the model keeps it."""
+    for user, place in node.outputs[0].uses():
+        user.replace_input_with(place, value)
+    if not node.outputs[0].is_graph_output():
+        _remove(node)
+
+
+def _remove(node: ir.Node) -> None:
+    inputs = list(node.inputs)
+    graph_of(node).remove(node, safe=True)
+    for value in inputs:
+        discard(value)

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from neural_compressor.errors import ConfigError
-from neural_compressor.onnx.graph.queries import constant, is_float
+from neural_compressor.onnx.graph.queries import array_of, constant, input_of, is_float
 from neural_compressor.registry import close_matches
 
 LINEAR_TYPES = ("Gemm", "Conv", "MatMul", "FusedConv")
@@ -30,16 +30,12 @@ class LinearOp:
     @property
     def input(self) -> ir.Value:
         """The activation."""
-        value = self.node.inputs[0]
-        assert value is not None
-        return value
+        return input_of(self.node, 0)
 
     @property
     def weight(self) -> np.ndarray:
         """The weight as the node has it."""
-        array = constant(self.node.inputs[1])
-        assert array is not None
-        return array
+        return array_of(self.node.inputs[1])
 
     @property
     def rank(self) -> int:

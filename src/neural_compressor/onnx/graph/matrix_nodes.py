@@ -12,7 +12,7 @@ import onnx_ir as ir
 from neural_compressor.onnx.files.mapped_file import release
 from neural_compressor.onnx.files.model_file import weight_bytes
 from neural_compressor.onnx.graph.editor import GraphEditor
-from neural_compressor.onnx.graph.queries import constant, standard
+from neural_compressor.onnx.graph.queries import constant, input_of, standard
 
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 """The types of weights that are quantized."""
@@ -48,16 +48,13 @@ class MatrixNode:
     @property
     def dtype(self) -> ir.DataType:
         """The type of the float input and output."""
-        value = self.node.inputs[0 if self.node.op_type == "Gather" else 1]
-        assert value is not None
+        value = input_of(self.node, 0 if self.node.op_type == "Gather" else 1)
         return value.dtype or self.weight.dtype or ir.DataType.FLOAT
 
     @property
     def input(self) -> ir.Value:
         """What is multiplied, or looked up."""
-        value = self.node.inputs[1 if self.node.op_type == "Gather" else 0]
-        assert value is not None
-        return value
+        return input_of(self.node, 1 if self.node.op_type == "Gather" else 0)
 
     @property
     def input_transposed(self) -> bool:

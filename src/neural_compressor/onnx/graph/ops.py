@@ -1,4 +1,5 @@
-"""The op types that ONNX Runtime computes in integers, and the nodes of a model that can be quantized statically."""
+"""The op types that ONNX Runtime computes in integers, the nodes of a model that can be quantized statically, and those
+before a logarithm, which had better not be."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from enum import Enum
 
 import onnx_ir as ir
 
-from neural_compressor.onnx.graph.queries import is_constant, is_float, standard
+from neural_compressor.onnx.graph.queries import is_constant, is_float, producer, standard
 from neural_compressor.schemes import OpKey
 
 
@@ -166,10 +167,8 @@ def _channel_axis(node: ir.Node, weight: int) -> int | None:
 
 def _is_fixed(value: ir.Value | None) -> bool:
     """Whether a value is constant, or the transpose of one that is."""
-    before = None if value is None else value.producer()
-    if before is not None and standard(before, "Transpose", "Identity"):
-        return _is_fixed(before.inputs[0])
-    return is_constant(value)
+    before = producer(value, "Transpose", "Identity")
+    return is_constant(value) if before is None else _is_fixed(before.inputs[0])
 
 
 def _is_integer(value: ir.Value | None) -> bool:
@@ -177,19 +176,61 @@ def _is_integer(value: ir.Value | None) -> bool:
 
 
 def _already_quantized(node: ir.Node) -> bool:
-    feeding = (value.producer() for value in node.inputs if value is not None)
     reading = (user for value in node.outputs for user in value.consumers())
-    return any(n is not None and standard(n, "DequantizeLinear") for n in feeding) or any(
-        standard(n, "QuantizeLinear") for n in reading
-    )
+    dequantized = any(producer(value, "DequantizeLinear") for value in node.inputs)
+    return dequantized or any(standard(user, "QuantizeLinear") for user in reading)
 
 
 def folds_into_quantizer(node: ir.Node) -> bool:
     """Whether ``node`` is a Relu or Clip with fixed bounds that alone reads what the op before it gives."""
     if not standard(node, *CLIPS) or any(v is not None and not is_constant(v) for v in node.inputs[1:]):
         return False
-    value = node.inputs[0]
-    before = None if value is None else value.producer()
+    value, before = node.inputs[0], producer(node.inputs[0])
     if value is None or before is None or before.graph is not node.graph:
         return False
     return len(value.uses()) == 1 and not value.is_graph_output()
+
+
+BEFORE_LOGARITHM = "a logarithm reads it, to which small values matter as much as large ones"
+"""Why such a node stays in float."""
+_POWER = ("Abs", "Pow", "ReduceL1", "ReduceL2", "ReduceSumSquare", "Sqrt")
+_LINEAR = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+_KEEPING = (
+    *("Add", "Cast", "Clip", "Concat", "Div", "Expand", "Flatten", "Gather", "Identity", "Max", "Mul", "Neg", "Pad"),
+    *("ReduceMean", "ReduceSum", "Reshape", "Slice", "Split", "Squeeze", "Sub", "Transpose", "Unsqueeze"),
+)
+
+
+def before_logarithm(model: ir.Model) -> dict[OpKey, str]:
+    """The nodes between an input and a logarithm of the power of what they compute, with why they stay in float.
+
+    A logarithm gives small values the weight of large ones. Integers of 8 bits have one step for all, some 48 dB below the
+    largest value, and spectra of sound reach over 80 dB and more.
+
+    The way back from a logarithm ends at what is no part of a transform, such as an activation function: that of
+    probabilities, or at the end of a network, is none of these.
+    """
+    found: dict[OpKey, str] = {}
+    for logarithm in model.graph:
+        if standard(logarithm, "Log"):
+            nodes = _transform(logarithm)
+            if any(_is_power(node) for node in nodes):
+                found |= {(str(node.name), node.op_type): BEFORE_LOGARITHM for node in nodes}
+    return found
+
+
+def _transform(logarithm: ir.Node) -> dict[ir.Node, None]:
+    """The nodes that lead to a logarithm, the last first."""
+    nodes: dict[ir.Node, None] = {}
+    waiting = list(logarithm.inputs)
+    while waiting:
+        value = waiting.pop()
+        node = producer(value, *_POWER, *_LINEAR, *_KEEPING)
+        if node is not None and node not in nodes:
+            nodes[node] = None
+            waiting += node.inputs
+    return nodes
+
+
+def _is_power(node: ir.Node) -> bool:
+    return standard(node, *_POWER) or (standard(node, "Mul") and node.inputs[0] is node.inputs[1])

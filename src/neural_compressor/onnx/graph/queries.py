@@ -1,11 +1,15 @@
-"""Questions to the nodes and values of a graph."""
+"""Questions to the nodes and values of a graph, and errors that name a node."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import onnx_ir as ir
+
+from neural_compressor.errors import CalibrationError, ConfigError, QuantizationError
 
 
 def is_constant(value: ir.Value | None) -> bool:
@@ -25,6 +29,18 @@ def input_of(node: ir.Node, place: int) -> ir.Value:
     value = node.inputs[place]
     assert value is not None
     return value
+
+
+def graph_of(item: ir.Node | ir.Value) -> ir.Graph:
+    """The graph of a node or value, where it is known to be in one."""
+    assert isinstance(item.graph, ir.Graph)
+    return item.graph
+
+
+def producer(value: ir.Value | None, *op_types: str) -> ir.Node | None:
+    """The node that gives ``value``; where ``op_types`` are named, if it is one of these standard operators."""
+    node = None if value is None else value.producer()
+    return None if node is None or (op_types and not standard(node, *op_types)) else node
 
 
 def array_of(value: ir.Value | None) -> np.ndarray:
@@ -84,8 +100,8 @@ def _seen_by(node: ir.Node, value: ir.Value) -> Bounds:
     if standard(node, "Mul"):
         # Hard swish: where its gate is shut, the value itself does not show.
         for operand in node.inputs:
-            gate = None if operand is None else operand.producer()
-            if gate is not None and standard(gate, "HardSigmoid") and gate.inputs[0] is value and operand is not value:
+            gate = producer(operand, "HardSigmoid")
+            if gate is not None and gate.inputs[0] is value and operand is not value:
                 return _hard_sigmoid(gate)[0], math.inf
     return _NONE
 
@@ -102,3 +118,13 @@ def weight_refusal(node: ir.Node, place: int) -> str | None:
         return "its weight is not a constant"
     kind = value.const_value.dtype
     return None if kind == ir.DataType.FLOAT else f"its weight is {kind.name}, and FLOAT is needed"
+
+
+@contextmanager
+def at_node(*names: str | None) -> Iterator[None]:
+    """Errors raised inside say which nodes were at work."""
+    try:
+        yield
+    except (QuantizationError, CalibrationError, ConfigError) as error:
+        where = ", ".join(repr(name) for name in names)
+        raise type(error)(f"{'node' if len(names) == 1 else 'nodes'} {where}: {error}") from error

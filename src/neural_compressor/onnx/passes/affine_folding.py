@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from neural_compressor.onnx.graph.editor import GraphEditor, discard, take_over
+from neural_compressor.onnx.graph.editor import GraphEditor, bypass, discard, take_over
 from neural_compressor.onnx.graph.queries import (
     array_of,
     constant,
@@ -32,7 +32,7 @@ def fold_affine(editor: GraphEditor) -> None:
                 if affine is None:
                     break
                 _apply(editor, node, affine)
-                take_over(node.outputs[0], following)
+                take_over(following, node.outputs[0])
 
 
 def _has_constants(node: ir.Node) -> bool:
@@ -129,7 +129,7 @@ def fold_factors(editor: GraphEditor) -> None:
             _scale_input(editor, consumer, 1, factor)
         if add is not None and place is not None:
             _scale_input(editor, add, place, 1 / factor)
-        _replace(editor.model.graph, node, value)
+        bypass(node, value)
 
 
 def _factor(node: ir.Node) -> tuple[ir.Value, float] | None:
@@ -168,11 +168,3 @@ def _scale_input(editor: GraphEditor, node: ir.Node, place: int, factor: float) 
     scaled = np.asarray(array_of(old) * np.float32(factor))
     node.replace_input_with(place, editor.weight(str(old.name), scaled, editor.model.graph))
     discard(old)
-
-
-def _replace(graph: ir.Graph, node: ir.Node, value: ir.Value) -> None:
-    inputs = list(node.inputs)
-    node.outputs[0].replace_all_uses_with(value)
-    graph.remove(node, safe=True)
-    for each in inputs:
-        discard(each)

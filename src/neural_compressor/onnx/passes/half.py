@@ -12,9 +12,8 @@ from neural_compressor.dtypes import dtype as data_type
 from neural_compressor.errors import ConfigError
 from neural_compressor.onnx.graph.editor import GraphEditor, discard
 from neural_compressor.onnx.graph.matrix_nodes import take_array
-from neural_compressor.onnx.graph.op_signature import Signature, signature
-from neural_compressor.onnx.graph.queries import is_constant, standard
-from neural_compressor.onnx.runtime.kernels import has_kernel
+from neural_compressor.onnx.graph.queries import graph_of, is_constant, standard
+from neural_compressor.onnx.runtime.kernels import Signature, has_kernel, signature
 from neural_compressor.registry import close_matches
 
 logger = logging.getLogger("neural_compressor")
@@ -217,9 +216,8 @@ class _Conversion:
 
     def _halved(self, value: ir.Value) -> ir.Value:
         """A weight in the target type, converted when it is read."""
-        graph, name = value.graph, value.name
+        name = value.name
         assert value.const_value is not None
-        assert isinstance(graph, ir.Graph)
 
         def convert() -> ir.TensorProtocol:
             array = take_array(value)
@@ -230,7 +228,7 @@ class _Conversion:
             return ir.tensor(array.astype(self.target.numpy()), name=f"{name}_half")
 
         shape = ir.Shape(value.const_value.shape.numpy())
-        return self.edit.weight(f"{value.name}_half", ir.LazyTensor(convert, self.target, shape), graph)
+        return self.edit.weight(f"{value.name}_half", ir.LazyTensor(convert, self.target, shape), graph_of(value))
 
     def _fill_in(self, node: ir.Node, types: Signature) -> None:
         """The types of outputs that inference did not know, those of the runtime's own operators."""

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from neural_compressor.onnx.graph.editor import GraphEditor
 from neural_compressor.onnx.graph.linear_ops import as_linear
-from neural_compressor.onnx.graph.queries import constant, is_float
+from neural_compressor.onnx.graph.queries import array_of, constant, is_float, producer
 
 _NORMS = ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
 _CHANNEL_NORMS = ("BatchNormalization", "InstanceNormalization")
@@ -76,8 +76,7 @@ def find_folds(value: ir.Value, channels: Channels, consumers: int = 1) -> Folds
 def apply_folds(editor: GraphEditor, folds: Sequence[Fold], factor: np.ndarray) -> None:
     """Multiply what :func:`find_folds` found by ``factor``, one number a channel."""
     for fold in folds:
-        array = constant(fold.node.inputs[fold.index])
-        assert array is not None
+        array = array_of(fold.node.inputs[fold.index])
         shaped = factor.reshape(fold.shape)
         editor.set_constant(fold.node, fold.index, array / shaped if fold.divide else array * shaped)
 
@@ -124,8 +123,8 @@ def _weight_scales(node: ir.Node) -> Folds | None:
         scales, has_bias = _into(node, (2,), (-1, 1)), len(node.inputs) > 5
         bias = _into(node, (5,), (-1,)) if has_bias else ()
         return None if scales is None or bias is None else scales + bias
-    weight = node.inputs[1].producer() if node.op_type == "MatMul" and node.inputs[1] is not None else None
-    if weight is None or weight.op_type != "DequantizeLinear" or "block_size" not in weight.attributes:
+    weight = producer(node.inputs[1], "DequantizeLinear") if node.op_type == "MatMul" else None
+    if weight is None or "block_size" not in weight.attributes:
         return None
     # With blocks along the first axis the scales are (blocks, outputs).
     return _into(weight, (1,), (1, -1)) if weight.attributes.get_int("axis", 1) == 0 else None

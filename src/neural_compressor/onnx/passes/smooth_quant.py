@@ -17,8 +17,9 @@ from neural_compressor.dtypes import dtype
 from neural_compressor.errors import CalibrationError, ConfigError
 from neural_compressor.onnx.graph.editor import GraphEditor
 from neural_compressor.onnx.graph.linear_ops import LINEAR_TYPES, LinearOp, linear_ops
+from neural_compressor.onnx.graph.queries import graph_of
 from neural_compressor.onnx.passes.scale_folding import Channels, apply_folds, find_folds
-from neural_compressor.onnx.runtime.session import feeds, make_session
+from neural_compressor.onnx.runtime.session import feeds, make_session, run_sample
 from neural_compressor.schemes import PER_CHANNEL, PER_TENSOR, PerChannel, Plan, TensorScheme, fake_quantize
 
 logger = logging.getLogger("neural_compressor")
@@ -63,10 +64,7 @@ def channel_statistics(
     found: dict[str, ChannelStatistics] = {}
     for number, sample in enumerate(samples):
         fed = feeds(model, sample, number)
-        try:
-            results = session.run(None, fed)
-        except Exception as error:  # the runtime's errors share no base class but this
-            raise CalibrationError(f"the model does not run on sample {number} of the data: {error}") from error
+        results = run_sample(session, fed, number)
         arrays = dict(zip((o.name for o in session.get_outputs()), results, strict=True)) | fed
         for name in names:
             array = np.asarray(arrays[name])
@@ -118,11 +116,11 @@ def smooth(
     if not groups:
         logger.warning("nothing to smooth: the model has no %s with a constant weight", " or ".join(op_types))
         return new
-    axes = {_name(group[0].input): group[0].axis for group in groups}
+    axes = {str(group[0].input.name): group[0].axis for group in groups}
     seen = channel_statistics(new, axes, islice(iter(samples), calib_iter), providers)
     editor = GraphEditor(new)
     for group in groups:
-        scale = group_scale(group, seen[_name(group[0].input)], alphas, weights)
+        scale = group_scale(group, seen[str(group[0].input.name)], alphas, weights)
         if scale is not None:
             _apply(editor, group, scale, folding)
     return new
@@ -211,17 +209,11 @@ def _apply(editor: GraphEditor, group: Sequence[LinearOp], scale: np.ndarray, fo
     if folds is not None:
         apply_folds(editor, folds, 1 / scale)
     else:
-        graph, source = first.node.graph, first.input
-        assert isinstance(graph, ir.Graph)
-        factor = editor.weight(f"{first.node.name}_smooth_scale", (1 / scale).reshape(channels.shape), graph)
+        source, inverse = first.input, (1 / scale).reshape(channels.shape)
+        factor = editor.weight(f"{first.node.name}_smooth_scale", inverse, graph_of(first.node))
         (divided,) = editor.insert(first.node, "Mul", [source, factor])
         divided.type, divided.shape = source.type, source.shape
         for op in group:
             op.node.replace_input_with(0, divided)
     for op, weight in zip(group, weights, strict=True):
         editor.set_constant(op.node, 1, weight)
-
-
-def _name(value: ir.Value) -> str:
-    assert value.name is not None
-    return value.name

@@ -15,10 +15,9 @@ import onnx_ir as ir
 
 from neural_compressor.dtypes import dtype
 from neural_compressor.onnx.graph.editor import GraphEditor, discard
-from neural_compressor.onnx.graph.error_context import at_node
 from neural_compressor.onnx.graph.integer_tensors import quantized_array
 from neural_compressor.onnx.graph.matrix_nodes import take_array
-from neural_compressor.onnx.graph.queries import constant, standard, weight_refusal
+from neural_compressor.onnx.graph.queries import at_node, constant, graph_of, producer, standard, weight_refusal
 from neural_compressor.schemes import PER_CHANNEL, OpKey, OpScheme, Plan, TensorScheme, float_op
 
 STORED_TYPES = ("Conv", "ConvTranspose")
@@ -84,8 +83,7 @@ def store_weights(model: ir.Model, plan: Plan) -> dict[OpKey, str]:
 
 def stored_floats(value: ir.Value | None) -> np.ndarray | None:
     """What a weight that was stored as integer codes is in float; None where ``value`` is something else."""
-    node = None if value is None else value.producer()
-    if node is None or not standard(node, "Cast", *_STEPS):
+    if (node := producer(value, "Cast", *_STEPS)) is None:
         return None
     arrays = [stored_floats(each) if constant(each) is None else constant(each) for each in node.inputs]
     if any(array is None for array in arrays):
@@ -135,8 +133,7 @@ def _channel_axis(node: ir.Node) -> int:
 
 def _store(edit: GraphEditor, weight: ir.Value, consumer: ir.Node, scheme: TensorScheme) -> None:
     """Put codes, and the nodes that make floats of them, in the place of ``weight``."""
-    graph = weight.graph
-    assert isinstance(graph, ir.Graph)
+    graph = graph_of(weight)
     array, axis = take_array(weight), _channel_axis(consumer)
     found = quantized_array(array, scheme, axis)
     shape = [-1 if place == axis else 1 for place in range(array.ndim)] if found.scale.ndim else []

@@ -12,8 +12,7 @@ import onnx_ir as ir
 
 from neural_compressor.algorithms import AWQOptions, GPTQOptions
 from neural_compressor.errors import ConfigError
-from neural_compressor.onnx.files.model_file import read_model, write_model
-from neural_compressor.onnx.files.serialized import as_proto
+from neural_compressor.onnx.files.model_file import as_proto, read_model, write_model
 from neural_compressor.onnx.quantization.config import (
     AWQConfig,
     GPTQConfig,

@@ -9,14 +9,12 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
-from neural_compressor.config.op_selector import OpSelector
 from neural_compressor.config.validators import as_list
-from neural_compressor.errors import ConfigError
-from neural_compressor.onnx.files.model_file import write_model
-from neural_compressor.onnx.files.serialized import as_proto
-from neural_compressor.onnx.graph.overridable_inputs import restore_overridable
+from neural_compressor.onnx.files.model_file import as_proto, write_model
+from neural_compressor.onnx.graph.normalise import restore_overridable
 from neural_compressor.onnx.passes.half import check_half, computes_in, to_half
 from neural_compressor.onnx.quantization.quantize import check_writable
+from neural_compressor.onnx.quantization.selection import named_nodes
 from neural_compressor.onnx.quantization.source_model import node_types, read_float_model
 from neural_compressor.onnx.runtime.providers import choose_target
 
@@ -57,7 +55,7 @@ def convert_precision(
         check_writable(Path(model_output))
     target = choose_target(execution_provider, graph_only=graph_only)
     model = read_float_model(model_input)
-    keep = _named(nodes_to_exclude, model)
+    keep = named_nodes(as_list(nodes_to_exclude), node_types(model), "nodes_to_exclude")
     provider = target.provider.name
     if weights_only is None:
         weights_only = not computes_in(model, dtype, provider)
@@ -71,19 +69,3 @@ def convert_precision(
         return as_proto(new)
     write_model(new, model_output)
     return None
-
-
-def _named(wanted: str | Sequence[str], model: ir.Model) -> list[str]:
-    kinds = node_types(model)
-    found: list[str] = []
-    for text in as_list(wanted):
-        if not isinstance(text, str):
-            raise ConfigError(f"nodes_to_exclude: got {text!r}, expected the name or the type of a node")
-        selector = OpSelector(text)
-        matched = selector.select(kinds)
-        if not matched:
-            raise ConfigError(
-                f"nodes_to_exclude: {text!r} matches no node of the model; {selector.alternatives(kinds)}"
-            )
-        found += matched
-    return found

@@ -12,16 +12,15 @@ import onnx_ir as ir
 from neural_compressor.config.composition import Composition
 from neural_compressor.onnx.adaptor.op_records import brief_records
 from neural_compressor.onnx.executor import Executor
-from neural_compressor.onnx.files.model_file import read_model, write_model
-from neural_compressor.onnx.files.serialized import as_proto
+from neural_compressor.onnx.files.model_file import as_proto, read_model, write_model
 from neural_compressor.onnx.quantization.resolution import resolve
 from neural_compressor.onnx.quantization.selection import require_onnx
 from neural_compressor.onnx.quantization.source_model import Source, read_float_model
 from neural_compressor.onnx.runtime.data_reader import example_of
 from neural_compressor.onnx.runtime.fusion_check import check_fusion
+from neural_compressor.onnx.runtime.profiling import warn_if_slower
 from neural_compressor.onnx.runtime.providers import CPU
 from neural_compressor.onnx.runtime.saturation import warn_if_saturating
-from neural_compressor.onnx.runtime.speed_check import warn_if_slower
 from neural_compressor.paths import output_file, write_errors
 from neural_compressor.report.terminal import print_ops
 
@@ -76,13 +75,13 @@ def quantized(
     new = executor.run(resolution.plan, resolution.run_options({}))
     static, in_float = resolution.capabilities.get("static"), dict[str, str]()
     if static is not None and static.target.runs_here:
-        in_float = {each.name: each.reason for each in check_fusion(new, static.target.sessions).float_running}
+        in_float = dict(check_fusion(new, static.target.sessions).float_running)
     providers = [capability.target.provider for capability in resolution.capabilities.values()]
     if CPU in providers:
         warn_if_saturating(new)
     if "weight_only" not in resolution.capabilities and all(provider is CPU for provider in providers):
         given = isinstance(source, onnx.ModelProto | ir.Model)
-        original = executor.float_model(resolution.plan.step("optimize")) if given else read_model(source)
+        original = executor.float_model(resolution.plan.passes) if given else read_model(source)
         reader = next(iter(resolution.readers.values()), reader)
         warn_if_slower(original, new, lambda: None if reader is None else example_of(reader))
     return new, in_float

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,23 +12,22 @@ from neural_compressor.config.composition import Composition
 from neural_compressor.config.resolver import Request, wanting
 from neural_compressor.config.resolver import resolve as resolve_requests
 from neural_compressor.config.validators import as_list
-from neural_compressor.errors import CalibrationError, CapabilityError, ConfigError
+from neural_compressor.errors import CapabilityError, ConfigError
 from neural_compressor.onnx.adaptor.capability import ModelCapability
 from neural_compressor.onnx.executor import CalibrationData, Executor, RunOptions
 from neural_compressor.onnx.graph.matrix_nodes import MatrixNode, weight_only_nodes
 from neural_compressor.onnx.graph.sum_order import ANY, for_any_cpu
 from neural_compressor.onnx.methods.weight_only.method import needs_data
 from neural_compressor.onnx.passes.store_weights import STORED, is_stored, storable_nodes
-from neural_compressor.onnx.quantization.config import IntegerConfig, OnnxConfig, RTNConfig
-from neural_compressor.onnx.quantization.config.fields import EXTRA_OPTIONS
-from neural_compressor.onnx.quantization.quant_types import QuantFormat
+from neural_compressor.onnx.quantization.config import IntegerConfig, RTNConfig
+from neural_compressor.onnx.quantization.plans import find_capability, find_reader, make_plan, optimize_pass
 from neural_compressor.onnx.quantization.selection import Selection, select
 from neural_compressor.onnx.quantization.source_model import node_types
-from neural_compressor.onnx.runtime.capability import OnnxQuery, ProviderCapability, runs_in
+from neural_compressor.onnx.runtime.capability import ProviderCapability
 from neural_compressor.onnx.runtime.data_reader import Samples, rewound
-from neural_compressor.onnx.runtime.providers import CPU, choose_target
+from neural_compressor.onnx.runtime.providers import CPU
 from neural_compressor.registry import close_matches
-from neural_compressor.schemes import OpKey, OpScheme, Pass, Plan, float_op
+from neural_compressor.schemes import OpKey, OpScheme, Plan, float_op
 
 logger = logging.getLogger("neural_compressor")
 _SHOWN = 8
@@ -57,10 +56,6 @@ class Resolution:
     readers: Mapping[str, Any] = field(default_factory=dict)
     label: str = ""
 
-    def of(self, mode: str) -> dict[OpKey, OpScheme]:
-        """The nodes that compute in ``mode``; not those whose weights are stored."""
-        return {key: s for key, s in self.plan.items() if s.mode == mode and not is_stored(key, s)}
-
     @property
     def quantized(self) -> dict[OpKey, OpScheme]:
         """The nodes that the plan does something to."""
@@ -87,19 +82,6 @@ class Resolution:
         return RunOptions(self.capabilities, data, self.reasons)
 
 
-def optimize_pass(config: Composition, level: Any) -> Pass:
-    """How the graph is simplified first.
-
-    Where no ``level`` is said ONNX Runtime does so for static quantization, which gains from constants computed
-    beforehand, as far as nodes keep their names; other models are tidied only.
-    """
-    name = None if level is None else str(getattr(level, "name", level))
-    if any(getattr(each, "approach", "") == "static" for each in _every(config)):
-        return Pass("optimize", {} if name is None else {"level": name})
-    simplify = {"simplify": "tidy" if name is None else "none"}
-    return Pass("optimize", {"level": name or "DISABLE_ALL", **simplify})
-
-
 def resolve(
     config: Composition, executor: Executor, level: Any = None, reader: Any = None, graph_only: bool = False
 ) -> Resolution:
@@ -111,7 +93,7 @@ def resolve(
     they are named. The same goes for what a logarithm reads. ``reader`` serves configurations without data of their own.
     """
     optimize = optimize_pass(config, level)
-    model = executor.float_model(optimize)
+    model = executor.float_model([optimize])
     given, now = node_types(executor.source), node_types(model)
     # Rules are about the model as it was given and as it is, so that a node can be named that simplifying takes away.
     selection = select(config, given | {name: kind for name, kind in now.items() if name not in given})
@@ -119,7 +101,7 @@ def resolve(
         mode: {(name, now[name]): each for name, each in selection.of(mode).items() if name in now} for mode in _MODES
     }
     capabilities = {
-        mode: _find_capability(_distinct(configs.values()), mode, graph_only)
+        mode: find_capability(_distinct(configs.values()), mode, graph_only)
         for mode, configs in chosen.items()
         if configs
     }
@@ -142,8 +124,8 @@ def resolve(
         mode: _distinct(each for key, each in chosen[mode].items() if _computes(key, nodes.schemes))
         for mode in capabilities
     }
-    plan = _plan(ops, optimize, configs, capabilities, selection.named)
-    readers = {mode: found for mode, each in configs.items() if (found := _reader(each, reader)) is not None}
+    plan = make_plan(ops, optimize, configs, capabilities, selection.named)
+    readers = {mode: found for mode, each in configs.items() if (found := find_reader(each, reader)) is not None}
     resolution = Resolution(plan, capabilities, told, nodes.slower, readers, str(config))
     _report(selection.named, resolution)
     return resolution
@@ -267,107 +249,6 @@ def _check_ratios(configs: Iterable[Any], able: Mapping[str, MatrixNode]) -> Non
     rules = (config for config in configs if isinstance(config, RTNConfig))
     for name in (name for config in rules for name in config.ratios if name not in known):
         raise ConfigError(f"RTNConfig.ratios: no weight or node is called {name!r}; {close_matches(name, known)}")
-
-
-def _plan(
-    ops: Mapping[OpKey, OpScheme],
-    optimize: Pass,
-    configs: Mapping[str, Sequence[Any]],
-    capabilities: Mapping[str, ProviderCapability],
-    named: Collection[str],
-) -> Plan:
-    """The plan of these schemes, with the passes that the configurations ask for and the size of the calibration data."""
-    passes, size = [optimize], Plan().calib_sampling_size
-    if static := configs.get("static"):
-        size = setting(static, "calibration_sampling_size")
-        meant = sorted(name for name, _ in ops if name in named)
-        passes += _static_passes(static, capabilities["static"].quant_format, meant)
-    if weights := configs.get("weight_only"):
-        form, level = capabilities["weight_only"].quant_format, setting(weights, "accuracy_level")
-        passes.append(_pass("weight_layout", quant_format=form, accuracy_level=level))
-    return Plan(ops, size, passes=passes)
-
-
-def _static_passes(configs: Sequence[Any], quant_format: str, named: Collection[str]) -> list[Pass]:
-    def extra(name: str) -> Any:
-        return setting(configs, f"extra_options[{name!r}]", lambda config: config.option(name))
-
-    smoothing = {config.smoothing for config in configs} - {None}
-    if len(smoothing) > 1:
-        raise ConfigError(
-            f"outliers are smoothed once for the whole model, and the configurations say {smoothing}; choose one"
-        )
-    found: list[Pass] = [*smoothing]
-    if (correction := extra("BiasCorrection")) is not False:
-        found.append(_pass("correct_biases", required=correction))
-    if (percentile := extra("CalibPercentile")) != EXTRA_OPTIONS["CalibPercentile"][0]:
-        found.append(Pass("calibrate", {"percentile": percentile}))
-    layout = _pass(
-        "qdq_layout",
-        quant_format=quant_format,
-        add_qdq_pair_to_weight=extra("AddQDQPairToWeight"),
-        dedicated_qdq_pair=extra("DedicatedQDQPair"),
-        optypes_to_exclude_output_quant=extra("OpTypesToExcludeOutputQuantization"),
-        named=named,
-    )
-    return [*found, layout]
-
-
-def _pass(name: str, **options: Any) -> Pass:
-    """A pass with those options that say something."""
-    return Pass(name, {key: value for key, value in options.items() if value})
-
-
-def setting(configs: Iterable[OnnxConfig], name: str, get: Callable[[Any], Any] | None = None) -> Any:
-    """What the configurations that say something other than the default say; the default where none does.
-
-    Two that say different things are an error. ``get`` reads the setting where it is no field called ``name``.
-    """
-    read: Callable[[Any], Any] = get or (lambda config: getattr(config, name))
-    every: list[Any] = list(configs)
-    said = [value for config in every if (value := read(config)) != read(type(config)())]
-    if any(value != said[0] for value in said[1:]):
-        values = ", ".join(dict.fromkeys(repr(value) for value in said))
-        raise ConfigError(f"{name} holds for the whole model, and its configurations say {values}; choose one")
-    return said[0] if said else read(every[0])
-
-
-def _reader(configs: Sequence[OnnxConfig], given: Any) -> Any:
-    """The calibration data reader of the configurations of one mode, or else the one ``given``."""
-    own = {id(config.reader): config.reader for config in configs if config.reader is not None}
-    if len(own) > 1:
-        raise ConfigError(
-            "the configurations have several calibration data readers, and a model is calibrated with one"
-        )
-    found = next(iter(own.values()), given)
-    waiting = [type(config).__name__ for config in configs if getattr(config, "needs_calibration", False)]
-    if waiting and found is None:
-        raise CalibrationError(
-            f"{', '.join(dict.fromkeys(waiting))} needs calibration data; give the configuration, or the call, a "
-            "calibration_data_reader"
-        )
-    return found
-
-
-def _find_capability(configs: Sequence[Any], mode: str, graph_only: bool) -> ProviderCapability:
-    """What the configurations of one mode are for.
-
-    The default form of model gives way to the provider's own where it runs nothing in that form.
-    """
-    name = setting(configs, "providers")[0] if mode == "weight_only" else setting(configs, "execution_provider")
-    target = choose_target(name, graph_only=graph_only)
-    provider, own = target.provider.name, OnnxQuery(target.provider.name)
-    if mode == "dynamic":
-        return ProviderCapability(target, own)
-    wanted: QuantFormat = setting(configs, "quant_format")
-    if wanted is QuantFormat.QOperator and not runs_in(provider, wanted.name, mode):
-        logger.warning("%s takes no %s models: the model is %s", provider, wanted, own.quant_format)
-        return ProviderCapability(target, own)
-    return ProviderCapability(target, OnnxQuery(provider, wanted.name))
-
-
-def _every(config: Composition) -> list[Any]:
-    return [each for part in config.parts for each in (part, *(rule.config for rule in part.local))]
 
 
 def _distinct(configs: Iterable[Any]) -> list[Any]:

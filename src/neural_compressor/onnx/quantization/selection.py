@@ -49,7 +49,7 @@ def select(config: Composition, kinds: Mapping[str, str]) -> Selection:
     for part in config.parts:
         _tell_absent_types(part, kinds)
     given = config.assign(kinds)
-    bounds = {id(each): _bounds(each, kinds) for each in _every(config)}
+    bounds = {id(each): _bounds(each, kinds) for each in every_config(config)}
     configs: dict[str, OnnxConfig] = {}
     left: dict[str, str] = {}
     named: set[str] = set()
@@ -119,17 +119,22 @@ def _bounds(config: OnnxConfig, kinds: Mapping[str, str]) -> _Bounds:
     )
 
 
-def _nodes(config: OnnxConfig, field: str, kinds: Mapping[str, str]) -> Iterable[str]:
-    """The nodes that a list of names and regular expressions means."""
-    names = dict.fromkeys(kinds, "")
+def _nodes(config: OnnxConfig, field: str, kinds: Mapping[str, str]) -> list[str]:
+    where = f"{type(config).__name__}.{field}"
+    return named_nodes(getattr(config, field), kinds, where, by_type=False)
+
+
+def named_nodes(wanted: Iterable[str], kinds: Mapping[str, str], where: str, by_type: bool = True) -> list[str]:
+    """The nodes that a list of names and regular expressions, and of types where these count, means."""
+    known = kinds if by_type else dict.fromkeys(kinds, "")
     found: list[str] = []
-    for text in getattr(config, field):
+    for text in wanted:
+        if not isinstance(text, str):
+            raise ConfigError(f"{where}: got {text!r}, expected the name or the type of a node")
         selector = OpSelector(text)
-        matched = selector.select(names)
+        matched = selector.select(known)
         if not matched:
-            raise ConfigError(
-                f"{type(config).__name__}.{field}: {text!r} matches no node of the model; {selector.alternatives(kinds)}"
-            )
+            raise ConfigError(f"{where}: {text!r} matches no node of the model; {selector.alternatives(kinds)}")
         found += matched
     return found
 
@@ -156,7 +161,8 @@ def _tell_absent_types(part: Any, kinds: Mapping[str, str]) -> None:
         )
 
 
-def _every(config: Composition) -> list[Any]:
+def every_config(config: Composition) -> list[Any]:
+    """The parts of a configuration and those of their rules."""
     return [each for part in config.parts for each in (part, *(rule.config for rule in part.local))]
 
 

@@ -11,15 +11,10 @@ from neural_compressor.errors import ConfigError
 from neural_compressor.onnx.files.model_file import read_model
 from neural_compressor.onnx.files.quantization_record import read_record
 from neural_compressor.onnx.graph.normalise import EarlyPasses, normalise
+from neural_compressor.onnx.runtime.fusion_check import INTEGER_OPS
 
 Source = str | Path | onnx.ModelProto | ir.Model
-QUANTIZED_TYPES = frozenset(
-    {
-        *("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "ConvInteger", "MatMulInteger"),
-        *("MatMulIntegerToFloat", "DynamicQuantizeMatMul", "DynamicQuantizeLSTM", "MatMulNBits", "MatMulBnb4"),
-        *("GatherBlockQuantized", "QAttention", "QGemm", "QLinearConv", "QLinearMatMul"),
-    }
-)
+QUANTIZED_TYPES = frozenset({*INTEGER_OPS, "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "MatMulBnb4"})
 """Types of node that only a quantized model has."""
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import onnx
 import onnx_ir as ir
@@ -12,19 +13,10 @@ import onnx_ir as ir
 from neural_compressor.onnx.files.scratch import scratch_folder
 from neural_compressor.onnx.graph.integer_tensors import EIGHT_BITS
 from neural_compressor.onnx.graph.ops import OP_TYPES, OpType, Output
-from neural_compressor.onnx.graph.queries import is_float, standard
+from neural_compressor.onnx.graph.queries import is_float, producer, standard
 from neural_compressor.onnx.runtime.session import make_session
 
 logger = logging.getLogger("neural_compressor")
-
-
-@dataclass(frozen=True)
-class FloatRunning:
-    """A quantized op that the runtime computes in float, converting its inputs first."""
-
-    name: str
-    op_type: str
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -37,32 +29,24 @@ class RunningNode:
 
 @dataclass(frozen=True)
 class FusionReport:
-    """The quantized ops by what the runtime makes of them."""
+    """The quantized ops by what the runtime makes of them: those it fuses, and why it computes others in float."""
 
     fused: tuple[str, ...]
-    float_running: tuple[FloatRunning, ...]
+    float_running: Mapping[str, str]
 
 
 def check_fusion(model: ir.Model, providers: Sequence[str] = ("CPUExecutionProvider",)) -> FusionReport:
     """What ONNX Runtime makes of each quantized op of ``model``; a warning names those that run in float."""
     quantized = {str(node.name): node for node in model.graph if standard(node, *OP_TYPES) and _is_quantized(node)}
     integer_ops = [str(node.name) for node in model.graph if node.op_type in INTEGER_OPS]
-    floats = tuple(float_running(model, providers))
-    left = {each.name for each in floats}
-    fused = tuple(name for name in (*quantized, *integer_ops) if name not in left)
+    running = as_run(model, providers) if quantized else {}
+    floats = {name: _reason(node) for name, node in quantized.items() if name in running and running[name].dequantizes}
+    fused = tuple(name for name in (*quantized, *integer_ops) if name not in floats)
     if floats:
-        named = ", ".join(f"{each.name} ({each.reason})" for each in floats[:_NAMED])
+        named = ", ".join(f"{name} ({reason})" for name, reason in islice(floats.items(), _NAMED))
         more = f" and {len(floats) - _NAMED} more" if len(floats) > _NAMED else ""
         logger.warning("%d of %d quantized ops run in float: %s%s", len(floats), len(floats) + len(fused), named, more)
     return FusionReport(fused, floats)
-
-
-def float_running(model: ir.Model, providers: Sequence[str] = ("CPUExecutionProvider",)) -> list[FloatRunning]:
-    """The quantized ops of ``model`` that the runtime will compute in float, with the reason."""
-    quantized = [node for node in model.graph if standard(node, *OP_TYPES) and _is_quantized(node)]
-    running = as_run(model, providers) if quantized else {}
-    in_float = (node for node in quantized if (run := running.get(str(node.name))) and run.dequantizes)
-    return [FloatRunning(str(node.name), node.op_type, _reason(node)) for node in in_float]
 
 
 _NAMED = 8
@@ -101,18 +85,13 @@ def _is_quantized(node: ir.Node) -> bool:
     """Whether a node reads nothing but dequantized values, and a light one is also written for a quantizer."""
     op: OpType = OP_TYPES[node.op_type]
     places = range(len(node.inputs)) if op.activations is None else (*op.activations, *_places(op))
-    if not places or not all(_dequantizer(node.inputs[i]) for i in places):
+    if not places or not all(producer(node.inputs[i], "DequantizeLinear") for i in places):
         return False
     return not op.light or _quantizer(node) is not None
 
 
 def _places(op: OpType) -> tuple[int, ...]:
     return () if op.weight is None else (op.weight,)
-
-
-def _dequantizer(value: ir.Value | None) -> ir.Node | None:
-    node = None if value is None else value.producer()
-    return node if node is not None and standard(node, "DequantizeLinear") else None
 
 
 def _quantizer(node: ir.Node) -> ir.Node | None:
@@ -132,13 +111,13 @@ def _reason(node: ir.Node) -> str:
     if op.output is Output.INTEGER and _quantizer(node) is None:
         return "its output is not quantized at once"
     bias = node.inputs[2] if op.bias is not None and len(node.inputs) > 2 else None
-    if is_float(bias) and _dequantizer(bias) is None:
+    if is_float(bias) and producer(bias, "DequantizeLinear") is None:
         return "its bias is in float"
     return "the runtime did not take it"
 
 
 def _type(value: ir.Value | None) -> str | None:
-    node = _dequantizer(value)
+    node = producer(value, "DequantizeLinear")
     if node is None or node.inputs[2] is None or node.inputs[2].const_value is None:
         return None
     return node.inputs[2].const_value.dtype.name.lower()

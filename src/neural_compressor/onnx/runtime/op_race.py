@@ -21,6 +21,7 @@ logger = logging.getLogger("neural_compressor")
 Shapes = Mapping[str, tuple[int, ...]]
 """The shapes of a model's tensors by name, as far as they are known."""
 
+RACED = ("Conv", "MatMul", "Gemm")
 MOST_PRODUCTS = 1 << 30
 """A larger op is left to the fixed rules, as racing it takes long; integers pay for it in any case."""
 _MUST_GAIN = 1.15
@@ -53,6 +54,17 @@ def known_shapes(model: ir.Model, inputs: Shapes) -> dict[str, tuple[int, ...]]:
     values = [*fixed.graph.inputs, *(value for node in fixed.graph for value in node.outputs)]
     shapes = {str(v.name): v.shape for v in values if v.shape is not None}
     return {name: tuple(shape.numpy()) for name, shape in shapes.items() if all(isinstance(d, int) for d in shape)}
+
+
+def batches_of_one(model: ir.Model) -> dict[str, tuple[int, ...]]:
+    """The shapes of the model's inputs that have known sizes but for the first, the batch, which is then 1."""
+    found = {}
+    for value in (each for each in model.graph.inputs if each.shape is not None):
+        sizes = [*(value.shape or ())]
+        sizes[:1] = [size if isinstance(size, int) else 1 for size in sizes[:1]]
+        if all(isinstance(size, int) for size in sizes):
+            found[str(value.name)] = tuple(int(size) for size in sizes)
+    return found
 
 
 class OpRace:
@@ -94,6 +106,13 @@ class OpRace:
             return ""
         times = f"{in_float:.0f} us against {in_integers:.0f} us in integers"
         return f"float is faster here: {times} for an input of {list(shape)}"
+
+
+def described(node: ir.Node, constants: Sequence[ir.Value | None]) -> str:
+    """A node by its type, the shapes of its ``constants`` and its attributes."""
+    shapes = ["-" if v is None or v.shape is None else str(list(v.shape.numpy())) for v in constants]
+    attributes = {name: each.value for name, each in sorted(node.attributes.items())}
+    return f"{node.op_type} {' '.join(shapes)} {attributes}"
 
 
 def session_of_one(model: bytes) -> ort.InferenceSession:

@@ -16,7 +16,7 @@ import onnxruntime as ort
 
 from neural_compressor.onnx.graph.editor import MICROSOFT
 from neural_compressor.onnx.graph.integer_tensors import EIGHT_BITS
-from neural_compressor.onnx.graph.queries import constant, standard
+from neural_compressor.onnx.graph.queries import constant, producer, standard
 from neural_compressor.onnx.graph.sum_order import (
     SumOrder,
     conv_order,
@@ -80,13 +80,14 @@ def warn_if_saturating(model: ir.Model) -> None:
 
 
 _INTEGER_PRODUCTS = {
-    # the op: where it has its weight, and an input that has the type of its activations
-    "QLinearMatMul": (3, 0),
-    "QGemm": (3, 0),
-    "MatMulInteger": (1, 0),
-    "MatMulIntegerToFloat": (1, 0),
+    # the op: where it has its weight, and the zero point of its activations, which has their type
+    "QLinearConv": (3, 2),
+    "QLinearMatMul": (3, 2),
+    "QGemm": (3, 2),
+    "MatMulInteger": (1, 2),
+    "MatMulIntegerToFloat": (1, 4),
     "DynamicQuantizeMatMul": (1, None),
-    "QAttention": (1, 0),
+    "QAttention": (1, 6),
 }
 
 
@@ -96,12 +97,9 @@ def _weights(model: ir.Model) -> Iterator[tuple[ir.Node, np.ndarray, SumOrder]]:
         if standard(node, "Conv", "MatMul", "Gemm"):
             if _dequantized(node.inputs[0], EIGHT_BITS) is not None:
                 yield from _with_order(node, constant(_dequantized(node.inputs[1], ("int8",))))
-        elif standard(node, "QLinearConv") and _type(node.inputs[0], node.inputs[2]) == "uint8":
-            yield from _with_order(node, constant(node.inputs[3]))
         elif node.op_type in _INTEGER_PRODUCTS and node.domain in ("", "ai.onnx", MICROSOFT):
-            place, activation = _INTEGER_PRODUCTS[node.op_type]
-            zero = _zero_point(node)
-            if activation is None or _type(node.inputs[activation], zero) == "uint8":
+            place, zero = _INTEGER_PRODUCTS[node.op_type]
+            if zero is None or _type(node.inputs[0], node.inputs[zero] if len(node.inputs) > zero else None) == "uint8":
                 yield from _with_order(node, constant(node.inputs[place]))
         elif node.op_type == "DynamicQuantizeLSTM" and node.domain == MICROSOFT:
             for place in (1, 2):
@@ -118,12 +116,6 @@ def _with_order(node: ir.Node, codes: np.ndarray | None) -> Iterator[tuple[ir.No
         yield node, codes, matrix_order(codes.ndim, bool(node.attributes.get_int("transB", 0)))
 
 
-def _zero_point(node: ir.Node) -> ir.Value | None:
-    """The zero point of an integer product's activations, which has their type."""
-    place = {"MatMulInteger": 2, "MatMulIntegerToFloat": 4, "QAttention": 6}.get(node.op_type, 2)
-    return node.inputs[place] if len(node.inputs) > place else None
-
-
 def _type(value: ir.Value | None, zero_point: ir.Value | None) -> str:
     """The type of activations; uint8 where nothing is known."""
     for known in (zero_point, value):
@@ -134,8 +126,7 @@ def _type(value: ir.Value | None, zero_point: ir.Value | None) -> str:
 
 def _dequantized(value: ir.Value | None, kinds: Collection[str]) -> ir.Value | None:
     """The integers that ``value`` is dequantized from, if they are of one of the types ``kinds``."""
-    node = None if value is None else value.producer()
-    if node is None or not standard(node, "DequantizeLinear"):
+    if (node := producer(value, "DequantizeLinear")) is None:
         return None
     zero = node.inputs[2] if len(node.inputs) > 2 else None
     # Without a zero point the type is that of the integers themselves.

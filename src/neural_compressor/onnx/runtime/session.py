@@ -1,9 +1,11 @@
-"""Sessions of ONNX Runtime on models in memory, whose weights are not copied into a file first, and what they are fed."""
+"""Sessions of ONNX Runtime on models in memory, whose weights are not copied into a file first, what they are fed, and
+sessions kept while models are run batch by batch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,13 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 
-from neural_compressor.errors import CalibrationError, FormatError
-from neural_compressor.onnx.files.mapped_file import release
-from neural_compressor.onnx.files.model_file import initializers
+from neural_compressor.errors import CalibrationError, EvaluationError, FormatError
+from neural_compressor.onnx.files.mapped_file import constants_replaced, release
+from neural_compressor.onnx.files.model_file import initializers, read_model
 from neural_compressor.onnx.files.scratch import raise_if_full
+from neural_compressor.onnx.runtime.batches import ModelInputs
 from neural_compressor.onnx.runtime.data_reader import as_array
+from neural_compressor.onnx.runtime.saturation import warn_if_saturating
 from neural_compressor.registry import close_matches
 
 _PROVIDER_OPTIONS = {
@@ -99,7 +103,7 @@ def _other_outputs(model: ir.Model, names: Sequence[str] | None) -> Iterator[Non
 def _by_reference(model: ir.Model) -> Iterator[dict[str, np.ndarray]]:
     """Large weights of the main graph taken out of what is written meanwhile, as arrays by name."""
     arrays: dict[str, np.ndarray] = {}
-    held: dict[ir.Value, ir.TensorProtocol] = {}
+    instead: dict[ir.Value, ir.TensorProtocol] = {}
     own_names = model.graph.initializers
     for value, tensor in initializers(model):
         # The runtime drops what nothing reads, and then has no place for it.
@@ -111,8 +115,7 @@ def _by_reference(model: ir.Model) -> Iterator[dict[str, np.ndarray]]:
             arrays[str(value.name)] = own
             if own is not array:
                 release(tensor)
-            held[value] = tensor
-            value.const_value = ir.ExternalTensor(
+            instead[value] = ir.ExternalTensor(
                 "held in memory",
                 0,
                 tensor.nbytes,
@@ -122,13 +125,20 @@ def _by_reference(model: ir.Model) -> Iterator[dict[str, np.ndarray]]:
             )
         elif array is not None and isinstance(tensor, ir.ExternalTensor):
             # What is written has no folder in which its files could be found.
-            held[value] = tensor
-            value.const_value = ir.Tensor(array, tensor.dtype, name=value.name)
-    try:
+            instead[value] = ir.Tensor(array, tensor.dtype, name=value.name)
+    with constants_replaced(instead):
         yield arrays
-    finally:
-        for value, tensor in held.items():
-            value.const_value = tensor
+
+
+def run_sample(
+    session: ort.InferenceSession, arrays: Mapping[str, np.ndarray], number: int, outputs: Sequence[str] | None = None
+) -> list[np.ndarray]:
+    """What a session gives for the calibration sample ``number``."""
+    try:
+        results: list[np.ndarray] = session.run(outputs, dict(arrays))
+    except Exception as error:  # the runtime's errors share no base class but this
+        raise CalibrationError(f"the model does not run on sample {number}: {error}") from error
+    return results
 
 
 def feeds(model: ir.Model, sample: Mapping[str, Any], number: int) -> dict[str, np.ndarray]:
@@ -156,3 +166,48 @@ def _fitting(value: ir.Value, given: Any, number: int) -> np.ndarray:
         shape = ", ".join("any" if size is None else str(size) for size in wanted)
         raise CalibrationError(f"{where} has shape {array.shape}, and the model takes ({shape})")
     return array
+
+
+_KEPT = 2
+"""A candidate and the model it is compared with."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Running:
+    model: Any
+    inputs: ModelInputs
+    session: Any
+
+
+class Runner:
+    """Sessions of models, made when a model is first run; the last ``kept`` stay. 0 ``threads`` are one a core."""
+
+    def __init__(self, providers: Sequence[str], threads: int = 0, kept: int = _KEPT) -> None:
+        self.providers = tuple(providers)
+        self.threads = threads
+        self.kept = kept
+        self._running: list[_Running] = []
+
+    def predict(self, model: Any, inputs: Any) -> Any:
+        """What ``model`` gives for the inputs of a batch: an array, or a list where it has several outputs."""
+        running = self._of(model)
+        feed = running.inputs.feed(inputs)
+        try:
+            results: list[np.ndarray] = running.session.run(None, feed)
+        except Exception as error:  # the runtime's errors share no base class but this
+            shapes = ", ".join(f"{name} {array.shape} {array.dtype}" for name, array in feed.items())
+            raise EvaluationError(f"the model does not run on {shapes}: {error}") from error
+        return results[0] if len(results) == 1 else results
+
+    def _of(self, model: Any) -> _Running:
+        for place, running in enumerate(self._running):
+            if running.model is model:
+                self._running.append(self._running.pop(place))
+                return running
+        graph = read_model(model)
+        if "CPUExecutionProvider" in self.providers:
+            warn_if_saturating(graph)
+        session = make_session(graph, providers=self.providers, threads=self.threads, few_shapes=True)
+        running = _Running(model, ModelInputs.of(graph), session)
+        self._running = [*self._running, running][-self.kept :]
+        return running

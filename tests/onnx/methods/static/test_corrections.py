@@ -218,7 +218,7 @@ def test_a_corrected_weight_keeps_its_spread(granularity: Any, kit: Kit) -> None
     plan = kit.plan_for(model, weight=TensorScheme(dtype("int4"), granularity=granularity), cpu="vnni")
 
     def spread(correct: bool) -> np.ndarray:
-        options = StaticOptions(everywhere=True, weight_correction=correct)
+        options = StaticOptions(named=[name for name, _ in plan], weight_correction=correct)
         new = quantize_static(model, plan, Samples(kit.Reader(kit.feeds_of(model, 1))), options)
         (values,) = (node for node in new.graph if node.op_type == "DequantizeLinear" and node.inputs[0].const_value)
         codes, scale = (value.const_value.numpy() for value in values.inputs[:2])

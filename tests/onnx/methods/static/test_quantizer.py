@@ -414,7 +414,7 @@ def test_light_ops_away_from_integers_are_named_with_the_reason(kit: Kit, tmp_pa
     assert "weight and bias" in left["constant", "Mul"]
     run = kit.executed(kit.quantize(model), tmp_path)
     assert run["QLinearAdd"] == run["QLinearSigmoid"] == 0
-    everywhere = kit.quantize(model, everywhere=True)
+    everywhere = kit.quantize(model, named=[name for name, _ in plan])
     kit.check_close(model, everywhere)
     run = kit.executed(everywhere, tmp_path)
     assert run["QLinearAdd"] == run["QLinearSigmoid"] == 1

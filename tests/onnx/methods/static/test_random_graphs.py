@@ -102,7 +102,8 @@ def test_random_graphs(kit: Kit, seed: int) -> None:
     rng = np.random.default_rng(seed + 1000)
     model = random_graph(kit, seed)
     quant_format = ("QDQ", "QOperator")[seed % 2]
-    options: dict[str, Any] = {"quant_format": quant_format, "everywhere": bool(rng.random() < 0.3)}
+    every = [str(node.name) for node in model.graph]
+    options: dict[str, Any] = {"quant_format": quant_format, "named": every if rng.random() < 0.3 else ()}
     if quant_format == "QDQ":
         options |= {name: bool(rng.random() < 0.2) for name in ("dedicated_qdq_pair", "add_qdq_pair_to_weight")}
     quantized = kit.quantize(model, random_plan(kit, model, rng, quant_format == "QOperator"), **options)

@@ -15,22 +15,23 @@ from neural_compressor.kernel_race import Work
 from neural_compressor.onnx.methods.dynamic.quantizer import quantize_dynamic
 from neural_compressor.onnx.runtime.op_race import (
     MOST_PRODUCTS,
+    RACED,
     OpRace,
-    Shapes,
+    batches_of_one,
     current_race,
+    described,
     known_shapes,
     session_of_one,
 )
 from neural_compressor.schemes import OpScheme, Plan
 
-RACED = ("Conv", "MatMul", "Gemm")
 _ALONE = "op"
 
 
 def dynamic_race(model: ir.Model) -> DynamicRace | None:
     """The race that decides for the ops of ``model``; None where fixed rules do."""
     race = current_race()
-    return None if race is None else DynamicRace(race, known_shapes(model, _batches_of_one(model)))
+    return None if race is None else DynamicRace(race, known_shapes(model, batches_of_one(model)))
 
 
 class DynamicRace(OpRace):
@@ -43,26 +44,10 @@ class DynamicRace(OpRace):
         constants = all(v is None or v.const_value is not None for v in node.inputs[1:])
         if shape is None or not constants or not 0 < self.count_products(node, weight) <= MOST_PRODUCTS:
             return None
-        op = f"dynamic {_described(node, scheme)} on {list(shape)}"
+        stored = scheme.weight
+        kind = "" if stored is None else f"{stored.dtype.name} {stored.granularity} {stored.symmetric}"
+        op = f"dynamic {described(node, node.inputs[1:])} {kind} on {list(shape)}"
         return self.why_float(op, shape, functools.partial(_work, node, scheme, shape))
-
-
-def _batches_of_one(model: ir.Model) -> Shapes:
-    found = {}
-    for value in model.graph.inputs:
-        sizes = [] if value.shape is None else [*value.shape]
-        sizes[:1] = [size if isinstance(size, int) else 1 for size in sizes[:1]]
-        if sizes and all(isinstance(size, int) for size in sizes):
-            found[str(value.name)] = tuple(int(size) for size in sizes)
-    return found
-
-
-def _described(node: ir.Node, scheme: OpScheme) -> str:
-    shapes = [None if v is None or v.shape is None else list(v.shape.numpy()) for v in node.inputs[1:]]
-    attributes = {name: each.value for name, each in sorted(node.attributes.items())}
-    weight = scheme.weight
-    kind = "" if weight is None else f"{weight.dtype.name} {weight.granularity} {weight.symmetric}"
-    return f"{node.op_type} {shapes} {attributes} {kind}"
 
 
 def _work(node: ir.Node, scheme: OpScheme, shape: tuple[int, ...], integers: bool) -> Work:

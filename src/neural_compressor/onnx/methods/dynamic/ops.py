@@ -2,20 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import onnx_ir as ir
 
-from neural_compressor.errors import QuantizationError
-from neural_compressor.onnx.graph.editor import MICROSOFT
+from neural_compressor.errors import ConfigError, QuantizationError
+from neural_compressor.onnx.graph.editor import MICROSOFT, GraphEditor
 from neural_compressor.onnx.graph.integer_tensors import IntegerArray, IntegerTensor, quantized_array, right_factor
 from neural_compressor.onnx.graph.matrix_nodes import MatrixNode, added_terms, examine, take_array, upright_input
-from neural_compressor.onnx.graph.queries import weight_refusal
-from neural_compressor.onnx.methods.dynamic.tensors import DynamicTensors
-from neural_compressor.schemes import PerChannel, TensorScheme
+from neural_compressor.onnx.graph.queries import graph_of, input_of, weight_refusal
+from neural_compressor.schemes import (
+    OpScheme,
+    PerChannel,
+    PerTensor,
+    TensorScheme,
+)
+
+
+class DynamicTensors:
+    """What has been quantized in a model so far: nodes that read the same value or weight share it."""
+
+    def __init__(self, edit: GraphEditor) -> None:
+        self.edit = edit
+        self._activations: dict[tuple[object, ir.Value], IntegerTensor] = {}
+        self._weights: dict[Hashable, IntegerTensor] = {}
+
+    def activation(self, node: ir.Node, value: ir.Value) -> IntegerTensor:
+        """``value`` as uint8 over the range it has at the time, ahead of ``node``."""
+        key = (node.graph, value)
+        if key not in self._activations:
+            outputs = self.edit.insert(node, "DynamicQuantizeLinear", [value], outputs=3)
+            self._activations[key] = IntegerTensor(*outputs)
+        return self._activations[key]
+
+    def weight(
+        self, weight: ir.Value, kind: Hashable, make: Callable[[], IntegerArray], *, needs_zero: bool = True
+    ) -> IntegerTensor:
+        """``weight`` as ``make`` quantizes it, which is called once for each ``kind``.
+
+        Zero points of 0 are left out, unless the op ``needs_zero``.
+        """
+        key = (weight, kind, needs_zero)
+        if key not in self._weights:
+            graph, found = graph_of(weight), make()
+            parts = {"quantized": found.codes, "scale": found.scale, "zero_point": found.zero}
+            if not (needs_zero or found.zero.any()):
+                del parts["zero_point"]
+            values = [self.edit.weight(f"{weight.name}_{part}", array, graph) for part, array in parts.items()]
+            self._weights[key] = IntegerTensor(values[0], values[1], values[2] if len(values) > 2 else None)
+        return self._weights[key]
+
+
+def checked_scheme(scheme: OpScheme) -> TensorScheme:
+    """The scheme of the weight, of an op that the runtime can compute with activations quantized as it goes."""
+    weight, activation = scheme.weight, scheme.activation
+    if weight is None or weight.dtype.name not in ("int8", "uint8"):
+        raise ConfigError(f"a weight is int8 or uint8 here, not {weight.dtype.name if weight else 'left in float'}")
+    if not isinstance(weight.granularity, PerTensor | PerChannel):
+        raise ConfigError(f"a weight has one scale, or one a channel, and not {weight.granularity.name} ones")
+    if activation is not None and (activation.dtype.name != "uint8" or activation.symmetric):
+        raise ConfigError(
+            f"activations quantized at run time are uint8 asym, not {activation.dtype.name} "
+            f"{'sym' if activation.symmetric else 'asym'}"
+        )
+    return weight
+
 
 _ATTENTION_ATTRIBUTES = ("num_heads", "unidirectional", "do_rotary", "mask_filter_value", "scale")
 
@@ -97,8 +151,8 @@ def _conv_refusal(node: ir.Node) -> str | None:
 
 
 def _rewrite_conv(tensors: DynamicTensors, node: ir.Node, scheme: TensorScheme) -> None:
-    edit, graph = tensors.edit, _graph(node)
-    given, weight, bias = _given(node, 0), _given(node, 1), (*node.inputs, None)[2]
+    edit, graph = tensors.edit, graph_of(node)
+    given, weight, bias = input_of(node, 0), input_of(node, 1), (*node.inputs, None)[2]
     aligned = (-1, *[1] * (len(_shape(weight)) - 2))
 
     def quantized() -> IntegerArray:
@@ -130,7 +184,7 @@ def _rewrite_lstm(tensors: DynamicTensors, node: ir.Node, scheme: TensorScheme) 
     inputs = [*node.inputs, *[None] * (8 - len(node.inputs))]
     parameters: list[ir.Value | None] = []
     for place in (1, 2):
-        found = tensors.weight(_given(node, place), scheme, partial(_gates, _given(node, place), scheme))
+        found = tensors.weight(input_of(node, place), scheme, partial(_gates, input_of(node, place), scheme))
         inputs[place] = found.codes
         parameters += [found.scale, found.zero]
     attributes = {name: each for name, each in node.attributes.items() if name != "layout"}
@@ -164,12 +218,12 @@ def _attention_refusal(node: ir.Node) -> str | None:
 
 def _rewrite_attention(tensors: DynamicTensors, node: ir.Node, scheme: TensorScheme) -> None:
     edit = tensors.edit
-    given, weight = _given(node, 0), _given(node, 1)
+    given, weight = input_of(node, 0), input_of(node, 1)
     bias, mask, past = (*node.inputs, None, None, None)[2:5]
     w = tensors.weight(weight, scheme, lambda: right_factor(take_array(weight), scheme))
     x = tensors.activation(node, given)
     if bias is None:
-        bias = edit.weight(f"{node.name}_bias", np.zeros(_shape(weight)[1], np.float32), _graph(node))
+        bias = edit.weight(f"{node.name}_bias", np.zeros(_shape(weight)[1], np.float32), graph_of(node))
     attributes = {name: each for name, each in node.attributes.items() if name in _ATTENTION_ATTRIBUTES}
     operands = [x.codes, w.codes, bias, x.scale, w.scale, mask, x.zero, w.zero, past]
     count = len(node.outputs)
@@ -177,20 +231,9 @@ def _rewrite_attention(tensors: DynamicTensors, node: ir.Node, scheme: TensorSch
     edit.replace(node, edit.insert(node, "QAttention", operands, attributes, domain=MICROSOFT, outputs=count))
 
 
-def _given(node: ir.Node, place: int) -> ir.Value:
-    value = node.inputs[place]
-    assert value is not None
-    return value
-
-
 def _shape(weight: ir.Value) -> tuple[int, ...]:
     assert weight.const_value is not None
     return tuple(weight.const_value.shape.numpy())
-
-
-def _graph(node: ir.Node) -> ir.Graph:
-    assert isinstance(node.graph, ir.Graph)
-    return node.graph
 
 
 DYNAMIC_OPS = {

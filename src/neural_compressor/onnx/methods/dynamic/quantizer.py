@@ -6,10 +6,8 @@ import onnx_ir as ir
 
 from neural_compressor.errors import ConfigError, QuantizationError
 from neural_compressor.onnx.graph.editor import GraphEditor
-from neural_compressor.onnx.graph.error_context import at_node
-from neural_compressor.onnx.graph.queries import standard
-from neural_compressor.onnx.methods.dynamic.ops import DYNAMIC_OPS, DynamicOp
-from neural_compressor.onnx.methods.dynamic.tensors import DynamicTensors, checked_scheme
+from neural_compressor.onnx.graph.queries import at_node, standard
+from neural_compressor.onnx.methods.dynamic.ops import DYNAMIC_OPS, DynamicOp, DynamicTensors, checked_scheme
 from neural_compressor.registry import close_matches
 from neural_compressor.schemes import OpKey, Plan
 

@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-import onnxruntime as ort
 
 from neural_compressor.errors import CalibrationError
 from neural_compressor.observers import Observer, PercentileObserver, make_observer
-from neural_compressor.onnx.graph.queries import Bounds, clip_bounds, standard
-from neural_compressor.onnx.runtime.session import feeds, make_session
+from neural_compressor.onnx.graph.queries import Bounds, clip_bounds, producer
+from neural_compressor.onnx.runtime.session import feeds, make_session, run_sample
 from neural_compressor.schemes import TensorScheme
 
 Watched = tuple[ir.Value, Bounds]
@@ -81,8 +80,8 @@ class FloatMoments:
 
 def _is_within(value: ir.Value, bounds: Bounds) -> bool:
     """Whether ``value`` is known to keep within ``bounds``."""
-    node = value.producer()
-    clipped = node is not None and standard(node, "Relu", "Clip") and clip_bounds(node) == bounds
+    node = producer(value, "Relu", "Clip")
+    clipped = node is not None and clip_bounds(node) == bounds
     return clipped or bounds == (-math.inf, math.inf)
 
 
@@ -110,7 +109,7 @@ def calibrate(
         session = make_session(model, every, providers) if every else None
     for number, sample in enumerate(samples):
         arrays = feeds(model, sample, number)
-        results = [] if session is None else _run(session, arrays, number)
+        results = [] if session is None else run_sample(session, arrays, number)
         for name, values in tap.tensors(arrays, results[: len(tap.outputs)]):
             _observe(observers[name], values, name, number)
         if moments is not None:
@@ -167,14 +166,6 @@ def _extremes(low: np.ndarray, high: np.ndarray, total: np.ndarray) -> np.ndarra
         return np.full(1, np.nan, dtype=np.float32)
     # Of no values at all they are inf and -inf.
     return np.stack([low, high]) if low <= high else np.empty(0, dtype=np.float32)
-
-
-def _run(session: ort.InferenceSession, arrays: dict[str, np.ndarray], number: int) -> list[np.ndarray]:
-    try:
-        results: list[np.ndarray] = session.run(None, arrays)
-    except Exception as error:  # the runtime's errors share no base class but this
-        raise CalibrationError(f"the model does not run on sample {number}: {error}") from error
-    return results
 
 
 def _observe(observer: Observer, values: np.ndarray, name: str, number: int) -> None:

@@ -18,9 +18,8 @@ from onnx import TensorProto, helper, numpy_helper
 from neural_compressor.kernel_race import Work
 from neural_compressor.onnx.graph.ops import NodeInfo, Output
 from neural_compressor.onnx.graph.queries import standard
-from neural_compressor.onnx.runtime.op_race import MOST_PRODUCTS, OpRace, session_of_one
+from neural_compressor.onnx.runtime.op_race import MOST_PRODUCTS, RACED, OpRace, described, session_of_one
 
-RACED = ("Conv", "MatMul", "Gemm")
 _ACTIVATIONS = ("Relu", "LeakyRelu", "Sigmoid", "Tanh", "HardSigmoid", "Softplus", "Softsign", "Elu")
 _OPSET, _SCALE = 17, np.float32(0.02)
 
@@ -47,19 +46,12 @@ class IntegerRace(OpRace):
 
     def reason_for_float(self, info: NodeInfo, place: Place) -> str | None:
         """Why the op is better left in float, empty where it is not; None where there was no time to find out."""
-        op = f"{_described(info)} on {list(place.shape)}, fed {place.fed}, emits {place.emits}"
+        op = f"{described(info.node, (info.weight, info.bias))} on {list(place.shape)}, fed {place.fed}, emits {place.emits}"
         return self.why_float(op, place.shape, functools.partial(_work, info, place))
 
     def products(self, info: NodeInfo) -> float:
         """About how many numbers an op multiplies; 0 where that is not known."""
         return self.count_products(info.node, info.weight)
-
-
-def _described(info: NodeInfo) -> str:
-    node, weight = info.node, info.weight
-    shape = [] if weight is None or weight.shape is None else list(weight.shape.numpy())
-    attributes = {name: each.value for name, each in sorted(node.attributes.items())}
-    return f"{node.op_type} {shape} {'with' if info.bias is not None else 'without'} bias {attributes}"
 
 
 def activation_behind(node: ir.Node) -> ir.Node | None:
@@ -85,20 +77,21 @@ def _model(info: NodeInfo, place: Place, integers: bool) -> onnx.ModelProto:
     constants["w"] = np.full(weight.shape.numpy(), 3, np.int8) if integers else np.full(weight.shape.numpy(), 0.1, "f4")
     if bias is not None and bias.shape is not None:
         constants["b"] = np.ones(bias.shape.numpy(), np.int32 if integers else np.float32)
-    nodes, given = [], "x"
+    nodes: list[onnx.NodeProto] = []
+
+    def through(op_type: str, *inputs: str) -> str:
+        nodes.append(helper.make_node(op_type, inputs, [f"v{len(nodes)}"]))
+        return str(nodes[-1].output[0])
+
+    given = "x"
     if integers and not place.fed:
-        nodes.append(helper.make_node("QuantizeLinear", ["x", "s", "z"], ["xq"]))
-        given = "xq"
+        given = through("QuantizeLinear", given, "s", "z")
     if integers or place.fed:
-        nodes.append(helper.make_node("DequantizeLinear", [given, "s", "z"], ["xf"]))
-        given = "xf"
+        given = through("DequantizeLinear", given, "s", "z")
     inputs = [given, "w", *(["b"] if "b" in constants else [])]
     if integers:
-        nodes.append(helper.make_node("DequantizeLinear", ["w", "s", "wz"], ["wf"]))
-        inputs[1] = "wf"
-        if "b" in constants:
-            nodes.append(helper.make_node("DequantizeLinear", ["b", "ss"], ["bf"]))
-            inputs[2] = "bf"
+        inputs[1] = through("DequantizeLinear", "w", "s", "wz")
+        inputs[2:] = [through("DequantizeLinear", each, "ss") for each in inputs[2:]]
     op = ir.serde.serialize_node(info.node)
     del op.input[:], op.output[:]
     op.input.extend(inputs)
@@ -107,14 +100,11 @@ def _model(info: NodeInfo, place: Place, integers: bool) -> onnx.ModelProto:
     result = "y"
     if not integers and place.emits:
         # The runtime would make integers of a float op right between quantizers.
-        nodes.append(helper.make_node("Sum", ["y"], ["same"]))
-        result = "same"
+        result = through("Sum", result)
     if place.emits or (integers and info.op.output is Output.INTEGER):
-        nodes.append(helper.make_node("QuantizeLinear", [result, "s", "z"], ["yq"]))
-        result = "yq"
+        result = through("QuantizeLinear", result, "s", "z")
         if not place.emits:
-            nodes.append(helper.make_node("DequantizeLinear", ["yq", "s", "z"], ["out"]))
-            result = "out"
+            result = through("DequantizeLinear", result, "s", "z")
     kinds = (
         TensorProto.UINT8 if place.fed else TensorProto.FLOAT,
         TensorProto.UINT8 if place.emits else TensorProto.FLOAT,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 
 from neural_compressor.onnx.graph.ops import PASS_ON, NodeInfo, Output, folds_into_quantizer
-from neural_compressor.onnx.graph.queries import array_of, input_of, is_float, standard
+from neural_compressor.onnx.graph.queries import array_of, input_of, is_float, producer, standard
 from neural_compressor.onnx.methods.static.integer_race import IntegerRace, activation_behind
 from neural_compressor.onnx.methods.static.options import StaticOptions
 from neural_compressor.schemes import OpKey, OpScheme, TensorScheme
@@ -130,7 +130,7 @@ def lay_out(
     while True:
         wanted = _wanted(model.graph, active, kept)
         tensors = _quantized_tensors(model.graph, active, kept, wanted, options)
-        dropped = {} if options.everywhere else _unpaid(active, tensors, wanted, options, race)
+        dropped = _unpaid(active, tensors, wanted, options, race)
         if not dropped:
             break
         left |= {active.pop(node)[0].key: reason for node, reason in dropped.items()}
@@ -163,7 +163,7 @@ def _wanted(graph: ir.Graph, active: _Active, kept: set[ir.Node]) -> set[ir.Valu
         if node in active:
             wanted |= {input_of(node, i) for i in active[node][0].activations}
         elif any(value in wanted for value in node.outputs):
-            before = node.inputs[0].producer() if node.inputs and node.inputs[0] is not None else None
+            before = producer(node.inputs[0]) if node.inputs else None
             if passes_on(node, kept) or (before in active and folds_into_quantizer(node)):
                 wanted.add(input_of(node, 0))
     return wanted

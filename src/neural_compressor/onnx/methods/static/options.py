@@ -27,7 +27,7 @@ class StaticOptions:
     that takes a second pass over it. None does it where the data admits it, True says what is missing.
     ``weight_correction``: the values of a rounded weight get the spread of the float one.
     ``named``: nodes of the plan that are quantized even where integers make them no faster: light ones (Add, Mul,
-    Sigmoid, depthwise convolutions, ...) for which integers would have to be made, and slow ones; ``everywhere``: all are.
+    Sigmoid, depthwise convolutions, ...) for which integers would have to be made, and slow ones.
     ``percentile``: the share of values that "percentile" calibration keeps, in percent.
     """
 
@@ -40,7 +40,6 @@ class StaticOptions:
     quantize_bias: bool = True
     bias_correction: bool | None = False
     weight_correction: bool = False
-    everywhere: bool = False
     named: Collection[str] = ()
     percentile: float = 99.999
 

@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from neural_compressor.errors import CalibrationError
 from neural_compressor.onnx.graph.integer_tensors import IntegerParams, activation_params, cuts_off
-from neural_compressor.onnx.graph.queries import consumer_bounds, standard
+from neural_compressor.onnx.graph.queries import consumer_bounds, producer
 from neural_compressor.onnx.methods.static.calibration import FloatMoments, Range, calibrate
 from neural_compressor.onnx.methods.static.layout import Layout
 from neural_compressor.onnx.methods.static.options import StaticOptions
@@ -109,8 +109,7 @@ def _share(layout: Layout, params: dict[tuple[ir.Value, TensorScheme], IntegerPa
 
 def _is_softmax(value: ir.Value) -> bool:
     """The integer Softmax does not cut off what is beyond its range, so that has to hold all there can be."""
-    node = value.producer()
-    return node is not None and standard(node, "Softmax")
+    return producer(value, "Softmax") is not None
 
 
 def _behind(layout: Layout, node: ir.Node) -> ir.Value:

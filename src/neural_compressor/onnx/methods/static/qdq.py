@@ -86,7 +86,7 @@ class QDQWriter:
         if tensor.clip is None:
             self._quantize(tensor.raw, params)
         elif cuts_off(params, tensor.clip):
-            take_over(tensor.raw, tensor.clip)
+            take_over(tensor.clip, tensor.raw)
             self._quantize(tensor.raw, params)
         else:
             # On the CPU only an op directly before a quantizer becomes an integer op; elsewhere the Relu goes with it.

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from neural_compressor.onnx.graph.editor import MICROSOFT, discard
+from neural_compressor.onnx.graph.editor import MICROSOFT, discard, stand_for
 from neural_compressor.onnx.graph.integer_tensors import IntegerTensor
 from neural_compressor.onnx.graph.ops import PASS_ON
-from neural_compressor.onnx.graph.queries import input_of, standard
+from neural_compressor.onnx.graph.queries import input_of, producer, standard
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def _replace(model: ir.Model, node: ir.Node) -> None:
     model.opset_imports.setdefault(form.domain, 1)
     inputs = list(node.inputs)
     node.append(new)
-    _stand_for(new.outputs[0], node.outputs[0] if quantizer is None else quantizer.outputs[0])
+    stand_for(new.outputs[0], node.outputs[0] if quantizer is None else quantizer.outputs[0])
     model.graph.remove([node] if quantizer is None else [quantizer, node], safe=True)
     for value in inputs:
         discard(value)
@@ -107,22 +107,14 @@ def _pass_on(model: ir.Model, node: ir.Node) -> None:
     node.replace_input_with(0, codes.codes)
     for value, quantizer in zip(node.outputs, quantizers, strict=True):
         assert quantizer is not None
-        _stand_for(value, quantizer.outputs[0])
+        stand_for(value, quantizer.outputs[0])
         model.graph.remove(quantizer, safe=True)
     discard(floats)
 
 
-def _stand_for(new: ir.Value, old: ir.Value) -> None:
-    name, old.name = old.name, None
-    new.name, new.type, new.shape = name, old.type, old.shape
-    old.replace_all_uses_with(new, replace_graph_outputs=True)
-
-
 def _dequantized(value: ir.Value | None) -> IntegerTensor | None:
-    node = None if value is None else value.producer()
-    if node is None or not standard(node, "DequantizeLinear"):
-        return None
-    return IntegerTensor(input_of(node, 0), *_params(node))
+    node = producer(value, "DequantizeLinear")
+    return None if node is None else IntegerTensor(input_of(node, 0), *_params(node))
 
 
 def _params(node: ir.Node) -> tuple[ir.Value, ir.Value | None]:

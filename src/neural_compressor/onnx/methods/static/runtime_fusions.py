@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from neural_compressor.onnx.graph.editor import GraphEditor, discard, take_over
 from neural_compressor.onnx.graph.ops import CLIPS
-from neural_compressor.onnx.graph.queries import array_of, constant, input_of, only_consumer, standard
+from neural_compressor.onnx.graph.queries import array_of, constant, input_of, only_consumer, producer, standard
 
 
 def settle_summands(editor: GraphEditor, names: Collection[str]) -> None:
@@ -50,7 +50,7 @@ def _last_size(value: ir.Value | None) -> int | None:
 def _make_gemm(editor: GraphEditor, product: ir.Node, add: ir.Node, summand: ir.Value) -> None:
     name, inputs = product.name, [*product.inputs, summand]
     (result,) = editor.insert(add, "Gemm", inputs)
-    take_over(result, add)
+    take_over(add, result)
     gemm = result.producer()
     assert gemm is not None
     gemm.name = name
@@ -76,21 +76,14 @@ def shield(editor: GraphEditor) -> None:
 
 def _op_before(quantizer: ir.Node) -> ir.Node | None:
     """The op whose result is quantized."""
-    node = _producer(quantizer, 0)
+    node = producer(quantizer.inputs[0])
     while node is not None and standard(node, *CLIPS):
-        node = _producer(node, 0)
+        node = producer(node.inputs[0])
     return node
 
 
 def _is_taken(node: ir.Node | None) -> bool:
-    return node is not None and standard(node, *_TAKEN) and _reads_integers(node, 0) and not _reads_integers(node, 1)
-
-
-def _reads_integers(node: ir.Node, place: int) -> bool:
-    before = _producer(node, place)
-    return before is not None and standard(before, "DequantizeLinear")
-
-
-def _producer(node: ir.Node, place: int) -> ir.Node | None:
-    value = node.inputs[place]
-    return None if value is None else value.producer()
+    if node is None or not standard(node, *_TAKEN):
+        return False
+    activation, weight = (producer(value, "DequantizeLinear") for value in node.inputs[:2])
+    return activation is not None and weight is None

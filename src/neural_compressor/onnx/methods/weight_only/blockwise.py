@@ -15,6 +15,7 @@ from neural_compressor.dtypes import DType
 from neural_compressor.errors import ConfigError
 from neural_compressor.onnx.graph.editor import MICROSOFT, GraphEditor
 from neural_compressor.onnx.graph.matrix_nodes import MatrixNode
+from neural_compressor.onnx.graph.queries import graph_of
 from neural_compressor.schemes import QuantizedArray, pack_bits
 
 BLOCKS = (256, 128, 64, 32, 16)
@@ -231,8 +232,7 @@ def _store(
     scales: np.ndarray,
     zeros: np.ndarray | ir.TensorProtocol | None,
 ) -> StoredBlocks:
-    graph, name, kind = node.weight.graph, node.weight.name, node.dtype.numpy()
-    assert isinstance(graph, ir.Graph)
+    graph, name, kind = graph_of(node.weight), node.weight.name, node.dtype.numpy()
     if isinstance(zeros, np.ndarray) and zeros.dtype != np.uint8:
         zeros = zeros.astype(kind)
     return StoredBlocks(

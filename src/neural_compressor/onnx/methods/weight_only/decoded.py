@@ -19,6 +19,7 @@ from neural_compressor.dtypes import DType
 from neural_compressor.errors import ConfigError
 from neural_compressor.onnx.graph.editor import GraphEditor
 from neural_compressor.onnx.graph.matrix_nodes import MatrixNode
+from neural_compressor.onnx.graph.queries import graph_of
 from neural_compressor.onnx.methods.weight_only.blockwise import check_block, runs_in_kernel
 from neural_compressor.onnx.runtime.kernels import has_kernel
 from neural_compressor.schemes import OpKey, OpScheme, QuantizedArray, TensorScheme
@@ -113,8 +114,7 @@ class Decoder:
         What would take no fewer bytes as codes is a constant in float.
         """
         first, kind = consumers[0], array.scheme.dtype
-        graph, name = first.weight.graph, str(first.weight.name)
-        assert isinstance(graph, ir.Graph)
+        graph, name = graph_of(first.weight), str(first.weight.name)
         is_table, to = first.node.op_type == "Gather", first.dtype
         if _stored_bytes(array) + _NODES >= math.prod(array.shape) * to.itemsize:
             floats = np.asarray(array.dequantize())

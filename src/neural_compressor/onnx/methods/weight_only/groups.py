@@ -11,8 +11,8 @@ import onnx_ir as ir
 
 from neural_compressor.errors import ConfigError, QuantizationError
 from neural_compressor.onnx.graph.blocks import Block, repeated_blocks
-from neural_compressor.onnx.graph.error_context import at_node
 from neural_compressor.onnx.graph.matrix_nodes import MATRIX_OPS, MatrixNode, left_in_float, weight_only_nodes
+from neural_compressor.onnx.graph.queries import at_node
 from neural_compressor.onnx.methods.weight_only.input_statistics import Source, Sources
 from neural_compressor.onnx.methods.weight_only.method import corrects_upstream, method_of, needs_data
 from neural_compressor.registry import close_matches
@@ -54,18 +54,16 @@ def weight_groups(model: ir.Model, schemes: Mapping[str, OpScheme]) -> list[Weig
         if name in schemes:
             key = (id(node.weight), node.transposed, node.factor, node.node.op_type == "Gather", schemes[name])
             by_weight.setdefault(key, []).append(node)
-    groups: dict[tuple[object, ...], list[tuple[MatrixNode, ...]]] = {}
+    groups: dict[tuple[OpScheme, Sources, int], list[tuple[MatrixNode, ...]]] = {}
     for nodes in by_weight.values():
         scheme = schemes[nodes[0].name]
         sources = _sources(model, nodes, scheme)
-        groups.setdefault((scheme, sources) if sources else (id(nodes),), []).append(tuple(nodes))
+        groups.setdefault((scheme, sources, 0 if sources else id(nodes)), []).append(tuple(nodes))
     places = _blocks(weights[0][0] for weights in groups.values())
-    found = []
-    for weights in groups.values():
-        first = weights[0][0]
-        sources = _sources(model, weights[0], schemes[first.name])
-        found.append(WeightGroup(schemes[first.name], tuple(weights), sources, places.get(first.name)))
-    return found
+    return [
+        WeightGroup(scheme, tuple(weights), sources, places.get(weights[0][0].name))
+        for (scheme, sources, _), weights in groups.items()
+    ]
 
 
 def in_blocks(groups: Sequence[WeightGroup]) -> list[list[WeightGroup]]:

@@ -17,7 +17,7 @@ import onnx_ir as ir
 from neural_compressor.algorithms import InputStatistics
 from neural_compressor.errors import CalibrationError
 from neural_compressor.onnx.runtime.data_reader import Samples
-from neural_compressor.onnx.runtime.session import feeds, make_session
+from neural_compressor.onnx.runtime.session import feeds, make_session, run_sample
 
 logger = logging.getLogger("neural_compressor")
 
@@ -163,10 +163,7 @@ class _Run:
         given = given if self.start is None else self.start.take(number)
         values = dict(given)
         if self._session is not None:
-            try:
-                results = self._session.run(self._computed, values)
-            except Exception as error:  # the runtime's errors share no base class but this
-                raise CalibrationError(f"the model does not run on sample {number}: {error}") from error
+            results = run_sample(self._session, values, number, self._computed)
             values |= dict(zip(self._computed, results, strict=True))
         if self._new is not None:
             self._new.put(number, values)

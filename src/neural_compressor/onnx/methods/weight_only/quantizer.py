@@ -12,13 +12,13 @@ from neural_compressor.algorithms import FloatZeroArray, InputStatistics, LayerR
 from neural_compressor.errors import CalibrationError
 from neural_compressor.onnx.files.scratch import scratch_folder
 from neural_compressor.onnx.graph.editor import GraphEditor
-from neural_compressor.onnx.graph.error_context import at_node
 from neural_compressor.onnx.graph.matrix_nodes import (
     MatrixNode,
     added_terms,
     upright_input,
 )
 from neural_compressor.onnx.graph.normalise import raise_opset
+from neural_compressor.onnx.graph.queries import at_node
 from neural_compressor.onnx.methods.weight_only import blockwise as nodes
 from neural_compressor.onnx.methods.weight_only.blockwise import StoredBlocks, block_codes, runs_in_kernel
 from neural_compressor.onnx.methods.weight_only.decoded import Decoder, check_weight, dequantizer_versions, onnx_float

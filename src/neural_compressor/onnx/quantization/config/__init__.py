@@ -1,18 +1,12 @@
 """Configurations of ONNX quantization, one for each algorithm, and sets to tune over."""
 
+from __future__ import annotations
+
+from typing import Any
+
 from neural_compressor.config.composed import ComposedConfig
 from neural_compressor.config.tuning_config import TuningConfig
-from neural_compressor.onnx.quantization.config.defaults import (
-    get_default_awq_config,
-    get_default_dynamic_config,
-    get_default_gptq_config,
-    get_default_hqq_config,
-    get_default_rtn_config,
-    get_default_sq_config,
-    get_default_static_config,
-    get_integer_tuning_config,
-    get_woq_tuning_config,
-)
+from neural_compressor.onnx.graph.sum_order import ANY
 from neural_compressor.onnx.quantization.config.integer import (
     DynamicQuantConfig,
     IntegerConfig,
@@ -27,6 +21,7 @@ from neural_compressor.onnx.quantization.config.weight_only import (
     RTNConfig,
     WeightOnlyConfig,
 )
+from neural_compressor.onnx.quantization.quant_types import CalibrationMethod
 
 __all__ = [
     "AWQConfig",
@@ -51,3 +46,50 @@ __all__ = [
     "get_integer_tuning_config",
     "get_woq_tuning_config",
 ]
+
+# The default configuration of an algorithm is its class called without arguments.
+get_default_static_config = StaticQuantConfig
+get_default_dynamic_config = DynamicQuantConfig
+get_default_sq_config = SmoothQuantConfig
+get_default_rtn_config = RTNConfig
+get_default_gptq_config = GPTQConfig
+get_default_awq_config = AWQConfig
+get_default_hqq_config = HQQConfig
+
+
+def get_woq_tuning_config() -> list[OnnxConfig]:
+    """Weight-only configurations to tune over, the cheapest first: those without data, then those that need some.
+
+    >>> [config.name for config in get_woq_tuning_config()]
+    ['rtn', 'rtn', 'hqq', 'awq', 'gptq', 'gptq']
+    """
+    return [
+        RTNConfig(weight_sym=False),
+        RTNConfig(weight_sym=False, mse=True),
+        HQQConfig(),
+        AWQConfig(weight_sym=False),
+        GPTQConfig(weight_sym=False),
+        GPTQConfig(weight_sym=False, quant_last_matmul=False),
+    ]
+
+
+def get_integer_tuning_config(target_cpu: str = ANY) -> list[OnnxConfig]:
+    """Static configurations to tune over, then smoothed and dynamic ones, all for ``target_cpu``.
+
+    The static ones are as fast as each other and differ in where they cut ranges off: nowhere, then ever more. Biases are
+    corrected in all of them where the data admits it. Dynamic ones come last: in them convolutions compute in float.
+
+    >>> [config.name for config in get_integer_tuning_config()]
+    ['static_quant', 'static_quant', 'static_quant', 'static_quant', 'smooth_quant', 'dynamic_quant']
+    """
+    methods: list[dict[str, Any]] = [
+        {"calibrate_method": CalibrationMethod.MinMax},
+        {"calibrate_method": CalibrationMethod.MSE},
+        {"calibrate_method": CalibrationMethod.Entropy},
+        {"calibrate_method": CalibrationMethod.Percentile, "extra_options": {"CalibPercentile": 99.99}},
+    ]
+    return [
+        *(StaticQuantConfig(per_channel=True, target_cpu=target_cpu, **method) for method in methods),
+        SmoothQuantConfig(per_channel=True, alpha="auto", target_cpu=target_cpu),
+        DynamicQuantConfig(per_channel=True, target_cpu=target_cpu),
+    ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from neural_compressor.onnx.graph.op_signature import signature
+from neural_compressor.onnx.runtime.kernels import signature
 
 
 def node(op_type: str, inputs: int, outputs: int = 1, domain: str = "") -> ir.Node:

@@ -9,7 +9,7 @@ from onnx import helper
 
 from neural_compressor.onnx.files.model_file import read_model
 from neural_compressor.onnx.graph.normalise import normalise
-from neural_compressor.onnx.runtime.graph_walk import GraphWalk
+from neural_compressor.onnx.methods.static.corrections import GraphWalk
 
 Kit = SimpleNamespace
 CPU = ("CPUExecutionProvider",)

@@ -164,10 +164,7 @@ def make_console(stderr: bool = False) -> Console:
 
 
 class TuningProgress:
-    """Shows a run while it goes on: a bar on a terminal, a line for each step elsewhere, nothing when ``quiet``.
-
-    Pass it to ``tune(progress=...)`` and use it as a context manager.
-    """
+    """Shows a run while it goes on: a bar on a terminal, a line for each step elsewhere, nothing when ``quiet``."""
 
     def __init__(
         self,

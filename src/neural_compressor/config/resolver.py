@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from neural_compressor.adaptor.capability import FLOAT_PRECISIONS
 from neural_compressor.algorithms import needs_data
 from neural_compressor.config.op_options import op_options
 from neural_compressor.config.op_rule import DTYPE_FIELDS, OpRule, Values
-from neural_compressor.config.validators import FLOAT_PRECISIONS, listed
+from neural_compressor.config.validators import listed
 from neural_compressor.dtypes import dtype
 from neural_compressor.errors import CapabilityError
 from neural_compressor.schemes import OpKey, OpScheme, PerChannel, PerGroup, TensorScheme, float_op, reduced

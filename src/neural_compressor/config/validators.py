@@ -17,8 +17,6 @@ DOMAINS = ("auto", "cv", "object_detection", "nlp", "recommendation_system")
 QUANT_FORMATS = ("default", "QDQ", "QOperator")
 APPROACHES = ("static", "dynamic", "auto", "weight_only")
 QUANT_LEVELS = ("auto", 0, 1)
-FLOAT_PRECISIONS = ("bf16", "fp16", "fp32")
-"""Floating-point precisions an op can be left in, the cheapest first."""
 
 
 def word(known: tuple[str, ...]) -> Callable[[Any], str]:

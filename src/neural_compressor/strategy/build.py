@@ -10,11 +10,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from neural_compressor.adaptor.capability import FLOAT_PRECISIONS
 from neural_compressor.config import PostTrainingQuantConfig, QuantizationAwareTrainingConfig
 from neural_compressor.config.op_rule import OpRule, read_rules
 from neural_compressor.config.recipes import RECIPES
 from neural_compressor.config.resolver import MODES_OF, OpSpace, requested, resolve
-from neural_compressor.config.validators import FLOAT_PRECISIONS, as_list, listed
+from neural_compressor.config.validators import as_list, listed
 from neural_compressor.errors import CapabilityError, ConfigError
 from neural_compressor.name_pattern import NamePattern
 from neural_compressor.registry import close_matches

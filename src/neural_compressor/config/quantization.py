@@ -1,4 +1,4 @@
-"""What a user asks of post-training quantization."""
+"""What a user asks of quantization after training, of quantization-aware training and of mixed precision."""
 
 from __future__ import annotations
 
@@ -20,11 +20,28 @@ from neural_compressor.config.fields import (
     QuantLevel,
     ReduceRange,
     Seed,
+    Text,
+    mixed_precisions,
 )
 from neural_compressor.config.recipes import known_recipes
 from neural_compressor.config.validators import APPROACHES, DOMAINS, QUANT_FORMATS, as_list, at_least, word
 from neural_compressor.errors import ConfigError
 from neural_compressor.paths import path_of
+
+
+class _RuleConfig(ConfigModel):
+    """The fields that all three share: where a model runs, rules about its ops, the promise and how to search."""
+
+    device: Device = "cpu"
+    backend: Backend = "default"
+    inputs: Names = Field(default_factory=list)
+    outputs: Names = Field(default_factory=list)
+    op_type_dict: OpTypeRules = Field(default_factory=dict)
+    op_name_dict: OpNameRules = Field(default_factory=dict)
+    excluded_precisions: ExcludedPrecisions = ()
+    quant_level: QuantLevel = "auto"
+    accuracy_criterion: AccuracyCriterion = Field(default_factory=AccuracyCriterion)
+    tuning_criterion: TuningCriterion = Field(default_factory=TuningCriterion)
 
 
 def _sampling_sizes(value: Any) -> list[int]:
@@ -43,7 +60,7 @@ def _yaml_file(value: Any) -> Path | None:
     return path
 
 
-class PostTrainingQuantConfig(ConfigModel):
+class PostTrainingQuantConfig(_RuleConfig):
     """How to quantize a trained model: approach, rules about ops, the promise to keep and how to search.
 
     >>> PostTrainingQuantConfig(approach="dynamic", op_name_dict={"head": {"weight": {"dtype": "fp32"}}}).approach
@@ -56,23 +73,35 @@ class PostTrainingQuantConfig(ConfigModel):
     ``seed`` makes the search repeatable.
     """
 
-    device: Device = "cpu"
-    backend: Backend = "default"
     domain: Annotated[str, BeforeValidator(word(DOMAINS))] = "auto"
     recipes: Annotated[dict[str, Any], BeforeValidator(known_recipes)] = Field(default_factory=dict)
     quant_format: Annotated[str, BeforeValidator(word(QUANT_FORMATS))] = "default"
-    inputs: Names = Field(default_factory=list)
-    outputs: Names = Field(default_factory=list)
     approach: Annotated[str, BeforeValidator(word(APPROACHES))] = "static"
     calibration_sampling_size: Annotated[list[int], BeforeValidator(_sampling_sizes)] = Field(default=[100])
-    op_type_dict: OpTypeRules = Field(default_factory=dict)
-    op_name_dict: OpNameRules = Field(default_factory=dict)
     reduce_range: ReduceRange = False
     example_inputs: Any = None
-    excluded_precisions: ExcludedPrecisions = ()
-    quant_level: QuantLevel = "auto"
-    accuracy_criterion: AccuracyCriterion = Field(default_factory=AccuracyCriterion)
-    tuning_criterion: TuningCriterion = Field(default_factory=TuningCriterion)
     diagnosis: Flag = False
     framework_yaml: Annotated[Path | None, BeforeValidator(_yaml_file)] = None
     seed: Seed = 42
+
+
+class QuantizationAwareTrainingConfig(_RuleConfig):
+    """How to quantize a model while it is trained.
+
+    >>> QuantizationAwareTrainingConfig(reduce_range=True).reduce_range
+    True
+    """
+
+    reduce_range: ReduceRange = False
+    model_name: Text = ""
+
+
+class MixedPrecisionConfig(_RuleConfig):
+    """How to run parts of a model in bf16 or fp16.
+
+    >>> MixedPrecisionConfig(precisions=["fp16", "bf16"]).precisions
+    ('fp16', 'bf16')
+    """
+
+    precisions: Annotated[tuple[str, ...], BeforeValidator(mixed_precisions)] = ("bf16",)
+    example_inputs: Any = None

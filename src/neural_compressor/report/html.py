@@ -17,12 +17,18 @@ from typing import Any
 
 import yaml
 
-from neural_compressor.report.cards import cards
 from neural_compressor.report.differences import differences
 from neural_compressor.report.plots import plots
-from neural_compressor.report.quantities import printable
+from neural_compressor.report.quantities import (
+    MISSING,
+    printable,
+    shown_accuracy,
+    shown_latency,
+    shown_loss,
+    shown_size,
+)
 from neural_compressor.report.tables import op_section, trial_table
-from neural_compressor.tuning.result import TuningResult
+from neural_compressor.tuning.result import Measurement, TuningResult, size_ratio, speed_up
 from neural_compressor.tuning.workspace import slug, workspace_errors, write_text_atomically
 
 
@@ -117,6 +123,60 @@ def _calibration(result: TuningResult) -> str:
     plan = result.best.plan if result.best else None
     static = plan is not None and any(scheme.mode == "static" for scheme in plan.values())
     return f"up to {plan.calib_sampling_size} samples" if plan is not None and static else ""
+
+
+def cards(result: TuningResult) -> str:
+    """The figures at the head of the report: accuracy, size, latency and the ops that were quantized, of the best model."""
+    baseline = result.baseline or Measurement(None)
+    best = (result.best.measurement if result.best else None) or Measurement(None)
+    quantized = sum(op.mode != "float" for op in result.ops)
+    simulated = sum(op.simulated for op in result.ops)
+    return "".join(
+        [
+            _accuracy(result, baseline, best),
+            _gain(
+                "Size",
+                size_ratio(baseline, best),
+                ("smaller", "larger"),
+                *(shown_size(each.size_bytes) for each in (baseline, best)),
+            ),
+            _gain(
+                "Latency",
+                speed_up(baseline, best),
+                ("faster", "slower"),
+                *(shown_latency(each.latency_ms) for each in (baseline, best)),
+            ),
+            _card(
+                "Quantized ops",
+                f"{quantized} of {len(result.ops)}" if result.ops else MISSING,
+                f"{simulated} simulated, {quantized - simulated} on low-bit kernels" if quantized else "",
+            ),
+        ]
+    )
+
+
+def _accuracy(result: TuningResult, baseline: Measurement, best: Measurement) -> str:
+    if best.accuracy is None:
+        return _card("Accuracy", MISSING, "no evaluation was given")
+    loss = shown_loss(result.best, result) if result.best else MISSING
+    change = f"gains {loss[1:]}" if loss.startswith("-") else f"loses {loss}"
+    detail = f"{shown_accuracy(baseline.accuracy)} → {shown_accuracy(best.accuracy)}, {change}"
+    return _card("Accuracy", shown_accuracy(best.accuracy), detail, "good" if result.met else "warn")
+
+
+def _gain(name: str, ratio: float | None, words: tuple[str, str], before: str, after: str) -> str:
+    if ratio is None:
+        return _card(name, after, "not measured" if after == MISSING else "")
+    better, worse = words
+    big = f"{ratio:.2f}× {better}" if ratio >= 1 else f"{1 / ratio:.2f}× {worse}"
+    return _card(name, big, f"{before} → {after}", "good" if ratio > 1.005 else "warn" if ratio < 0.995 else "")
+
+
+def _card(name: str, big: str, small: str, tone: str = "") -> str:
+    return (
+        f'<div class="card"><h3>{escape(name)}</h3><p class="big {tone}">{escape(big)}</p>'
+        f'<p class="small">{escape(small)}</p></div>'
+    )
 
 
 def _footer(result: TuningResult) -> str:

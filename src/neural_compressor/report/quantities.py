@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from neural_compressor.tuning.result import Measurement, Trial, TuningResult
+from neural_compressor.tuning.result import Trial, TuningResult
 
 MISSING = "–"
 
@@ -64,20 +64,6 @@ def shown_loss(trial: Trial, result: TuningResult) -> str:
     if close and allowed is not None and text == f"{100 * allowed:.4f}%":
         return f">{text}"
     return text.removeprefix("-") if float(text[:-1]) == 0 else text
-
-
-def size_ratio(baseline: Measurement | None, measured: Measurement | None) -> float | None:
-    """How many times smaller ``measured`` is."""
-    if baseline is None or measured is None or not baseline.size_bytes or not measured.size_bytes:
-        return None
-    return baseline.size_bytes / measured.size_bytes
-
-
-def speed_up(baseline: Measurement | None, measured: Measurement | None) -> float | None:
-    """How many times faster ``measured`` is."""
-    if baseline is None or measured is None or not baseline.latency_ms or not measured.latency_ms:
-        return None
-    return baseline.latency_ms / measured.latency_ms
 
 
 def trial_verdict(trial: Trial) -> str:

@@ -19,11 +19,9 @@ from neural_compressor.report.quantities import (
     shown_loss,
     shown_ratio,
     shown_size,
-    size_ratio,
-    speed_up,
     trial_verdict,
 )
-from neural_compressor.tuning.result import Measurement, Trial, TuningResult
+from neural_compressor.tuning.result import Measurement, Trial, TuningResult, size_ratio, speed_up
 
 _MIX_COLOURS = 6
 _NAMED = 4

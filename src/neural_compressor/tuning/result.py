@@ -37,6 +37,18 @@ class Measurement:
         return cls(**data)
 
 
+def size_ratio(baseline: Measurement | None, measured: Measurement | None) -> float | None:
+    """How many times smaller ``measured`` is; None where that was not measured."""
+    before, after = (m.size_bytes if m is not None else None for m in (baseline, measured))
+    return before / after if before and after else None
+
+
+def speed_up(baseline: Measurement | None, measured: Measurement | None) -> float | None:
+    """How many times faster ``measured`` is; None where that was not measured."""
+    before, after = (m.latency_ms if m is not None else None for m in (baseline, measured))
+    return before / after if before and after else None
+
+
 @dataclass(frozen=True)
 class Trial:
     """One plan that was tried, numbered from 1. ``error`` is filled where quantization or evaluation failed;

@@ -78,12 +78,7 @@ def round_with(weight: Array, scheme: TensorScheme, qparams: QParams) -> Quantiz
     if isinstance(scale_granularity(scheme), PerTensor):
         return quantize_with(weight, scheme, qparams)
     xp = array_namespace(weight)
-    scale: Array = qparams.scale
-    parts = []
-    for rows in row_blocks(weight):
-        zero_point = None if qparams.zero_point is None else qparams.zero_point[rows]
-        part = QParams(scale[rows], zero_point, qparams.tensor_scale)
-        parts.append(quantize_with(weight[rows], scheme, part).codes)
+    parts = [quantize_with(weight[rows], scheme, qparams.rows(rows)).codes for rows in row_blocks(weight)]
     codes = parts[0] if len(parts) == 1 else xp.concat(parts)
     return QuantizedArray(codes, qparams.scale, qparams.zero_point, scheme, tuple(weight.shape), qparams.tensor_scale)
 

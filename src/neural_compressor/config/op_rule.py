@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from neural_compressor.adaptor.tensor_options import GRANULARITIES, SCHEMES
 from neural_compressor.config.validators import as_list, group_size, text, whole_between, word
 from neural_compressor.dtypes import dtype
 from neural_compressor.errors import ConfigError
@@ -22,8 +23,8 @@ Values = tuple[Any, ...]
 _FIELDS: dict[str, Callable[[Any], Any]] = {
     "dtype": text,
     "bits": whole_between(1, 16, "bits"),
-    "scheme": word(("sym", "asym")),
-    "granularity": word(("per_tensor", "per_channel", "per_group")),
+    "scheme": word(SCHEMES),
+    "granularity": word(GRANULARITIES),
     "group_size": group_size,
     "algorithm": lambda value: text(value).lower(),
     "quant_mode": word(MODES[:3]),

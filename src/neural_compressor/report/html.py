@@ -21,6 +21,7 @@ from neural_compressor.report.differences import differences
 from neural_compressor.report.plots import plots
 from neural_compressor.report.quantities import (
     MISSING,
+    escaped,
     printable,
     shown_accuracy,
     shown_latency,
@@ -62,15 +63,15 @@ def render(result: TuningResult) -> str:
     script = _piece("report.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return Template(_piece("report.html")).substitute(
-        title=shown(result.title),
+        title=escaped(result.title),
         # the browser runs this script and no other, whatever a name contains
         script_hash=f"sha256-{digest}",
         style=_piece("report.css"),
         script=script,
-        verdict=shown(result.verdict[:1].upper() + result.verdict[1:]),
+        verdict=escaped(result.verdict[:1].upper() + result.verdict[1:]),
         verdict_kind="met" if result.satisfied else "missed" if result.criterion != "none" else "unchecked",
         facts=_facts(result),
-        notes="".join(f'<p class="notes">Note: {shown(note)}.</p>' for note in result.metadata.get("notes", ())),
+        notes="".join(f'<p class="notes">Note: {escaped(note)}.</p>' for note in result.metadata.get("notes", ())),
         cards=cards(result),
         plots=plots(result),
         trials=trial_table(result),
@@ -87,15 +88,6 @@ def report_data(result: TuningResult) -> dict[str, Any]:
     for trial, change in zip(data["trials"], differences(result.trials), strict=True):
         trial["changes"] = change
     return data
-
-
-def shown(text: object) -> str:
-    """``text`` as it may stand in HTML, control characters made visible.
-
-    >>> shown("<script>")
-    '&lt;script&gt;'
-    """
-    return escape(printable(str(text)))
 
 
 def _piece(name: str) -> str:
@@ -115,7 +107,7 @@ def _facts(result: TuningResult) -> str:
         "Calibration": _calibration(result),
         "Date": result.metadata.get("environment", {}).get("date", ""),
     }
-    return "".join(f"<li>{name}: <b>{shown(value)}</b></li>" for name, value in facts.items() if value)
+    return "".join(f"<li>{name}: <b>{escaped(value)}</b></li>" for name, value in facts.items() if value)
 
 
 def _calibration(result: TuningResult) -> str:
@@ -185,7 +177,7 @@ def _footer(result: TuningResult) -> str:
         "Journal": result.metadata.get("storage", ""),
         "Study": result.metadata.get("study", ""),
     }
-    return "".join(f"<div>{name}: {shown(value)}</div>" for name, value in places.items() if value)
+    return "".join(f"<div>{name}: {escaped(value)}</div>" for name, value in places.items() if value)
 
 
 def _data_block(data: Any) -> str:
@@ -233,7 +225,5 @@ def _code(text: str) -> str:
 
 
 def _definitions(facts: Mapping[str, Any]) -> str:
-    rows = [
-        f"<dt>{escape(printable(name))}</dt><dd>{escape(printable(str(fact)))}</dd>" for name, fact in facts.items()
-    ]
+    rows = [f"<dt>{escaped(name)}</dt><dd>{escaped(fact)}</dd>" for name, fact in facts.items()]
     return f"<dl>{''.join(rows)}</dl>" if rows else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from html import escape
 
 from neural_compressor.tuning.result import Trial, TuningResult
 
@@ -95,3 +96,12 @@ def printable(text: str) -> str:
     'conv�[31m1'
     """
     return "".join(char if char.isprintable() else "�" for char in text)
+
+
+def escaped(text: object) -> str:
+    """``text`` as it may stand in HTML, control characters made visible.
+
+    >>> escaped("<script>")
+    '&lt;script&gt;'
+    """
+    return escape(printable(str(text)))

@@ -9,35 +9,43 @@ from pydantic import BeforeValidator, Field
 
 from neural_compressor.config.base import ConfigModel
 from neural_compressor.config.criteria import AccuracyCriterion, TuningCriterion
-from neural_compressor.config.fields import (
-    Backend,
-    Device,
+from neural_compressor.config.op_rule import rule_dict
+from neural_compressor.config.recipes import known_recipes
+from neural_compressor.config.validators import (
+    APPROACHES,
+    BACKENDS,
+    DEVICES,
+    DOMAINS,
+    QUANT_FORMATS,
     ExcludedPrecisions,
     Flag,
-    Names,
-    OpNameRules,
-    OpTypeRules,
-    QuantLevel,
-    ReduceRange,
     Seed,
-    Text,
-    mixed_precisions,
+    as_list,
+    at_least,
+    flag,
+    names,
+    quant_level,
+    text,
+    word,
 )
-from neural_compressor.config.recipes import known_recipes
-from neural_compressor.config.validators import APPROACHES, DOMAINS, QUANT_FORMATS, as_list, at_least, word
 from neural_compressor.errors import ConfigError
 from neural_compressor.paths import path_of
+from neural_compressor.registry import close_matches
+
+QuantLevel = Annotated[str | int, BeforeValidator(quant_level)]
+Names = Annotated[list[str], BeforeValidator(names)]
+ReduceRange = Annotated[bool, BeforeValidator(lambda value: False if value is None else flag(value))]
 
 
 class _RuleConfig(ConfigModel):
     """The fields that all three share: where a model runs, rules about its ops, the promise and how to search."""
 
-    device: Device = "cpu"
-    backend: Backend = "default"
+    device: Annotated[str, BeforeValidator(word(DEVICES))] = "cpu"
+    backend: Annotated[str, BeforeValidator(word(BACKENDS))] = "default"
     inputs: Names = Field(default_factory=list)
     outputs: Names = Field(default_factory=list)
-    op_type_dict: OpTypeRules = Field(default_factory=dict)
-    op_name_dict: OpNameRules = Field(default_factory=dict)
+    op_type_dict: Annotated[dict[str, Any], BeforeValidator(rule_dict("op_type_dict"))] = Field(default_factory=dict)
+    op_name_dict: Annotated[dict[str, Any], BeforeValidator(rule_dict("op_name_dict"))] = Field(default_factory=dict)
     excluded_precisions: ExcludedPrecisions = ()
     quant_level: QuantLevel = "auto"
     accuracy_criterion: AccuracyCriterion = Field(default_factory=AccuracyCriterion)
@@ -93,7 +101,18 @@ class QuantizationAwareTrainingConfig(_RuleConfig):
     """
 
     reduce_range: ReduceRange = False
-    model_name: Text = ""
+    model_name: Annotated[str, BeforeValidator(text)] = ""
+
+
+def _mixed_precisions(value: Any) -> tuple[str, ...]:
+    known = ("bf16", "fp16")
+    found = as_list(value)
+    for name in found:
+        if name not in known:
+            raise ConfigError(f"got {name!r}; {close_matches(str(name), known)}")
+    if not found:
+        raise ConfigError(f"got an empty list; known: {', '.join(known)}")
+    return tuple(dict.fromkeys(found))
 
 
 class MixedPrecisionConfig(_RuleConfig):
@@ -103,5 +122,5 @@ class MixedPrecisionConfig(_RuleConfig):
     ('fp16', 'bf16')
     """
 
-    precisions: Annotated[tuple[str, ...], BeforeValidator(mixed_precisions)] = ("bf16",)
+    precisions: Annotated[tuple[str, ...], BeforeValidator(_mixed_precisions)] = ("bf16",)
     example_inputs: Any = None

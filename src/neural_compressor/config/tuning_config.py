@@ -12,8 +12,7 @@ from pydantic import PlainValidator, model_validator
 from neural_compressor.config.base import ConfigModel, named_arguments
 from neural_compressor.config.composition import Composition
 from neural_compressor.config.criteria import AccuracyCriterion, TuningCriterion, check_loss, objectives
-from neural_compressor.config.fields import Flag, Seed
-from neural_compressor.config.validators import at_least, non_negative, word
+from neural_compressor.config.validators import Flag, Seed, at_least, non_negative, word
 from neural_compressor.errors import ConfigError
 from neural_compressor.paths import path_of
 from neural_compressor.registry import close_matches

@@ -1,4 +1,4 @@
-"""What replacing a weight costs: the error of its outputs, of a whole layer and of each group that has its own scale."""
+"""Losses of replacing a weight: the error of its outputs, of a whole layer and of each group that has its own scale."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user asks for: validated configurations, and the rules that turn them into options op by op."""
+"""Configurations of a user, validated, and the rules that turn them into options op by op."""
 
 from neural_compressor.config.composable import ComposableConfig
 from neural_compressor.config.composed import ComposedConfig

@@ -1,4 +1,4 @@
-"""What every configuration class shares: clear errors, and the way to and from dicts and JSON files."""
+"""Base of every configuration class: clear errors, and the way to and from dicts and JSON files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user asks of quantization after training, of quantization-aware training and of mixed precision."""
+"""Configurations of quantization after training, of quantization-aware training and of mixed precision."""
 
 from __future__ import annotations
 

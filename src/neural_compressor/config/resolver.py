@@ -120,7 +120,7 @@ def resolve(
     the op types, or single ops, that compute in float unless they are among ``named``, with the reason: what they may have
     is a quantized weight.
     """
-    reluctant: Mapping[str, Mapping[Any, str]] = capability.get("in_float_unless_named", {})
+    float_reasons: Mapping[str, Mapping[Any, str]] = capability.get("in_float_unless_named", {})
     # Ops of a type mostly have equal configs: one space object for all of them.
     shared: dict[Any, OpSpace] = {}
     spaces: dict[OpKey, OpSpace] = {}
@@ -129,7 +129,7 @@ def resolve(
         if isinstance(request, str):
             spaces[key] = replace(op_space(key, configs, Request()), quantized=(), reason=request)
             continue
-        against = {} if key in named else _reasons_against(key, reluctant)
+        against = {} if key in named else _reasons_against(key, float_reasons)
         alike = repr(configs), repr(against), request
         if alike not in shared:
             shared[alike] = _computing_in_float(op_space(key, configs, request), against)
@@ -237,9 +237,9 @@ def _without_weight(demand: Demand, merged: dict[tuple[str, str], Demand]) -> li
     return []
 
 
-def _reasons_against(key: OpKey, reluctant: Mapping[str, Mapping[Any, str]]) -> dict[str, str]:
+def _reasons_against(key: OpKey, float_reasons: Mapping[str, Mapping[Any, str]]) -> dict[str, str]:
     """By mode why an op computes in float, said of it or of its type."""
-    found = {mode: told.get(key, told.get(key[1], "")) for mode, told in reluctant.items()}
+    found = {mode: told.get(key, told.get(key[1], "")) for mode, told in float_reasons.items()}
     return {mode: why for mode, why in found.items() if why}
 
 

@@ -1,4 +1,4 @@
-"""What a data type answers: the questions that schemes, algorithms, formats and frameworks ask of it.
+"""The contract of a data type: the questions that schemes, algorithms, formats and frameworks ask of it.
 
 Nobody outside this package asks which class a data type is of, so a class of your own takes part everywhere.
 """

@@ -1,4 +1,4 @@
-"""What the arithmetic takes in: any NumPy or torch array, worked on as float32 on its own device."""
+"""Arrays of NumPy or torch, worked on as float32 on their own device."""
 
 from __future__ import annotations
 

@@ -85,11 +85,11 @@ def _matching(key: OpKey, type_rules: Sequence[OpRule], name_rules: Sequence[OpR
     return (*(r for r in type_rules if r.matches(kind)), *(r for r in name_rules if r.matches(name)))
 
 
-def _tell_stored(ops: Mapping[OpKey, OpSpace], reluctant: Mapping[str, Mapping[Any, str]]) -> None:
+def _tell_stored(ops: Mapping[OpKey, OpSpace], float_reasons: Mapping[str, Mapping[Any, str]]) -> None:
     """Say how many ops have nothing but their weights quantized, and why."""
     stored = {key[1]: op.default for key, op in ops.items() if op.quantized and op.default.activation is None}
     for kind, scheme in stored.items():
-        if why := reluctant.get(scheme.mode, {}).get(kind):
+        if why := float_reasons.get(scheme.mode, {}).get(kind):
             count = sum(key[1] == kind and op.default == scheme for key, op in ops.items())
             logger.info("with weights in %s compute in float %d %s (%s)", scheme.precision, count, kind, why)
 

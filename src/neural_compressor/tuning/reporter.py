@@ -1,4 +1,4 @@
-"""What a tuning run tells while it goes on, and what is done with its result. Both classes here say and keep nothing."""
+"""Reporters: told of a tuning run while it goes on, and of its result. Both classes here say and keep nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tuning returns: measurements, trials, the verdict."""
+"""Results of tuning: measurements, trials, the verdict."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What pydantic finds wrong with settings, in the words of this project's errors."""
+"""Errors of pydantic in the words of this project."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from neural_compressor.algorithms import InputStatistics, awq_scale, quadratic_l
 from neural_compressor.algorithms.input_scaling import ScalingProblem
 from neural_compressor.algorithms.teq import teq_gradient
 from neural_compressor.dtypes import dtype
-from neural_compressor.errors import ConfigError, QuantizationError
+from neural_compressor.errors import ConfigError
 from neural_compressor.schemes import PER_CHANNEL, PER_TENSOR, PerGroup, TensorScheme
 
 SCHEME = TensorScheme(dtype("int3"), True, PerGroup(32))
@@ -91,7 +91,6 @@ def test_training_pays(scheme: TensorScheme, weight: Any, statistics: InputStati
     searched = awq_scale([weight], statistics, scheme)
     assert found < 0.9 * loss(np.float32(1))
     assert found < 1.05 * loss(searched)
-    assert loss(teq_scale([weight], statistics, scheme, start=searched)) <= loss(searched)
 
 
 def test_it_is_never_worse_than_no_scale(statistics: InputStatistics) -> None:
@@ -107,6 +106,3 @@ def test_bad_input_is_refused(weight: Any, statistics: InputStatistics) -> None:
     for options in ({"steps": 0}, {"lr": 0.0}):
         with pytest.raises(ConfigError, match="at least one step"):
             teq_scale([weight], statistics, SCHEME, **options)
-    for start in (np.zeros(96, np.float32), np.ones(5, np.float32)):
-        with pytest.raises(QuantizationError, match="96 positive scales"):
-            teq_scale([weight], statistics, SCHEME, start=start)

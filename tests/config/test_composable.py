@@ -165,7 +165,7 @@ def test_a_large_model_is_not_listed_whole_in_an_error() -> None:
         (lambda: Alpha(bits=[]), ["Alpha.bits", "empty"]),
         (lambda: Alpha(sym="yes"), ["Alpha.sym", "'yes'"]),
         (lambda: Alpha(kind="byte", bits=4), ["a byte has 8 bits"]),
-        (lambda: Alpha("int", 4, True, 32, 1), ["Alpha has 4 parameters, got 5"]),
+        (lambda: Alpha("int", 4, True, 32, 1), ["Alpha takes 4 parameters without a name, got 5"]),
         (lambda: Alpha("int", kind="int"), ["kind twice"]),
         (lambda: Alpha(local=[{"op": "fc1"}]), ["Alpha.local", "'config'"]),
         (lambda: Alpha(local="fc1"), ["Alpha.local", "'fc1'"]),

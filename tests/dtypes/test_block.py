@@ -25,7 +25,7 @@ def test_formats_are_those_of_the_specifications(name: str, element: str, block:
     kind = dtype(name)
     assert isinstance(kind, BlockType)
     assert (kind.element.name, kind.block, kind.scale.name) == (element, block, scale)
-    assert kind.bits_per_value == cost
+    assert kind.bits + kind.scale_type.bits / kind.block_size == cost
     assert kind.bits == kind.element.bits
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from neural_compressor.dtypes import dtype
 from neural_compressor.observers import KLObserver
-from neural_compressor.observers.divergence import Divergence, bins_inside
+from neural_compressor.observers.kl import Divergence, bins_inside
 from neural_compressor.observers.threshold_search import quantized_rows
 from neural_compressor.schemes import TensorScheme, choose_qparams, fake_quantize
 

@@ -9,9 +9,8 @@ import pytest
 from sample_result import sample_result
 
 from neural_compressor.config import AccuracyCriterion, PostTrainingQuantConfig
-from neural_compressor.report import environment as environment_module
-from neural_compressor.report.environment import environment, instructions
-from neural_compressor.report.run_report import add_evidence, as_given
+from neural_compressor.report import run_report
+from neural_compressor.report.run_report import add_evidence, as_given, environment, instructions
 
 
 def told(example=None, **metadata):
@@ -69,7 +68,7 @@ def test_the_environment_has_the_machine_and_the_versions():
 def test_instruction_sets_are_read_from_the_system(tmp_path, monkeypatch, text, expected):
     path = tmp_path / "cpuinfo"
     path.write_text(text)
-    monkeypatch.setattr(environment_module, "_CPUINFO", path)
+    monkeypatch.setattr(run_report, "_CPUINFO", path)
     assert instructions() == expected
-    monkeypatch.setattr(environment_module, "_CPUINFO", tmp_path / "missing")
+    monkeypatch.setattr(run_report, "_CPUINFO", tmp_path / "missing")
     assert instructions() == ""

@@ -21,7 +21,7 @@ from toy_tuning import COSTS, Accuracy, Narrowing, Scripted, ToyAdaptor, ToyMode
 from neural_compressor.errors import WorkspaceError
 from neural_compressor.report.run_report import RunReport
 from neural_compressor.tuning.loop import tune
-from neural_compressor.tuning.reporter import Silent
+from neural_compressor.tuning.reporter import Reporter
 
 SPACE = toy_space()
 #: Each record is flushed to the disk, which a property test does thousands of times.
@@ -368,7 +368,7 @@ def test_kill_9_in_the_middle_of_tuning(tmp_path):
     assert len(log.read_text().splitlines()) == calls + cut_off + 1  # the baseline is looked at again
 
 
-class Keeping(Silent):
+class Keeping(Reporter):
     """A reporter that does something in place of writing a report."""
 
     def __init__(self, act):

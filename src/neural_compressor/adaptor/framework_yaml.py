@@ -26,11 +26,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import yaml
 
-from neural_compressor.adaptor.tensor_options import ANY, OpConfig, read_op_config, shown
+from neural_compressor.adaptor.tensor_options import ANY, OpConfig, fail, read_op_config, shown
 from neural_compressor.adaptor.yaml_text import read_yaml
 from neural_compressor.dtypes import DTYPES
 from neural_compressor.errors import ConfigError
@@ -111,21 +111,21 @@ def _entries_in(text: str, path: Path) -> tuple[Entry, ...]:
 def _read_entry(data: Any, where: str) -> Entry:
     _require(data, Mapping, where)
     if "version" not in data:
-        _fail(where, "has no 'version'; write  version: {name: 'default'}  or the framework versions it is for")
+        fail(where, "has no 'version'; write  version: {name: 'default'}  or the framework versions it is for")
     versions = _read_versions(data["version"], f"{where}: version.name")
     where = f"{where} (version {', '.join(versions)})"
 
     precisions = _require(data.get("precisions") or {}, Mapping, f"{where}: precisions")
     for key in precisions:
         if key not in ("names", "valid_mixed_precisions"):
-            _fail(f"{where}: precisions.{key}", "is unknown; known: names, valid_mixed_precisions")
+            fail(f"{where}: precisions.{key}", "is unknown; known: names, valid_mixed_precisions")
     blocks = {str(key): value for key, value in data.items() if key not in _SECTIONS}
     op_types = {key: value for key, value in blocks.items() if not isinstance(value, Mapping)}
     capabilities = {key: value for key, value in blocks.items() if isinstance(value, Mapping)}
     for section, direct in (("ops", op_types), ("capabilities", capabilities)):
         listed = _require(data.get(section) or {}, Mapping, f"{where}: {section}")
         for key in listed.keys() & direct.keys():
-            _fail(f"{where}: {key}", f"stands both in '{section}' and directly in the entry; write it once")
+            fail(f"{where}: {key}", f"stands both in '{section}' and directly in the entry; write it once")
         direct.update(listed)
     patterns = _require(data.get("patterns") or {}, Mapping, f"{where}: patterns")
     recipes = _require(data.get("recipes") or {}, Mapping, f"{where}: recipes")
@@ -153,7 +153,7 @@ def _read_versions(data: Any, where: str) -> tuple[str, ...]:
     names = [names] if isinstance(names, str) else names
     # YAML reads an unquoted 2.10 as the number 2.1, so numbers cannot be taken for versions.
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
-        _fail(where, f"is {shown(names)}; give a quoted string or a list of them, such as '2.10' or 'default'")
+        fail(where, f"is {shown(names)}; give a quoted string or a list of them, such as '2.10' or 'default'")
     return tuple(names)
 
 
@@ -170,7 +170,7 @@ def _read_modes(precision: str, data: Any, where: str) -> dict[str, dict[str, Op
         elif isinstance(value, Mapping) and ("activation" in value or "weight" in value):
             modes.setdefault(natural, {})[str(key)] = read_op_config(value, natural, f"{where}.{key}")
         else:
-            _fail(f"{where}.{key}", f"is neither a mode ({', '.join(MODES)}) nor an op type with weight or activation")
+            fail(f"{where}.{key}", f"is neither a mode ({', '.join(MODES)}) nor an op type with weight or activation")
     return modes
 
 
@@ -185,7 +185,7 @@ def _names(data: Any, where: str, known_precision: bool = False) -> tuple[str, .
     """A list of strings, or one string with commas."""
     names = [part.strip() for part in data.split(",")] if isinstance(data, str) else data
     if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
-        _fail(
+        fail(
             where,
             f"is {shown(data)}; a list of names is expected, such as ['Linear', 'Conv2d'], or ['*'] for all op types",
         )
@@ -197,19 +197,15 @@ def _precision(name: Any, where: str) -> str:
         return str(name)
     if not isinstance(name, str) or name not in DTYPES:
         known = [*DTYPES.names(), _WEIGHT_ONLY_INTEGER, *_SECTIONS]
-        _fail(where, f"the key {name!r} is neither a precision nor a section; {close_matches(str(name), known)}")
+        fail(where, f"the key {name!r} is neither a precision nor a section; {close_matches(str(name), known)}")
     return DTYPES[name].name
 
 
 def _require(data: Any, kind: type, where: str) -> Any:
     if not isinstance(data, kind):
-        _fail(where, f"is {_kind(data)}; a {'list' if kind is list else 'mapping'} is expected")
+        fail(where, f"is {_kind(data)}; a {'list' if kind is list else 'mapping'} is expected")
     return data
 
 
 def _kind(data: Any) -> str:
     return "nothing" if data is None else f"a {type(data).__name__}"
-
-
-def _fail(where: str, message: str) -> NoReturn:
-    raise ConfigError(f"framework YAML {where} {message}")

@@ -1,4 +1,4 @@
-"""What an adaptor tells about the ops of a quantized model."""
+"""Records of the ops of a quantized model, as tables and reports show them."""
 
 from __future__ import annotations
 

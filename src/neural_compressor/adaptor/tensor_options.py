@@ -37,10 +37,10 @@ def read_op_config(data: Any, mode: str, where: str) -> OpConfig:
     (['per_channel'], {'dtype': ['fp32'], 'quant_mode': 'weight_only'})
     """
     if not isinstance(data, Mapping):
-        _fail(where, f"is {shown(data)}; a mapping with 'weight' and/or 'activation' is expected")
+        fail(where, f"is {shown(data)}; a mapping with 'weight' and/or 'activation' is expected")
     for key in data:
         if key not in ("weight", "activation", "mode"):
-            _fail(f"{where}.{key}", "is unknown; known: weight, activation, mode")
+            fail(f"{where}.{key}", "is unknown; known: weight, activation, mode")
     config: OpConfig = {}
     if "weight" in data:
         config["weight"] = _read_tensor(data["weight"], mode, f"{where}.weight")
@@ -53,12 +53,12 @@ def read_op_config(data: Any, mode: str, where: str) -> OpConfig:
 
 def _read_tensor(data: Any, mode: str, where: str) -> dict[str, Any]:
     if not isinstance(data, Mapping) or "dtype" not in data:
-        _fail(where, f"is {shown(data)}; a mapping with at least 'dtype' is expected")
+        fail(where, f"is {shown(data)}; a mapping with at least 'dtype' is expected")
     for key in data:
         if key not in _FIELDS:
-            _fail(f"{where}.{key}", f"is unknown; {close_matches(str(key), _FIELDS)}")
+            fail(f"{where}.{key}", f"is unknown; {close_matches(str(key), _FIELDS)}")
     if data.get("quant_mode", mode) not in (mode, [mode]):
-        _fail(f"{where}.quant_mode", f"is {data['quant_mode']!r} inside the mode {mode!r}; leave it out")
+        fail(f"{where}.quant_mode", f"is {data['quant_mode']!r} inside the mode {mode!r}; leave it out")
     # What is open to any value is put back behind what is listed.
     is_open = [field for field in _OPEN if ANY in _as_list(data.get(field))]
     data = {**data, **{field: [v for v in _as_list(data[field]) if v != ANY] for field in is_open}}
@@ -82,23 +82,23 @@ def _read_listed(data: Mapping[str, Any], mode: str, where: str, is_open: Sequen
         tensor[field] = _options(data.get(field, _DEFAULTS[field]), f"{where}.{field}", str, *names)
     not_affine = [name for name in dtypes if DTYPES[name].needs_scale and not DTYPES[name].is_integer]
     if "asym" in tensor["scheme"] and not_affine:
-        _fail(
+        fail(
             f"{where}.scheme",
             f"admits 'asym', but {', '.join(not_affine)} has no zero point; only integers do: use 'sym'",
         )
     if "group_size" in data:
         tensor["group_size"] = _options(data["group_size"], f"{where}.group_size", int)
         if any(size < 1 and size != -1 for size in tensor["group_size"]):
-            _fail(f"{where}.group_size", f"is {tensor['group_size']}; sizes are positive, or -1 for a whole channel")
+            fail(f"{where}.group_size", f"is {tensor['group_size']}; sizes are positive, or -1 for a whole channel")
     if "per_group" in tensor["granularity"] and "group_size" not in tensor and "group_size" not in is_open:
-        _fail(f"{where}.group_size", "is missing; the granularity per_group needs it, such as [32, 128]")
+        fail(f"{where}.group_size", "is missing; the granularity per_group needs it, such as [32, 128]")
     if "axis" in data:
         tensor["axis"] = _options(data["axis"], f"{where}.axis", int)
     for flag in (name for name in _FLAGS if name in data):
         tensor[flag] = _options(data[flag], f"{where}.{flag}", bool)
     plain = dtypes == ["int8"] and tensor["scheme"] == ["sym"] and "per_group" not in tensor["granularity"]
     if True in tensor.get("pair_safe", ()) and not (plain and where.endswith(".weight")):
-        _fail(f"{where}.pair_safe", "is for weights of dtype int8, scheme sym, per_tensor or per_channel")
+        fail(f"{where}.pair_safe", "is for weights of dtype int8, scheme sym, per_tensor or per_channel")
     return tensor
 
 
@@ -108,11 +108,11 @@ def _read_dtypes(data: Mapping[str, Any], where: str) -> list[str]:
     if "bits" in data:
         bits = _options(data["bits"], f"{where}.bits", int)
         if any(name not in ("int", "uint") for name in names):
-            _fail(f"{where}.bits", f"goes with the dtype 'int' or 'uint', not with {names}")
+            fail(f"{where}.bits", f"goes with the dtype 'int' or 'uint', not with {names}")
         names = [f"{name}{width}" for name in names for width in bits]
     for name in names:
         if name not in DTYPES:
-            _fail(f"{where}.dtype", f"admits the unknown data type {name!r}; {close_matches(name, DTYPES.names())}")
+            fail(f"{where}.dtype", f"admits the unknown data type {name!r}; {close_matches(name, DTYPES.names())}")
     return [DTYPES[name].name for name in names]
 
 
@@ -120,12 +120,12 @@ def _options(data: Any, where: str, kind: type[Any], *known: Iterable[str]) -> l
     """One value or a list of them, as a list without repetition; each has to be in one of ``known`` where there are any."""
     values = _as_list(data)
     if not values:
-        _fail(where, "is empty; give at least one option")
+        fail(where, "is empty; give at least one option")
     for value in values:
         if type(value) is not kind:
-            _fail(where, f"holds {shown(value)}; each option has to be of type {kind.__name__}")
+            fail(where, f"holds {shown(value)}; each option has to be of type {kind.__name__}")
         if known and not any(value in names for names in known):
-            _fail(
+            fail(
                 where, f"admits the unknown {where.rsplit('.', 1)[-1]} {value!r}; {close_matches(value, chain(*known))}"
             )
     return list(dict.fromkeys(values))
@@ -140,5 +140,6 @@ def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _fail(where: str, message: str) -> NoReturn:
+def fail(where: str, message: str) -> NoReturn:
+    """Say what is wrong at a place of a framework YAML."""
     raise ConfigError(f"framework YAML {where} {message}")

@@ -19,7 +19,7 @@ from neural_compressor.algorithms.catalogue import (
 from neural_compressor.algorithms.double_quant import double_quant, quantize_parameter
 from neural_compressor.algorithms.float_zero_array import FloatZeroArray
 from neural_compressor.algorithms.gptq import GPTQOptions, gptq
-from neural_compressor.algorithms.hadamard import Rotation, hadamard_matrix, rotate
+from neural_compressor.algorithms.hadamard import Rotation, hadamard_matrix
 from neural_compressor.algorithms.hqq import HQQOptions, hqq
 from neural_compressor.algorithms.layer_result import LayerResult
 from neural_compressor.algorithms.losses import quadratic_loss
@@ -58,7 +58,6 @@ __all__ = [
     "quadratic_loss",
     "quantize_parameter",
     "register_algorithm",
-    "rotate",
     "round_scaled",
     "rtn",
     "smooth_scale",

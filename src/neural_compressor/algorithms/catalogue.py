@@ -83,10 +83,6 @@ class LayerOptions(BaseModel):
         given = {name: getattr(self, name) for name in self.names(executor=False)}
         return {**given, **(self.model_extra or {})}
 
-    def for_executor(self) -> dict[str, Any]:
-        """What is for whoever walks the model, defaults included."""
-        return {name: getattr(self, name) for name in self.names(executor=True)}
-
     def distinct(self) -> dict[str, Any]:
         """What differs from the defaults: equal for options that mean the same, however they were spelled."""
         return self.model_dump(exclude_defaults=True)

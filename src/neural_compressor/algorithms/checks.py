@@ -1,4 +1,4 @@
-"""What every weight-only algorithm asks of the arrays it is given."""
+"""Checks of weights, Hessians and importances that every weight-only algorithm makes."""
 
 from __future__ import annotations
 

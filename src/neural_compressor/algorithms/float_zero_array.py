@@ -6,9 +6,8 @@ import math
 from dataclasses import dataclass, replace
 
 from neural_compressor.schemes import QParams, QuantizedArray, TensorScheme
-from neural_compressor.schemes.affine import integer_limits
+from neural_compressor.schemes.affine import from_steps, integer_limits, to_steps
 from neural_compressor.schemes.arrays import Array, array_namespace, as_float32
-from neural_compressor.schemes.mapping import from_steps, to_steps
 from neural_compressor.schemes.packing import packed_bytes
 from neural_compressor.schemes.quantized_array import parameter_values, require_stored_as
 from neural_compressor.schemes.ranges import against_parts, from_parts, scale_granularity, to_parts

@@ -96,12 +96,6 @@ class Rotation:
         return like(1.0 - 2.0 * flips, x)
 
 
-def rotate(weight: Array, block: int | None = None, seed: int | None = None) -> tuple[Array, Rotation]:
-    """``weight`` turned along its inputs, and the rotation its inputs need."""
-    rotation = Rotation(weight.shape[-1], block, seed)
-    return rotation.apply(weight), rotation
-
-
 def _walsh_hadamard(x: Array, block: int) -> Array:
     """Multiply runs of ``block`` values by the Hadamard matrix, by butterflies: n log n operations, no matrix."""
     xp = array_namespace(x)

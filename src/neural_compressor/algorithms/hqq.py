@@ -12,14 +12,13 @@ from neural_compressor.algorithms.checks import checked_weight, group_size
 from neural_compressor.algorithms.float_zero_array import FloatZeroArray
 from neural_compressor.algorithms.hadamard import Rotation, rotated
 from neural_compressor.algorithms.layer_result import LayerResult
-from neural_compressor.algorithms.losses import filled_up
 from neural_compressor.algorithms.matrix_parts import row_blocks
 from neural_compressor.algorithms.rtn import keep_gain
 from neural_compressor.algorithms.statistics import InputStatistics
 from neural_compressor.errors import ConfigError
 from neural_compressor.schemes import PerTensor, QuantizedArray, TensorScheme, choose_qparams, value_range
 from neural_compressor.schemes.affine import integer_limits
-from neural_compressor.schemes.arrays import Array, array_namespace, in_order
+from neural_compressor.schemes.arrays import Array, array_namespace, in_order, in_runs
 from neural_compressor.schemes.grid import code_dtype
 from neural_compressor.schemes.ranges import against_parts, from_parts, scale_shape, to_parts
 
@@ -206,4 +205,4 @@ def _counted(weight: Array, scheme: TensorScheme) -> Array:
     inputs = weight.shape[1]
     ones = xp.ones(inputs, dtype=xp.float32, device=device(weight))
     size = group_size(scheme, inputs)
-    return filled_up(ones, size) if scheme.granularity.name == "per_group" else ones
+    return in_runs(ones, size) if scheme.granularity.name == "per_group" else ones

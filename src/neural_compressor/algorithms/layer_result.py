@@ -1,4 +1,4 @@
-"""What quantizing the weight of a layer gives."""
+"""The result of quantizing the weight of a layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What replacing a weight costs: the error of its outputs, of a whole layer and of each group that has its own scale."""
+"""Losses of replacing a weight: the error of its outputs, of a whole layer and of each group that has its own scale."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from array_api_compat import device
 from neural_compressor.algorithms.checks import group_size
 from neural_compressor.algorithms.matrix_parts import row_blocks
 from neural_compressor.schemes import PER_TENSOR, PerGroup, TensorScheme, value_range
-from neural_compressor.schemes.arrays import Array, array_namespace, as_float32, like
+from neural_compressor.schemes.arrays import Array, array_namespace, as_float32, in_runs, like
 from neural_compressor.schemes.ranges import scale_granularity, to_parts
 
 
@@ -53,7 +53,7 @@ def weighted_square(scheme: TensorScheme, importance: Array) -> GroupLoss:
             return xp.sum(rows) if per_tensor else rows
 
         return whole
-    weights = filled_up(importance, group_size(scheme, importance.shape[0]))
+    weights = in_runs(importance, group_size(scheme, importance.shape[0]))
 
     def grouped(error: Array) -> Array:
         parts = to_parts(error, granularity)
@@ -108,15 +108,6 @@ def block_quadratic(scheme: TensorScheme, hessian: Array) -> GroupLoss:
         return xp.sum(xp.matmul(parts, blocks) * parts, axis=-1).T
 
     return grouped
-
-
-def filled_up(importance: Array, size: int) -> Array:
-    """One number an input as (groups, size), with zeros where a last short group has no weights."""
-    xp = array_namespace(importance)
-    inputs = importance.shape[0]
-    groups = -(-inputs // size)
-    missing = xp.zeros(groups * size - inputs, dtype=importance.dtype, device=device(importance))
-    return xp.reshape(xp.concat([importance, missing]), (groups, size))
 
 
 def _diagonal_blocks(hessian: Array, size: int) -> Array:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated, Literal, TypeVar
 
-from array_api_compat import device
 from pydantic import Field, PositiveFloat, model_validator
 
 from neural_compressor.algorithms.catalogue import EXECUTOR, FullRange, Hadamard, LayerOptions, register_algorithm
@@ -17,7 +16,7 @@ from neural_compressor.algorithms.matrix_parts import row_blocks
 from neural_compressor.algorithms.statistics import InputStatistics
 from neural_compressor.algorithms.weight_qparams import weight_qparams
 from neural_compressor.schemes import PerTensor, QParams, QuantizedArray, TensorScheme, quantize_with
-from neural_compressor.schemes.arrays import Array, array_namespace, as_float32, in_order
+from neural_compressor.schemes.arrays import Array, array_namespace, as_float32, in_order, in_runs
 from neural_compressor.schemes.ranges import scale_granularity
 
 Q = TypeVar("Q", bound=QuantizedArray | FloatZeroArray)
@@ -78,12 +77,7 @@ def round_with(weight: Array, scheme: TensorScheme, qparams: QParams) -> Quantiz
     if isinstance(scale_granularity(scheme), PerTensor):
         return quantize_with(weight, scheme, qparams)
     xp = array_namespace(weight)
-    scale: Array = qparams.scale
-    parts = []
-    for rows in row_blocks(weight):
-        zero_point = None if qparams.zero_point is None else qparams.zero_point[rows]
-        part = QParams(scale[rows], zero_point, qparams.tensor_scale)
-        parts.append(quantize_with(weight[rows], scheme, part).codes)
+    parts = [quantize_with(weight[rows], scheme, qparams.rows(rows)).codes for rows in row_blocks(weight)]
     codes = parts[0] if len(parts) == 1 else xp.concat(parts)
     return QuantizedArray(codes, qparams.scale, qparams.zero_point, scheme, tuple(weight.shape), qparams.tensor_scale)
 
@@ -129,7 +123,7 @@ def keep_gain(array: Q, weight: Array) -> Q:
     parts = []
     for rows in row_blocks(weight):
         w, q = as_float32(weight[rows, :]), rows_of(array, rows).dequantize()
-        wanted, found = _grouped(w * w, size), _grouped(w * q, size)
+        wanted, found = (xp.sum(in_runs(in_order(w * each), size), axis=-1) for each in (w, q))
         gain = xp.clip(wanted / xp.where(found > 0, found, xp.ones_like(found)), *_GAINS)
         parts.append(xp.where(found > 0, gain, xp.ones_like(gain)))
     scale: Array = array.scale
@@ -139,14 +133,3 @@ def keep_gain(array: Q, weight: Array) -> Q:
 def _has_free_scales(scheme: TensorScheme) -> bool:
     """Whether scales are numbers of their own, one a row or group."""
     return scheme.dtype.scale_type is None and not isinstance(scale_granularity(scheme), PerTensor)
-
-
-def _grouped(x: Array, size: int) -> Array:
-    """Sums over groups of ``size`` columns, the last of them maybe shorter."""
-    xp = array_namespace(x)
-    rows, columns = x.shape
-    x = in_order(x)
-    missing = -columns % size
-    if missing:
-        x = xp.concat([x, xp.zeros((rows, missing), dtype=x.dtype, device=device(x))], axis=1)
-    return xp.sum(xp.reshape(x, (rows, -1, size)), axis=-1)

@@ -14,10 +14,9 @@ from neural_compressor.schemes.arrays import Array, array_namespace, as_float32,
 
 @dataclass(frozen=True)
 class Moments:
-    """Sums of ``count`` vectors, their magnitudes and their squares, and the largest magnitudes, all (inputs,) float32."""
+    """Sums of the magnitudes and squares of ``count`` vectors, and the largest magnitudes, all (inputs,) float32."""
 
     count: int
-    total: Array
     total_abs: Array
     total_square: Array
     absmax: Array
@@ -38,14 +37,13 @@ class Moments:
             raise CalibrationError(
                 "NaN or Inf reached calibration; look for an overflow in the model or bad values in the data"
             )
-        return cls(x.shape[0], xp.sum(x, axis=0), xp.sum(magnitude, axis=0), xp.sum(x * x, axis=0), absmax)
+        return cls(x.shape[0], xp.sum(magnitude, axis=0), xp.sum(x * x, axis=0), absmax)
 
     def __add__(self, other: Moments) -> Moments:
-        xp, own = array_namespace(self.total), self.total
+        xp, own = array_namespace(self.total_abs), self.total_abs
         return Moments(
             self.count + other.count,
-            own + like(other.total, own),
-            self.total_abs + like(other.total_abs, own),
+            own + like(other.total_abs, own),
             self.total_square + like(other.total_square, own),
             xp.maximum(self.absmax, like(other.absmax, own)),
         )
@@ -117,7 +115,7 @@ class InputStatistics:
         merged = InputStatistics(hessian=self.keeps_hessian, weight=self._weight, fast_bf16=self._fast_bf16)
         mine, theirs = self._moments, other._moments
         if mine is not None and theirs is not None:
-            _same_width(mine, theirs.total.shape[0])
+            _same_width(mine, theirs.absmax.shape[0])
             if (self._cross is None) != (other._cross is None):
                 raise CalibrationError("statistics with a reference cannot be merged with statistics without one")
             merged._moments = mine + theirs
@@ -176,11 +174,6 @@ class InputStatistics:
         return self._cross[rows, :]
 
     @property
-    def mean(self) -> Array:
-        """The mean of each input."""
-        return self._seen().total / self.count
-
-    @property
     def mean_abs(self) -> Array:
         """The mean magnitude of each input."""
         return self._seen().total_abs / self.count
@@ -230,9 +223,9 @@ def _vectors(x: Array) -> Array:
 
 
 def _same_width(moments: Moments, width: int) -> None:
-    if moments.total.shape[0] != width:
+    if moments.absmax.shape[0] != width:
         raise CalibrationError(
-            f"statistics of {moments.total.shape[0]} inputs were shown {width}; a layer keeps its width"
+            f"statistics of {moments.absmax.shape[0]} inputs were shown {width}; a layer keeps its width"
         )
 
 

@@ -12,9 +12,9 @@ from neural_compressor.algorithms.input_scaling import ScalingProblem
 from neural_compressor.algorithms.layer_result import LayerResult
 from neural_compressor.algorithms.losses import quadratic_loss
 from neural_compressor.algorithms.statistics import InputStatistics
-from neural_compressor.errors import ConfigError, QuantizationError
+from neural_compressor.errors import ConfigError
 from neural_compressor.schemes import TensorScheme, value_range
-from neural_compressor.schemes.arrays import Array, array_namespace, like
+from neural_compressor.schemes.arrays import Array, array_namespace
 from neural_compressor.schemes.ranges import against_parts, from_parts, scale_granularity, to_parts
 
 _MOMENTUM, _MEMORY, _TINY = 0.9, 0.99, 1e-12
@@ -38,15 +38,14 @@ def teq_scale(
     steps: int = 100,
     lr: float = 0.05,
     rows: int | None = 128,
-    start: Array | None = None,
     full_range: bool | None = None,
 ) -> Array:
-    """A scale for each input, trained from ``start`` (by default 1) to make the outputs of ``weights`` move least.
+    """A scale for each input, trained from 1 on to make the outputs of ``weights`` move least.
 
     Cheng et al. 2023 train such scales through the model; here the output error comes from the Hessian, so the gradient
     has a closed form (:func:`teq_gradient`) and no activations are kept. The steps are Adam's, on the logarithm of the
     scale, with a rate that falls to zero, and each looks at about ``rows`` outputs, all of them in turn. What they lead
-    to is compared with the start and with no scale on all outputs, and the best is returned. ``full_range`` is that of
+    to is compared with no scale on all outputs, and the better is returned. ``full_range`` is that of
     :func:`~neural_compressor.algorithms.weight_qparams.weight_qparams`.
 
     >>> import numpy as np
@@ -64,12 +63,7 @@ def teq_scale(
         raise ConfigError(f"training needs at least one step and a positive rate, not {steps} and {lr}")
     problem = ScalingProblem(weights, statistics.hessian, scheme, full_range)
     xp = array_namespace(problem.hessian)
-    ones = problem.ones()
-    scale = ones if start is None else like(start, problem.hessian)
-    if tuple(scale.shape) != tuple(ones.shape) or not bool(xp.all(scale > 0)):
-        raise QuantizationError(f"training starts from {ones.shape[0]} positive scales, one an input")
-    first, log_scale = scale, xp.log(scale)
-    mean, square = xp.zeros_like(scale), xp.zeros_like(scale)
+    log_scale = mean = square = xp.zeros_like(problem.ones())
     unit = None
     for step in range(steps):
         sample = problem.stacked(rows, phase=step)
@@ -81,7 +75,7 @@ def teq_scale(
         rate = lr * (1 - step / steps)
         log_scale = log_scale - rate * mean / (1 - _MOMENTUM ** (step + 1)) / size
         log_scale = xp.clip(log_scale, -_FARTHEST, _FARTHEST)
-    return problem.best([first, xp.exp(log_scale)])
+    return problem.best([xp.exp(log_scale)])
 
 
 @register_algorithm("teq", options=TEQOptions, needs_statistics=True)

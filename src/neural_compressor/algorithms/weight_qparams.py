@@ -13,8 +13,8 @@ from neural_compressor.schemes import PerTensor, QParams, TensorScheme, choose_q
 from neural_compressor.schemes.affine import integer_limits
 from neural_compressor.schemes.arrays import Array, array_namespace
 from neural_compressor.schemes.block import is_power_of_two_scale, storable_scale
+from neural_compressor.schemes.grid import step_size
 from neural_compressor.schemes.ranges import scale_granularity
-from neural_compressor.schemes.step import step_size
 
 SEARCHES = (None, "mse")
 _NARROWEST, _STEP = 0.35, 0.05
@@ -74,7 +74,7 @@ def least_cost_qparams(
     spanning = _spanning(weight, scheme, full_range)
     if isinstance(scale_granularity(scheme), PerTensor):
         return _search(weight, scheme, spanning, loss, full_range)
-    found = [_search(weight[rows], scheme, _rows(spanning, rows), loss, full_range) for rows in row_blocks(weight)]
+    found = [_search(weight[rows], scheme, spanning.rows(rows), loss, full_range) for rows in row_blocks(weight)]
     zero_points = [part.zero_point for part in found if part.zero_point is not None]
     return QParams(
         xp.concat([part.scale for part in found]),
@@ -105,11 +105,6 @@ def _spanning(weight: Array, scheme: TensorScheme, full_range: bool) -> QParams:
     magnitude = xp.maximum(xp.abs(low), xp.abs(high))
     scale = step_size(magnitude, -float(integer_limits(scheme)[0]))
     return QParams(xp.where(high > -low, -scale, scale))
-
-
-def _rows(qparams: QParams, rows: slice) -> QParams:
-    zero_point = None if qparams.zero_point is None else qparams.zero_point[rows]
-    return replace(qparams, scale=None if qparams.scale is None else qparams.scale[rows], zero_point=zero_point)
 
 
 def _search(weight: Array, scheme: TensorScheme, spanning: QParams, loss: GroupLoss, full_range: bool) -> QParams:

@@ -1,11 +1,11 @@
-"""What every configuration class shares: clear errors, and the way to and from dicts and JSON files."""
+"""Base of every configuration class: clear errors, and the way to and from dicts and JSON files."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
@@ -99,6 +99,20 @@ def named_fields(model: type[BaseModel], data: Mapping[str, Any]) -> dict[str, A
         if not isinstance(name, str):
             raise ConfigError(f"{model.__name__} has no field {name!r}; {close_matches(str(name), model.model_fields)}")
     return dict(data)
+
+
+def named_arguments(
+    model: type[BaseModel], order: Sequence[str], args: tuple[Any, ...], values: Mapping[str, Any]
+) -> dict[str, Any]:
+    """All arguments of a call by name; those in ``args``, without one, are in this ``order``."""
+    if len(args) > len(order):
+        raise ConfigError(
+            f"{model.__name__} takes {len(order)} parameters without a name, got {len(args)}: {', '.join(order)}"
+        )
+    named = dict(zip(order, args, strict=False))
+    if twice := sorted(named.keys() & values.keys()):
+        raise ConfigError(f"{model.__name__} got {', '.join(twice)} twice, with and without the name")
+    return {**named, **values}
 
 
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

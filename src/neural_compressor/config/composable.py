@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import PlainValidator
 
-from neural_compressor.config.base import plain
+from neural_compressor.config.base import named_arguments, plain
 from neural_compressor.config.composition import Composition
 from neural_compressor.config.op_selector import Claim, OpSelector, Tier, selectors
 from neural_compressor.errors import ConfigError
@@ -88,7 +88,8 @@ class ComposableConfig(Composition):
     local: Annotated[tuple[LocalRule, ...], PlainValidator(_local_rules)] = ()
 
     def __init__(self, *args: Any, **values: Any) -> None:
-        super().__init__(**_named(type(self), args, values))
+        order = [name for name in type(self).model_fields if name not in _RULES]
+        super().__init__(**named_arguments(type(self), order, args, values))
         for rule in self.local:
             if rule.config.framework != self.framework:
                 raise ConfigError(
@@ -190,12 +191,7 @@ class ComposableConfig(Composition):
         return {**kind, **plain(self._values()), "white_list": self._plain_white_list(), "local": rules}
 
     def __repr__(self) -> str:
-        fields = type(self).model_fields
-        shown = {
-            name: value
-            for name, value in self._values().items()
-            if value != fields[name].get_default(call_default_factory=True)
-        }
+        shown: dict[str, Any] = {name: value for name, (value, _) in self.changed(*self._values()).items()}
         if self.white_list is not None:
             shown["white_list"] = self._plain_white_list()
         rules = "".join(f".set_local({rule.selector.to_plain()!r}, {rule.config!r})" for rule in self.local)
@@ -232,17 +228,6 @@ class ComposableConfig(Composition):
 
     def _plain_white_list(self) -> list[Any] | None:
         return None if self.white_list is None else [selector.to_plain() for selector in self.white_list]
-
-
-def _named(cls: type[ComposableConfig], args: tuple[Any, ...], values: dict[str, Any]) -> dict[str, Any]:
-    """All parameters by name; those without one are in the order of the fields."""
-    order = [name for name in cls.model_fields if name not in _RULES]
-    if len(args) > len(order):
-        raise ConfigError(f"{cls.__name__} has {len(order)} parameters, got {len(args)}: {', '.join(order)}")
-    named = dict(zip(order, args, strict=False))
-    if twice := sorted(named.keys() & values.keys()):
-        raise ConfigError(f"{cls.__name__} got {', '.join(twice)} twice, with and without the name")
-    return {**named, **values}
 
 
 def combinations(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What one configuration and a sum of several have in common, and the classes there are."""
+"""Base of one configuration and of a sum of several, and the registry of the classes there are."""
 
 from __future__ import annotations
 

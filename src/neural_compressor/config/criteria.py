@@ -1,4 +1,4 @@
-"""What tuning is to reach and how it searches: the promise, the objectives, strategy and budget."""
+"""Criteria of tuning: the promise, the objectives, strategy and budget."""
 
 from __future__ import annotations
 

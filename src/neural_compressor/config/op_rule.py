@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from neural_compressor.config.validators import as_list
+from neural_compressor.adaptor.tensor_options import GRANULARITIES, SCHEMES
+from neural_compressor.config.validators import as_list, group_size, text, whole_between, word
 from neural_compressor.dtypes import dtype
 from neural_compressor.errors import ConfigError
 from neural_compressor.name_pattern import NamePattern
@@ -17,11 +18,18 @@ TENSORS = ("weight", "activation")
 DTYPE_FIELDS = ("dtype", "bits")
 """The fields that say in which precision an op computes."""
 
-_FIELDS = ("dtype", "bits", "scheme", "granularity", "group_size", "algorithm", "quant_mode")
-_SCHEMES = ("sym", "asym")
-_GRANULARITIES = ("per_tensor", "per_channel", "per_group")
-
 Values = tuple[Any, ...]
+
+_FIELDS: dict[str, Callable[[Any], Any]] = {
+    "dtype": text,
+    "bits": whole_between(1, 16, "bits"),
+    "scheme": word(SCHEMES),
+    "granularity": word(GRANULARITIES),
+    "group_size": group_size,
+    "algorithm": lambda value: text(value).lower(),
+    "quant_mode": word(MODES[:3]),
+}
+"""The fields of a tensor that a rule may speak of, each with the validator of its values."""
 
 
 @dataclass(frozen=True)
@@ -113,22 +121,10 @@ def _read_fields(where: str, tensor: str, fields: Mapping[str, Any]) -> list[tup
 def _read_values(where: str, field: str, values: list[Any]) -> Values:
     if not values:
         raise ConfigError(f"{where} is an empty list; leave the field out to admit everything")
-    known: tuple[str, ...] | None = {"scheme": _SCHEMES, "granularity": _GRANULARITIES, "quant_mode": MODES[:3]}.get(
-        field
-    )
-    for value in values:
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        if field == "bits" and not (whole and 1 <= value <= 16):
-            raise ConfigError(f"{where}: got {value!r}, expected 1 to 16 bits")
-        if field == "group_size" and not (whole and (value == -1 or value > 0)):
-            raise ConfigError(
-                f"{where}: got {value!r}, expected a positive group size, or -1 for one scale per channel"
-            )
-        if field not in ("bits", "group_size") and not isinstance(value, str):
-            raise ConfigError(f"{where}: got {value!r}, expected a name")
-        if known and value not in known:
-            raise ConfigError(f"{where}: got {value!r}; {close_matches(str(value), known)}")
-    return tuple(value.lower() if field == "algorithm" else value for value in values)
+    try:
+        return tuple(map(_FIELDS[field], values))
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
 
 
 def _dtypes(where: str, names: Values, bits: Values | None) -> Values:

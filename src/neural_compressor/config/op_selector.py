@@ -1,4 +1,4 @@
-"""How configurations name ops (by name, regular expression or type), and which one each op gets when several speak of it."""
+"""Selectors of ops (by name, regular expression or type), and which configuration an op gets when several select it."""
 
 from __future__ import annotations
 

@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from neural_compressor.algorithms import ALGORITHMS
+from neural_compressor.adaptor.capability import FLOAT_PRECISIONS
+from neural_compressor.algorithms import needs_data
 from neural_compressor.config.op_options import op_options
 from neural_compressor.config.op_rule import DTYPE_FIELDS, OpRule, Values
-from neural_compressor.config.validators import FLOAT_PRECISIONS, listed
+from neural_compressor.config.validators import listed
 from neural_compressor.dtypes import dtype
 from neural_compressor.errors import CapabilityError
 from neural_compressor.schemes import OpKey, OpScheme, PerChannel, PerGroup, TensorScheme, float_op, reduced
@@ -119,7 +120,7 @@ def resolve(
     the op types, or single ops, that compute in float unless they are among ``named``, with the reason: what they may have
     is a quantized weight.
     """
-    reluctant: Mapping[str, Mapping[Any, str]] = capability.get("in_float_unless_named", {})
+    float_reasons: Mapping[str, Mapping[Any, str]] = capability.get("in_float_unless_named", {})
     # Ops of a type mostly have equal configs: one space object for all of them.
     shared: dict[Any, OpSpace] = {}
     spaces: dict[OpKey, OpSpace] = {}
@@ -128,7 +129,7 @@ def resolve(
         if isinstance(request, str):
             spaces[key] = replace(op_space(key, configs, Request()), quantized=(), reason=request)
             continue
-        against = {} if key in named else _reasons_against(key, reluctant)
+        against = {} if key in named else _reasons_against(key, float_reasons)
         alike = repr(configs), repr(against), request
         if alike not in shared:
             shared[alike] = _computing_in_float(op_space(key, configs, request), against)
@@ -153,7 +154,7 @@ def op_space(key: OpKey, configs: Sequence[Mapping[str, Any]], request: Request)
     floats = tuple(known[name] for name in FLOAT_PRECISIONS if name in known)
     offered = _offered(options, request.modes)
     if not request.has_data and ("weight", "algorithm") not in request.named:
-        offered = tuple(option for option in offered if not _needs_data(option))
+        offered = tuple(option for option in offered if option.method is None or not needs_data(option.method))
 
     asked = {getattr(demand.source, "key", None) for demand in request.demands}
     if not offered and asked and not asked & {None, *key}:
@@ -196,16 +197,14 @@ def requested(
     return Request(MODES_OF[approach], tuple(demands), None, tuple(excluded_precisions), reduce_range, has_data)
 
 
-def wanting(
-    wanted: OpScheme, said: Mapping[tuple[str, str], Any], source: object, modes: tuple[str, ...] | None = None
-) -> Request:
+def wanting(wanted: OpScheme, said: Mapping[tuple[str, str], Any], source: object) -> Request:
     """A whole scheme as a configuration class wants it; ``said`` is what of it the user set himself, by tensor and field.
 
     What is at its default gives way to what the framework has; what the user said and the framework has not is an error.
     """
     demands = tuple(Demand(*place, (value,), source) for place, value in said.items())
     kept = tuple(demand for demand in demands if getattr(wanted, demand.tensor) is not None)
-    return Request(modes or (wanted.mode,), kept, wanted)
+    return Request((wanted.mode,), kept, wanted)
 
 
 def field_value(option: OpScheme, tensor: str, name: str) -> Any:
@@ -238,9 +237,9 @@ def _without_weight(demand: Demand, merged: dict[tuple[str, str], Demand]) -> li
     return []
 
 
-def _reasons_against(key: OpKey, reluctant: Mapping[str, Mapping[Any, str]]) -> dict[str, str]:
+def _reasons_against(key: OpKey, float_reasons: Mapping[str, Mapping[Any, str]]) -> dict[str, str]:
     """By mode why an op computes in float, said of it or of its type."""
-    found = {mode: told.get(key, told.get(key[1], "")) for mode, told in reluctant.items()}
+    found = {mode: told.get(key, told.get(key[1], "")) for mode, told in float_reasons.items()}
     return {mode: why for mode, why in found.items() if why}
 
 
@@ -288,10 +287,6 @@ def _completed(option: OpScheme, wanted: OpScheme) -> OpScheme:
     if method is not None and wanted.method is not None and method.name == wanted.method.name:
         method = wanted.method
     return replace(option, weight=weight, method=method)
-
-
-def _needs_data(option: OpScheme) -> bool:
-    return option.method is not None and ALGORITHMS[option.method.name].needs_statistics
 
 
 def _offered(options: Sequence[OpScheme], modes: Sequence[str]) -> tuple[OpScheme, ...]:

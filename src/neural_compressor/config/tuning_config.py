@@ -9,11 +9,10 @@ from typing import Annotated, Any
 
 from pydantic import PlainValidator, model_validator
 
-from neural_compressor.config.base import ConfigModel
+from neural_compressor.config.base import ConfigModel, named_arguments
 from neural_compressor.config.composition import Composition
 from neural_compressor.config.criteria import AccuracyCriterion, TuningCriterion, check_loss, objectives
-from neural_compressor.config.fields import Flag, Seed
-from neural_compressor.config.validators import at_least, non_negative, word
+from neural_compressor.config.validators import Flag, Seed, at_least, non_negative, word
 from neural_compressor.errors import ConfigError
 from neural_compressor.paths import path_of
 from neural_compressor.registry import close_matches
@@ -74,14 +73,10 @@ class TuningConfig(ConfigModel):
         return self
 
     def __init__(self, *args: Any, **values: Any) -> None:
-        if len(args) > len(_POSITIONAL):
-            raise ConfigError(f"TuningConfig takes only {', '.join(_POSITIONAL)} without a name")
-        named = dict(zip(_POSITIONAL, args, strict=False))
-        if twice := sorted(named.keys() & values.keys()):
-            raise ConfigError(f"TuningConfig got {', '.join(twice)} twice, with and without the name")
-        if "config_set" not in named and "config_set" not in values:
+        named = named_arguments(type(self), _POSITIONAL, args, values)
+        if "config_set" not in named:
             raise ConfigError("TuningConfig needs config_set: a configuration such as RTNConfig(), or a list of them")
-        super().__init__(**named, **values)
+        super().__init__(**named)
 
     @property
     def accuracy_criterion(self) -> AccuracyCriterion:

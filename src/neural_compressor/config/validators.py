@@ -1,13 +1,17 @@
-"""Validators of configuration fields, each an error that says what would be right, and the values that fields know."""
+"""Validators of configuration fields, each an error that says what would be right, and the values that fields know.
+
+At the end the types of fields that several classes have.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import PlainValidator
+from pydantic import BeforeValidator, PlainValidator
 
+from neural_compressor.dtypes import dtype
 from neural_compressor.errors import ConfigError
 from neural_compressor.registry import close_matches
 
@@ -17,8 +21,6 @@ DOMAINS = ("auto", "cv", "object_detection", "nlp", "recommendation_system")
 QUANT_FORMATS = ("default", "QDQ", "QOperator")
 APPROACHES = ("static", "dynamic", "auto", "weight_only")
 QUANT_LEVELS = ("auto", 0, 1)
-FLOAT_PRECISIONS = ("bf16", "fp16", "fp32")
-"""Floating-point precisions an op can be left in, the cheapest first."""
 
 
 def word(known: tuple[str, ...]) -> Callable[[Any], str]:
@@ -203,3 +205,22 @@ def one_or_more(check: Callable[[Any], Any]) -> PlainValidator:
 def optional(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """``check`` that admits None too."""
     return lambda value: None if value is None else check(value)
+
+
+def excluded_precisions(value: Any) -> tuple[str, ...]:
+    """Precisions that no op may take, in their registered spelling; fp32 is what every op can fall back to.
+
+    >>> excluded_precisions(["bfloat16"])
+    ('bf16',)
+    """
+    found = tuple(dtype(name).name for name in names(value))
+    if "fp32" in found:
+        raise ConfigError(
+            "fp32 cannot be excluded: it is the precision every op can fall back to; exclude others, such as bf16"
+        )
+    return tuple(dict.fromkeys(found))
+
+
+Flag = Annotated[bool, BeforeValidator(flag)]
+Seed = Annotated[int, BeforeValidator(seed)]
+ExcludedPrecisions = Annotated[tuple[str, ...], BeforeValidator(excluded_precisions)]

@@ -1,4 +1,4 @@
-"""What a number can be: data types as frozen values in a registry."""
+"""Data types as frozen values in a registry."""
 
 from neural_compressor.dtypes.base import Binades, DType
 from neural_compressor.dtypes.block import BlockType

@@ -1,4 +1,4 @@
-"""What a data type answers: the questions that schemes, algorithms, formats and frameworks ask of it.
+"""The contract of a data type: the questions that schemes, algorithms, formats and frameworks ask of it.
 
 Nobody outside this package asks which class a data type is of, so a class of your own takes part everywhere.
 """
@@ -128,9 +128,3 @@ class DType:
     def peak(self) -> float:
         """The value that the largest magnitude of a tensor is scaled to."""
         return max(abs(self.min), abs(self.max))
-
-    @cached_property
-    def bits_per_value(self) -> float:
-        """Storage cost of a value with its share of the scale of its block."""
-        share = self.scale_type.bits / self.block_size if self.scale_type and self.block_size else 0
-        return self.bits + share

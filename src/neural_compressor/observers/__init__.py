@@ -1,11 +1,9 @@
 """Streaming estimators of the range of tensors: constant memory, mergeable across workers."""
 
-from neural_compressor.observers.base import OBSERVERS, Observer
+from neural_compressor.observers.base import OBSERVERS, Observer, make_observer
 from neural_compressor.observers.histogram import Histogram
 from neural_compressor.observers.kl import KLObserver
-from neural_compressor.observers.make import make_observer
-from neural_compressor.observers.minmax import MinMaxObserver
-from neural_compressor.observers.moving_average import MovingAverageObserver
+from neural_compressor.observers.minmax import MinMaxObserver, MovingAverageObserver
 from neural_compressor.observers.mse import MSEObserver
 from neural_compressor.observers.percentile import PercentileObserver
 

@@ -1,4 +1,4 @@
-"""The contract of a range estimator, and the registry of those there are."""
+"""The contract of a range estimator, the registry of those there are, and which of them a scheme names."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import numpy as np
 import numpy.typing as npt
 from array_api_compat import is_torch_array
 
-from neural_compressor.errors import CalibrationError
+from neural_compressor.errors import CalibrationError, ConfigError
 from neural_compressor.registry import Registry
-from neural_compressor.schemes import PER_TENSOR, PerChannel, TensorScheme, value_range
+from neural_compressor.schemes import PER_TENSOR, PerChannel, PerGroup, TensorScheme, value_range
 from neural_compressor.schemes.arrays import Array
+from neural_compressor.schemes.ranges import scale_granularity
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -70,6 +71,23 @@ class Observer(ABC):
 
 
 OBSERVERS: Registry[type[Observer]] = Registry("calibration algorithm", entry_point_group="neural_compressor.observers")
+
+
+def make_observer(scheme: TensorScheme) -> Observer:
+    """A fresh observer for ``scheme.algorithm`` over the granularity of ``scheme``.
+
+    >>> from neural_compressor.dtypes import dtype
+    >>> type(make_observer(TensorScheme(dtype("uint8"), algorithm="kl"))).__name__
+    'KLObserver'
+    """
+    observer = OBSERVERS[scheme.algorithm]
+    if isinstance(scale_granularity(scheme), PerGroup):
+        what = scheme.granularity.name if scheme.dtype.block_size is None else scheme.dtype.name
+        raise ConfigError(
+            f"{what} takes its scales from each tensor it is applied to, so there is no range to observe beforehand; "
+            "quantize dynamically, or observe per_tensor or per_channel with a data type without blocks"
+        )
+    return observer(scheme.granularity.axis if isinstance(scheme.granularity, PerChannel) else None)
 
 
 def to_numpy(x: Array) -> npt.NDArray[Any]:

@@ -1,15 +1,19 @@
-"""A histogram that widens without losing or moving a count."""
+"""A histogram that widens without losing or moving a count, and the observers that keep one."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 from array_api_compat import device, is_numpy_array
 
-from neural_compressor.observers.base import Floats, same_channels, to_numpy
+from neural_compressor.observers.base import Floats, Observer, no_data, same_channels, to_numpy
 from neural_compressor.schemes.arrays import Array, array_namespace, as_float32, like
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 Ints = npt.NDArray[np.int64]
 # Float32 has 24 bits: finer bins than this part of the largest value hold nothing more.
@@ -102,6 +106,47 @@ class Histogram:
         """Which bin holds zero and what is nearest to it: (channels, bins)."""
         holds: npt.NDArray[np.bool_] = self.first[:, None] + np.arange(self.counts.shape[1]) == 0
         return holds
+
+
+class HistogramObserver(Observer):
+    """Keeps a :class:`Histogram`; subclasses say which range they read off it."""
+
+    bins_per_tensor: ClassVar[int] = 4096
+    #: Fewer, because there is a histogram for each of maybe thousands of channels.
+    bins_per_channel: ClassVar[int] = 512
+
+    def __init__(self, axis: int | None = None) -> None:
+        super().__init__(axis)
+        self.histogram: Histogram | None = None
+
+    def update(self, x: Array) -> None:
+        if 0 in x.shape:
+            return
+        low, high = self.batch_range(x)
+        if self.histogram is None:
+            bins = self.bins_per_tensor if self.axis is None else self.bins_per_channel
+            self.histogram = Histogram.of(x, low, high, bins, self.axis)
+        else:
+            self.histogram = self.histogram.including(x, low, high, self.axis)
+
+    def merge(self, other: Self) -> Self:
+        self.check_mergeable(other)
+        merged = self.empty()
+        if self.histogram is not None and other.histogram is not None:
+            merged.histogram = self.histogram + other.histogram
+        else:
+            merged.histogram = self.histogram or other.histogram
+        return merged
+
+    def empty(self) -> Self:
+        """An observer with the same options that has seen nothing."""
+        return type(self)(self.axis)
+
+    def seen(self) -> Histogram:
+        """The histogram, where there is one."""
+        if self.histogram is None:
+            raise no_data()
+        return self.histogram
 
 
 def _layout(low: Floats, high: Floats, bins: int) -> tuple[Ints, Ints]:

@@ -1,4 +1,4 @@
-"""The smallest and largest value seen."""
+"""Ranges from the smallest and largest value of each batch: the widest of them, or a moving average."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from neural_compressor.errors import CalibrationError, ConfigError
 from neural_compressor.observers.base import OBSERVERS, Floats, Observer, no_data, same_channels
 from neural_compressor.schemes import TensorScheme
 from neural_compressor.schemes.arrays import Array
@@ -53,3 +54,59 @@ class MinMaxObserver(Observer):
             return
         same_channels(self.low.size, low.size)
         self.low, self.high = np.minimum(self.low, low), np.maximum(self.high, high)
+
+
+@OBSERVERS.register("moving_average")
+class MovingAverageObserver(Observer):
+    """The average of batch ranges in which each batch counts ``1 - decay`` times as much as the one after it.
+
+    Kept as weighted sums rather than as averages: sums of two parts add up to that of the whole.
+
+    >>> observer = MovingAverageObserver(decay=0.5)
+    >>> for top in (1.0, 4.0):
+    ...     observer.update(np.float32([0.0, top]))
+    >>> float(observer.range(None)[1])
+    3.0
+    """
+
+    def __init__(self, axis: int | None = None, decay: float = 0.01) -> None:
+        super().__init__(axis)
+        if not 0 <= decay < 1:
+            raise ConfigError(f"the decay of a moving average is at least 0 and below 1, not {decay}")
+        self.decay = decay
+        self.batches = 0
+        self.weight = 0.0
+        self.sums: Floats | None = None  # (2, channels): weighted sums of the lows and the highs
+
+    def update(self, x: Array) -> None:
+        if 0 not in x.shape:
+            self._append(np.stack(self.batch_range(x)).astype(np.float64), 1.0, 1)
+
+    def merge(self, other: Self) -> Self:
+        self.check_mergeable(other)
+        merged = type(self)(self.axis, self.decay)
+        for part in (self, other):
+            if part.sums is not None:
+                merged._append(part.sums, part.weight, part.batches)
+        return merged
+
+    def check_mergeable(self, other: Observer) -> None:
+        super().check_mergeable(other)
+        if isinstance(other, MovingAverageObserver) and other.decay != self.decay:
+            raise CalibrationError(f"moving averages of decay {self.decay} and {other.decay} cannot be merged")
+
+    def range(self, scheme: TensorScheme) -> tuple[Floats, Floats]:
+        if self.sums is None:
+            raise no_data()
+        low, high = self.sums / self.weight
+        return self.shaped(low), self.shaped(high)
+
+    def _append(self, sums: Floats, weight: float, batches: int) -> None:
+        if self.sums is None:
+            self.sums, self.weight, self.batches = sums, weight, batches
+            return
+        same_channels(self.sums.shape[1], sums.shape[1])
+        fade = (1 - self.decay) ** batches
+        self.sums = self.sums * fade + sums
+        self.weight = self.weight * fade + weight
+        self.batches += batches

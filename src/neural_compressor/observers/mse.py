@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from neural_compressor.observers.base import OBSERVERS, Floats
-from neural_compressor.observers.histogram_observer import HistogramObserver
+from neural_compressor.observers.histogram import HistogramObserver
 from neural_compressor.observers.threshold_search import best_ends, best_symmetric, quantized_rows
 from neural_compressor.schemes import TensorScheme
 

@@ -8,8 +8,7 @@ import numpy as np
 
 from neural_compressor.errors import CalibrationError, ConfigError
 from neural_compressor.observers.base import OBSERVERS, Floats, Observer
-from neural_compressor.observers.histogram import Histogram
-from neural_compressor.observers.histogram_observer import HistogramObserver
+from neural_compressor.observers.histogram import Histogram, HistogramObserver
 from neural_compressor.schemes import TensorScheme
 
 if TYPE_CHECKING:

@@ -1,1 +1,1 @@
-"""What a person sees of a tuning run: progress and tables on the terminal, and the HTML report."""
+"""Reports of a tuning run: progress and tables on the terminal, and the HTML report."""

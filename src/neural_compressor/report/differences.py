@@ -1,4 +1,4 @@
-"""What a trial changed, in place of its whole plan."""
+"""Differences between the plans of trials, in place of whole plans."""
 
 from __future__ import annotations
 

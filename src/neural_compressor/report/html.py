@@ -17,12 +17,19 @@ from typing import Any
 
 import yaml
 
-from neural_compressor.report.cards import cards
 from neural_compressor.report.differences import differences
 from neural_compressor.report.plots import plots
-from neural_compressor.report.quantities import printable
+from neural_compressor.report.quantities import (
+    MISSING,
+    escaped,
+    printable,
+    shown_accuracy,
+    shown_latency,
+    shown_loss,
+    shown_size,
+)
 from neural_compressor.report.tables import op_section, trial_table
-from neural_compressor.tuning.result import TuningResult
+from neural_compressor.tuning.result import Measurement, TuningResult, size_ratio, speed_up
 from neural_compressor.tuning.workspace import slug, workspace_errors, write_text_atomically
 
 
@@ -56,15 +63,15 @@ def render(result: TuningResult) -> str:
     script = _piece("report.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return Template(_piece("report.html")).substitute(
-        title=shown(result.title),
+        title=escaped(result.title),
         # the browser runs this script and no other, whatever a name contains
         script_hash=f"sha256-{digest}",
         style=_piece("report.css"),
         script=script,
-        verdict=shown(result.verdict[:1].upper() + result.verdict[1:]),
+        verdict=escaped(result.verdict[:1].upper() + result.verdict[1:]),
         verdict_kind="met" if result.satisfied else "missed" if result.criterion != "none" else "unchecked",
         facts=_facts(result),
-        notes="".join(f'<p class="notes">Note: {shown(note)}.</p>' for note in result.metadata.get("notes", ())),
+        notes="".join(f'<p class="notes">Note: {escaped(note)}.</p>' for note in result.metadata.get("notes", ())),
         cards=cards(result),
         plots=plots(result),
         trials=trial_table(result),
@@ -81,15 +88,6 @@ def report_data(result: TuningResult) -> dict[str, Any]:
     for trial, change in zip(data["trials"], differences(result.trials), strict=True):
         trial["changes"] = change
     return data
-
-
-def shown(text: object) -> str:
-    """``text`` as it may stand in HTML, control characters made visible.
-
-    >>> shown("<script>")
-    '&lt;script&gt;'
-    """
-    return escape(printable(str(text)))
 
 
 def _piece(name: str) -> str:
@@ -109,7 +107,7 @@ def _facts(result: TuningResult) -> str:
         "Calibration": _calibration(result),
         "Date": result.metadata.get("environment", {}).get("date", ""),
     }
-    return "".join(f"<li>{name}: <b>{shown(value)}</b></li>" for name, value in facts.items() if value)
+    return "".join(f"<li>{name}: <b>{escaped(value)}</b></li>" for name, value in facts.items() if value)
 
 
 def _calibration(result: TuningResult) -> str:
@@ -119,13 +117,67 @@ def _calibration(result: TuningResult) -> str:
     return f"up to {plan.calib_sampling_size} samples" if plan is not None and static else ""
 
 
+def cards(result: TuningResult) -> str:
+    """The figures at the head of the report: accuracy, size, latency and the ops that were quantized, of the best model."""
+    baseline = result.baseline or Measurement(None)
+    best = (result.best.measurement if result.best else None) or Measurement(None)
+    quantized = sum(op.mode != "float" for op in result.ops)
+    simulated = sum(op.simulated for op in result.ops)
+    return "".join(
+        [
+            _accuracy(result, baseline, best),
+            _gain(
+                "Size",
+                size_ratio(baseline, best),
+                ("smaller", "larger"),
+                *(shown_size(each.size_bytes) for each in (baseline, best)),
+            ),
+            _gain(
+                "Latency",
+                speed_up(baseline, best),
+                ("faster", "slower"),
+                *(shown_latency(each.latency_ms) for each in (baseline, best)),
+            ),
+            _card(
+                "Quantized ops",
+                f"{quantized} of {len(result.ops)}" if result.ops else MISSING,
+                f"{simulated} simulated, {quantized - simulated} on low-bit kernels" if quantized else "",
+            ),
+        ]
+    )
+
+
+def _accuracy(result: TuningResult, baseline: Measurement, best: Measurement) -> str:
+    if best.accuracy is None:
+        return _card("Accuracy", MISSING, "no evaluation was given")
+    loss = shown_loss(result.best, result) if result.best else MISSING
+    change = f"gains {loss[1:]}" if loss.startswith("-") else f"loses {loss}"
+    detail = f"{shown_accuracy(baseline.accuracy)} → {shown_accuracy(best.accuracy)}, {change}"
+    return _card("Accuracy", shown_accuracy(best.accuracy), detail, "good" if result.met else "warn")
+
+
+def _gain(name: str, ratio: float | None, words: tuple[str, str], before: str, after: str) -> str:
+    if ratio is None:
+        return _card(name, after, "not measured" if after == MISSING else "")
+    better, worse = words
+    big = f"{ratio:.2f}× {better}" if ratio >= 1 else f"{1 / ratio:.2f}× {worse}"
+    return _card(name, big, f"{before} → {after}", "good" if ratio > 1.005 else "warn" if ratio < 0.995 else "")
+
+
+def _card(name: str, big: str, small: str, tone: str = "") -> str:
+    return (
+        f'<div class="card"><h3>{escape(name)}</h3><p class="big {tone}">{escape(big)}</p>'
+        f'<p class="small">{escape(small)}</p></div>'
+    )
+
+
 def _footer(result: TuningResult) -> str:
     places = {
         "Best model": result.metadata.get("best_model", ""),
         "Journal": result.metadata.get("storage", ""),
         "Study": result.metadata.get("study", ""),
     }
-    return "".join(f"<div>{name}: {shown(value)}</div>" for name, value in places.items() if value)
+    return "".join(f"<div>{name}: {escaped(value)}</div>" for name, value in places.items() if value)
 
 
 def _data_block(data: Any) -> str:
@@ -173,7 +225,5 @@ def _code(text: str) -> str:
 
 
 def _definitions(facts: Mapping[str, Any]) -> str:
-    rows = [
-        f"<dt>{escape(printable(name))}</dt><dd>{escape(printable(str(fact)))}</dd>" for name, fact in facts.items()
-    ]
+    rows = [f"<dt>{escaped(name)}</dt><dd>{escaped(fact)}</dd>" for name, fact in facts.items()]
     return f"<dl>{''.join(rows)}</dl>" if rows else ""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from html import escape
 
-from neural_compressor.tuning.result import Measurement, Trial, TuningResult
+from neural_compressor.tuning.result import Trial, TuningResult
 
 MISSING = "–"
 
@@ -66,20 +67,6 @@ def shown_loss(trial: Trial, result: TuningResult) -> str:
     return text.removeprefix("-") if float(text[:-1]) == 0 else text
 
 
-def size_ratio(baseline: Measurement | None, measured: Measurement | None) -> float | None:
-    """How many times smaller ``measured`` is."""
-    if baseline is None or measured is None or not baseline.size_bytes or not measured.size_bytes:
-        return None
-    return baseline.size_bytes / measured.size_bytes
-
-
-def speed_up(baseline: Measurement | None, measured: Measurement | None) -> float | None:
-    """How many times faster ``measured`` is."""
-    if baseline is None or measured is None or not baseline.latency_ms or not measured.latency_ms:
-        return None
-    return baseline.latency_ms / measured.latency_ms
-
-
 def trial_verdict(trial: Trial) -> str:
     """One word for what came of a trial: ``pass``, ``miss``, ``failed`` or ``unchecked``."""
     if trial.failed:
@@ -109,3 +96,12 @@ def printable(text: str) -> str:
     'conv�[31m1'
     """
     return "".join(char if char.isprintable() else "�" for char in text)
+
+
+def escaped(text: object) -> str:
+    """``text`` as it may stand in HTML, control characters made visible.
+
+    >>> escaped("<script>")
+    '&lt;script&gt;'
+    """
+    return escape(printable(str(text)))

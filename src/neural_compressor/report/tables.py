@@ -12,6 +12,7 @@ from neural_compressor.report.differences import differences
 from neural_compressor.report.op_groups import INTEGERS, SIMULATED, op_groups, runs_as
 from neural_compressor.report.quantities import (
     MISSING,
+    escaped,
     is_best,
     printable,
     shown_accuracy,
@@ -19,11 +20,9 @@ from neural_compressor.report.quantities import (
     shown_loss,
     shown_ratio,
     shown_size,
-    size_ratio,
-    speed_up,
     trial_verdict,
 )
-from neural_compressor.tuning.result import Measurement, Trial, TuningResult
+from neural_compressor.tuning.result import Measurement, Trial, TuningResult, size_ratio, speed_up
 
 _MIX_COLOURS = 6
 _NAMED = 4
@@ -63,15 +62,15 @@ def _trial_row(trial: Trial, result: TuningResult, change: str) -> str:
     best = ' <span class="badge best">best</span>' if is_best(trial, result) else ""
     chosen = ' class="best"' if best else ""
     source = ' <span class="badge">journal</span>' if trial.resumed else ""
-    stage = escape(printable(trial.stage))
-    error = f'<div class="bad">{escape(printable(trial.error))}</div>' if trial.error else ""
+    stage = escaped(trial.stage)
+    error = f'<div class="bad">{escaped(trial.error)}</div>' if trial.error else ""
     cells = [
         _number(str(trial.number), trial.number),
         f'<td class="stage" data-value="{stage}">{stage}{source}{error}</td>',
         f'<td class="nowrap"><span class="badge {word}">{word}</span>{best}</td>',
         *_measured(trial.measurement, result.baseline, shown_loss(trial, result), trial.loss),
         _number(f"{trial.seconds:.2f} s", trial.seconds),
-        f'<td class="changes">{escape(printable(change))}</td>',
+        f'<td class="changes">{escaped(change)}</td>',
     ]
     return f"<tr{chosen}>{''.join(cells)}</tr>"
 
@@ -123,11 +122,11 @@ def op_section(result: TuningResult) -> str:
 
 def _op_row(op: OpRecord, timed: bool) -> str:
     how = runs_as(op)
-    detail = escape(printable(op.kernel if how == INTEGERS else op.reason))
+    detail = escaped(op.kernel if how == INTEGERS else op.reason)
     shares = [_number(_percent(share), share) for share in (op.time_share, op.float_time_share)]
     cells = [
-        f'<td class="opname">{escape(printable(op.name))}</td>',
-        *(f"<td>{escape(printable(word))}</td>" for word in (op.op_type, op.precision, op.activation, op.mode)),
+        f'<td class="opname">{escaped(op.name)}</td>',
+        *(f"<td>{escaped(word)}</td>" for word in (op.op_type, op.precision, op.activation, op.mode)),
         _number(shown_size(op.size_bytes or None), op.size_bytes or None),
         _number(_decibel(op.weight_sqnr), op.weight_sqnr),
         _number(_decibel(op.output_sqnr), op.output_sqnr),
@@ -143,10 +142,10 @@ def _reasons(ops: Sequence[OpRecord]) -> str:
     lines = []
     for group in groups:
         more = f" and {len(group.names) - _NAMED} more" if len(group.names) > _NAMED else ""
-        names = escape(printable(", ".join(group.names[:_NAMED]) + more))
+        names = escaped(", ".join(group.names[:_NAMED]) + more)
         lines.append(
-            f'<li><span class="badge {group.how}">{group.how}</span>{len(group.names)} {escape(printable(group.op_type))}: '
-            f'{escape(printable(group.why))} <span class="why">({names})</span></li>'
+            f'<li><span class="badge {group.how}">{group.how}</span>{len(group.names)} {escaped(group.op_type)}: '
+            f'{escaped(group.why)} <span class="why">({names})</span></li>'
         )
     hint = f'<p class="hint">{_SIMULATED_HINT}</p>' if any(group.how == SIMULATED for group in groups) else ""
     return f'<div class="bar"><ul class="groups">{"".join(lines)}</ul>{hint}</div>' if lines else ""

@@ -27,11 +27,10 @@ from neural_compressor.report.quantities import (
     shown_loss,
     shown_ratio,
     shown_size,
-    size_ratio,
-    speed_up,
     trial_verdict,
 )
-from neural_compressor.tuning.result import Measurement, Trial, TuningResult
+from neural_compressor.tuning.reporter import Progress
+from neural_compressor.tuning.result import Measurement, Trial, TuningResult, size_ratio, speed_up
 
 __all__ = ["TuningProgress", "make_console", "op_lines", "print_ops", "print_result", "trial_table", "verdict_panel"]
 
@@ -163,11 +162,8 @@ def make_console(stderr: bool = False) -> Console:
     return Console(file=stream, highlight=False, width=None if stream.isatty() else _PLAIN_WIDTH)
 
 
-class TuningProgress:
-    """Shows a run while it goes on: a bar on a terminal, a line for each step elsewhere, nothing when ``quiet``.
-
-    Pass it to ``tune(progress=...)`` and use it as a context manager.
-    """
+class TuningProgress(Progress):
+    """Shows a run while it goes on: a bar on a terminal, a line for each step elsewhere, nothing when ``quiet``."""
 
     def __init__(
         self,
@@ -207,20 +203,16 @@ class TuningProgress:
             self._bar = None
 
     def baseline_start(self) -> None:
-        """The float model is being measured."""
         self._show("measuring the baseline")
 
     def baseline_done(self, measurement: Measurement) -> None:
-        """The float model was measured."""
         self._baseline = measurement
         self._line(f"baseline: {self._measured(measurement)}")
 
     def trial_start(self, number: int, stage: str) -> None:
-        """A trial begins."""
         self._show(f"trial {number}: {printable(stage)}")
 
     def trial_done(self, trial: Trial) -> None:
-        """A trial is in the journal."""
         if trial.failed:
             outcome = f"failed: {printable(trial.error)}"
         else:
@@ -232,7 +224,6 @@ class TuningProgress:
             self._bar.update(self._task, completed=trial.number)
 
     def interrupted(self, message: str) -> None:
-        """The user stopped the run; ``message`` says what is kept and how to go on."""
         if not self._quiet:
             self._console.print(Text(printable(message), style="yellow"), soft_wrap=True)
 

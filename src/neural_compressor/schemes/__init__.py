@@ -1,4 +1,4 @@
-"""How tensors and ops are mapped to data types, and the arithmetic that does it."""
+"""Mappings of tensors and ops to data types, and the arithmetic that does them."""
 
 from neural_compressor.schemes.affine import QParams, choose_qparams
 from neural_compressor.schemes.error import sqnr_db

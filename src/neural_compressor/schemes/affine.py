@@ -1,4 +1,4 @@
-"""From a range of values to scale and zero point."""
+"""From a range of values to scale and zero point, and with these between values and the steps of the grid."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from array_api_compat import is_array_api_obj
 from neural_compressor.errors import ConfigError, QuantizationError
 from neural_compressor.schemes.arrays import Array, array_namespace, as_float32, like
 from neural_compressor.schemes.block import block_scales
-from neural_compressor.schemes.ranges import require_finite
+from neural_compressor.schemes.grid import step_size
+from neural_compressor.schemes.ranges import against_parts, from_parts, require_finite, scale_granularity, to_parts
 from neural_compressor.schemes.scheme import TensorScheme
-from neural_compressor.schemes.step import step_size
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,11 @@ class QParams:
     scale: Array | None
     zero_point: Array | None = None
     tensor_scale: Array | None = None
+
+    def rows(self, rows: slice) -> QParams:
+        """The parameters of some rows of the tensor, where each row has its own."""
+        scale, zero_point = (None if each is None else each[rows] for each in (self.scale, self.zero_point))
+        return QParams(scale, zero_point, self.tensor_scale)
 
 
 def integer_limits(scheme: TensorScheme) -> tuple[int, int]:
@@ -104,3 +109,28 @@ def _integer_asymmetric(low: Array, high: Array, scheme: TensorScheme) -> QParam
     scale = step_size(high * 0.5 - low * 0.5, (qmax - qmin) / 2)
     zero_point = xp.clip(xp.round(qmin - low / scale), qmin, qmax)
     return QParams(scale, xp.astype(zero_point, xp.int32))
+
+
+def to_steps(x: Array, scheme: TensorScheme, qparams: QParams) -> Array:
+    """``x`` in units of its scales, laid out in parts."""
+    parts = to_parts(x, scale_granularity(scheme))
+    return parts if qparams.scale is None else parts / _step(scheme, qparams, tuple(x.shape))
+
+
+def from_steps(steps: Array, scheme: TensorScheme, qparams: QParams, shape: tuple[int, ...]) -> Array:
+    """What :func:`to_steps` undoes: values in the tensor's shape from parts in units of the scales."""
+    values = steps if qparams.scale is None else steps * _step(scheme, qparams, shape)
+    return from_parts(values, shape, scale_granularity(scheme))
+
+
+def zero_points(scheme: TensorScheme, qparams: QParams, shape: tuple[int, ...]) -> Array | None:
+    """Zero points as float32 that broadcast against the parts of a tensor of ``shape``; None where all are zero."""
+    if qparams.zero_point is None:
+        return None
+    xp = array_namespace(qparams.zero_point)
+    return xp.astype(against_parts(qparams.zero_point, shape, scale_granularity(scheme)), xp.float32)
+
+
+def _step(scheme: TensorScheme, qparams: QParams, shape: tuple[int, ...]) -> Array:
+    scale = against_parts(qparams.scale, shape, scale_granularity(scheme))
+    return scale if qparams.tensor_scale is None else scale * qparams.tensor_scale

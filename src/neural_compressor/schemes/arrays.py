@@ -1,4 +1,4 @@
-"""What the arithmetic takes in: any NumPy or torch array, worked on as float32 on its own device."""
+"""Arrays of NumPy or torch, worked on as float32 on their own device."""
 
 from __future__ import annotations
 
@@ -64,3 +64,16 @@ def in_order(x: Array) -> Array:
     True
     """
     return array_namespace(x).reshape(array_namespace(x).reshape(x, (-1,)), x.shape)
+
+
+def in_runs(x: Array, length: int) -> Array:
+    """The last axis cut into runs of ``length``, the last one filled up with zeros.
+
+    >>> in_runs(np.arange(1, 4), 2).tolist()
+    [[1, 2], [3, 0]]
+    """
+    xp = array_namespace(x)
+    missing = -x.shape[-1] % length
+    if missing:
+        x = xp.concat([x, xp.zeros((*x.shape[:-1], missing), dtype=x.dtype, device=device(x))], axis=-1)
+    return xp.reshape(x, (*x.shape[:-1], x.shape[-1] // length, length))

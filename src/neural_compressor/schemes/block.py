@@ -9,8 +9,7 @@ import numpy as np
 
 from neural_compressor.dtypes import DType
 from neural_compressor.schemes.arrays import Array, array_namespace, like
-from neural_compressor.schemes.grid import nearest
-from neural_compressor.schemes.step import step_size
+from neural_compressor.schemes.grid import nearest, step_size
 
 _EXPONENTS = range(-149, 128)
 _POWERS = np.asarray([math.ldexp(1.0, e) for e in _EXPONENTS], dtype=np.float32)

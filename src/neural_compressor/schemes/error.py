@@ -1,4 +1,4 @@
-"""How far an approximation is from its reference."""
+"""The distance of an approximation from its reference."""
 
 from __future__ import annotations
 

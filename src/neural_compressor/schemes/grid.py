@@ -1,4 +1,4 @@
-"""Nearest representable number of a data type, as its code, and back."""
+"""Nearest representable number of a data type, as its code, and back; and the size of one step between numbers."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ from neural_compressor.schemes.arrays import Array, array_namespace, like
 
 _Table = npt.NDArray[Any]
 _EXPONENT_FIELD = 0x7F800000  # of a float32
+# A subnormal scale loses digits, and some devices flush it to zero: no scale is smaller than this.
+_SMALLEST_STEP = 2.0**-126
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 def encode(x: Array, kind: DType) -> Array:
@@ -130,3 +133,14 @@ def _bounds(values: Sequence[float], codes: Sequence[int]) -> _Table:
             below = np.nextafter(below, np.float32(-np.inf))
         bounds.append(below)
     return np.asarray(bounds, dtype=np.float32)
+
+
+def step_size(extent: Array, steps: float) -> Array:
+    """``extent / steps``, and 1 where the extent is zero.
+
+    >>> step_size(np.float32([254.0, 0.0]), 127).tolist()
+    [2.0, 1.0]
+    """
+    xp = array_namespace(extent)
+    size = xp.clip(xp.clip(extent, None, _LARGEST * min(steps, 1.0)) / steps, _SMALLEST_STEP, None)
+    return xp.where(extent > 0, size, xp.ones_like(size))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from neural_compressor.errors import FormatError, QuantizationError
-from neural_compressor.schemes.arrays import Array, array_namespace
+from neural_compressor.schemes.arrays import Array, array_namespace, in_runs
 
 
 def packed_bytes(count: int, bits: int) -> int:
@@ -33,7 +33,7 @@ def pack_bits(codes: Array, bits: int) -> Array:
     if bits == 8:
         return words
     words = words & ((1 << bits) - 1)
-    octets = _in_runs(words, 8)
+    octets = in_runs(words, 8)
     columns = []
     for byte in range(bits):
         parts = [_shift(octets[..., code], code * bits - 8 * byte) for code in _overlapping(byte, bits)]
@@ -57,7 +57,7 @@ def unpack_bits(packed: Array, bits: int, count: int) -> Array:
     xp = array_namespace(packed)
     if bits == 8:
         return packed
-    runs = _in_runs(xp.astype(packed, _word(xp, bits), copy=False), bits)
+    runs = in_runs(xp.astype(packed, _word(xp, bits), copy=False), bits)
     columns = []
     for code in range(8):
         bytes_of_code = [byte for byte in range(bits) if code in _overlapping(byte, bits)]
@@ -83,15 +83,6 @@ def _join(parts: list[Array]) -> Array:
     for part in parts[1:]:
         joined = joined | part
     return joined
-
-
-def _in_runs(x: Array, length: int) -> Array:
-    """The last axis cut into runs of ``length``, the last one filled up with zeros."""
-    xp = array_namespace(x)
-    missing = -x.shape[-1] % length
-    if missing:
-        x = xp.concat([x, xp.zeros((*x.shape[:-1], missing), dtype=x.dtype, device=x.device)], axis=-1)
-    return xp.reshape(x, (*x.shape[:-1], x.shape[-1] // length, length))
 
 
 def _rows(x: Array) -> Array:

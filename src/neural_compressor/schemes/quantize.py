@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from neural_compressor.errors import QuantizationError
-from neural_compressor.schemes.affine import QParams, choose_qparams, integer_limits
+from neural_compressor.schemes.affine import QParams, choose_qparams, from_steps, integer_limits, to_steps, zero_points
 from neural_compressor.schemes.arrays import Array, array_namespace, as_float32, like
 from neural_compressor.schemes.granularity import PER_TENSOR
 from neural_compressor.schemes.grid import code_dtype, encode, nearest
-from neural_compressor.schemes.mapping import from_steps, to_steps, zero_points
 from neural_compressor.schemes.quantized_array import QuantizedArray
 from neural_compressor.schemes.ranges import from_parts, require_finite, scale_granularity, value_range
 from neural_compressor.schemes.scheme import TensorScheme

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from neural_compressor.errors import FormatError, QuantizationError
-from neural_compressor.schemes.affine import QParams
+from neural_compressor.schemes.affine import QParams, from_steps, zero_points
 from neural_compressor.schemes.arrays import Array, array_namespace
 from neural_compressor.schemes.grid import code_dtype, decode, encode
-from neural_compressor.schemes.mapping import from_steps, zero_points
 from neural_compressor.schemes.packing import pack_bits, packed_bytes, unpack_bits
 from neural_compressor.schemes.ranges import scale_granularity, scale_shape, to_parts
 from neural_compressor.schemes.scheme import TensorScheme

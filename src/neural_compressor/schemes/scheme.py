@@ -1,4 +1,4 @@
-"""How tensors and ops are mapped to data types, as plain frozen data."""
+"""Schemes: how tensors and ops are mapped to data types, as plain frozen data."""
 
 from __future__ import annotations
 

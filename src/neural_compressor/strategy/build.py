@@ -10,11 +10,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from neural_compressor.adaptor.capability import FLOAT_PRECISIONS
 from neural_compressor.config import PostTrainingQuantConfig, QuantizationAwareTrainingConfig
 from neural_compressor.config.op_rule import OpRule, read_rules
 from neural_compressor.config.recipes import RECIPES
 from neural_compressor.config.resolver import MODES_OF, OpSpace, requested, resolve
-from neural_compressor.config.validators import FLOAT_PRECISIONS, as_list, listed
+from neural_compressor.config.validators import as_list, listed
 from neural_compressor.errors import CapabilityError, ConfigError
 from neural_compressor.name_pattern import NamePattern
 from neural_compressor.registry import close_matches
@@ -84,11 +85,11 @@ def _matching(key: OpKey, type_rules: Sequence[OpRule], name_rules: Sequence[OpR
     return (*(r for r in type_rules if r.matches(kind)), *(r for r in name_rules if r.matches(name)))
 
 
-def _tell_stored(ops: Mapping[OpKey, OpSpace], reluctant: Mapping[str, Mapping[Any, str]]) -> None:
+def _tell_stored(ops: Mapping[OpKey, OpSpace], float_reasons: Mapping[str, Mapping[Any, str]]) -> None:
     """Say how many ops have nothing but their weights quantized, and why."""
     stored = {key[1]: op.default for key, op in ops.items() if op.quantized and op.default.activation is None}
     for kind, scheme in stored.items():
-        if why := reluctant.get(scheme.mode, {}).get(kind):
+        if why := float_reasons.get(scheme.mode, {}).get(kind):
             count = sum(key[1] == kind and op.default == scheme for key, op in ops.items())
             logger.info("with weights in %s compute in float %d %s (%s)", scheme.precision, count, kind, why)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from neural_compressor.config.validators import FLOAT_PRECISIONS
+from neural_compressor.adaptor.capability import FLOAT_PRECISIONS
 from neural_compressor.strategy.base import Outcome
 from neural_compressor.strategy.search import Search, Step, Steps
 from neural_compressor.strategy.space import Grid, Point

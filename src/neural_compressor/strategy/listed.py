@@ -1,6 +1,6 @@
 """Try what is on a list; where nothing on it will do, take ops of the best back to float.
 
-Whoever has the list makes these strategies, so no name stands for them.
+Whoever has the list makes this strategy, so no name stands for it.
 """
 
 from __future__ import annotations
@@ -14,27 +14,14 @@ from neural_compressor.strategy.search import SearchStrategy, Steps, rank
 from neural_compressor.strategy.space import OpSpace, TuningSpace
 
 
-class ListedStrategy(Strategy):
-    """Proposes the given plans in their order."""
+class ListedFallbackStrategy(Strategy):
+    """Proposes the given plans in their order. Where none keeps the promise, the quantized ops of the best one (by
+    :func:`rank`) fall back to fp32: each alone, then those whose fall-back helped most, one more at each step."""
 
     def __init__(self, listed: Sequence[Proposal], seed: int = 42) -> None:
         # a journal knows the job by its plans
         super().__init__(TuningSpace({}), seed, {"plans": [proposal.plan.digest for proposal in listed]})
         self.listed = tuple(listed)
-        self.total = len(self.listed)
-
-    def proposals(self) -> Proposals:
-        """The list."""
-        yield self.listed
-
-
-class ListedFallbackStrategy(ListedStrategy):
-    """Proposes the given plans in their order. Where none keeps the promise, the quantized ops of the best one (by
-    :func:`rank`) fall back to fp32: each alone, then those whose fall-back helped most, one more at each step."""
-
-    def __init__(self, listed: Sequence[Proposal], seed: int = 42) -> None:
-        super().__init__(listed, seed)
-        self.total = None
 
     def proposals(self) -> Proposals:
         """The list, then fall-back."""

@@ -8,8 +8,8 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, PlainValidator
 
 from neural_compressor.config.base import ConfigModel
-from neural_compressor.config.fields import Seed
 from neural_compressor.config.validators import (
+    Seed,
     as_list,
     at_least,
     flag,

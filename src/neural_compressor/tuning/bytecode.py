@@ -1,4 +1,4 @@
-"""What functions read and what they change, found in their bytecode."""
+"""Variables and attributes that functions read and change, found in their bytecode."""
 
 from __future__ import annotations
 

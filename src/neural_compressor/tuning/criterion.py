@@ -1,4 +1,4 @@
-"""What a run promises, and how long it goes on."""
+"""The promise of a run, and its budget."""
 
 from __future__ import annotations
 

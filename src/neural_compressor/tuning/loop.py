@@ -25,7 +25,7 @@ from neural_compressor.tuning.evaluator import Evaluator, require_repeatable
 from neural_compressor.tuning.fingerprint import job_inputs
 from neural_compressor.tuning.journal import Journal
 from neural_compressor.tuning.objective import Scoring
-from neural_compressor.tuning.reporter import Progress, Reporter, Silent
+from neural_compressor.tuning.reporter import Progress, Reporter
 from neural_compressor.tuning.result import Trial, TuningResult
 from neural_compressor.tuning.run import TuningRun
 from neural_compressor.tuning.verdict import UNCHECKED, slower_note
@@ -74,7 +74,7 @@ def tune(
     """
     started = time.perf_counter()
     strategy = plans if isinstance(plans, Strategy) else ListedFallbackStrategy(plans)
-    reporter = reporter or Silent()
+    reporter = reporter or Reporter()
     title = title or (Path(model).stem if isinstance(model, str | Path) else type(model).__name__)
     criterion = Criterion.from_config(conf.accuracy_criterion)
     scoring = Scoring.from_config(conf.tuning_criterion.objective, criterion)

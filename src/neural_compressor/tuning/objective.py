@@ -1,4 +1,4 @@
-"""What tuning prefers among the models that keep the promise."""
+"""Scores by which tuning chooses among the models that keep the promise."""
 
 from __future__ import annotations
 

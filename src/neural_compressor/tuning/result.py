@@ -1,4 +1,4 @@
-"""What tuning returns: measurements, trials, the verdict."""
+"""Results of tuning: measurements, trials, the verdict."""
 
 from __future__ import annotations
 
@@ -35,6 +35,18 @@ class Measurement:
     def from_dict(cls, data: Mapping[str, Any]) -> Measurement:
         """Read what :meth:`to_dict` writes."""
         return cls(**data)
+
+
+def size_ratio(baseline: Measurement | None, measured: Measurement | None) -> float | None:
+    """How many times smaller ``measured`` is; None where that was not measured."""
+    before, after = (m.size_bytes if m is not None else None for m in (baseline, measured))
+    return before / after if before and after else None
+
+
+def speed_up(baseline: Measurement | None, measured: Measurement | None) -> float | None:
+    """How many times faster ``measured`` is; None where that was not measured."""
+    before, after = (m.latency_ms if m is not None else None for m in (baseline, measured))
+    return before / after if before and after else None
 
 
 @dataclass(frozen=True)

@@ -276,19 +276,9 @@ def _accuracy(measured: Measurement) -> float:
 
 
 def _trial(number: int, proposal: Proposal, entry: TrialRecord, resumed: bool) -> Trial:
-    return Trial(
-        number=number,
-        stage=proposal.stage,
-        plan=proposal.plan,
-        measurement=entry.measurement,
-        loss=math.inf if entry.loss is None else entry.loss,
-        passed=entry.passed,
-        score=entry.score,
-        seconds=entry.seconds,
-        resumed=resumed,
-        error=entry.error,
-        noise=entry.noise,
-    )
+    loss = math.inf if entry.loss is None else entry.loss
+    outcome = {**vars(entry), "stage": proposal.stage, "loss": loss}
+    return Trial(number, plan=proposal.plan, resumed=resumed, **outcome)
 
 
 def _failure(stage: str, error: Exception, seconds: float) -> TrialRecord:

@@ -9,7 +9,7 @@ from neural_compressor.adaptor.records import OpRecord
 from neural_compressor.errors import EvaluationError, NeuralCompressorError, QuantizationError
 from neural_compressor.tuning.criterion import Criterion
 from neural_compressor.tuning.objective import Scoring, time_noise
-from neural_compressor.tuning.result import Measurement, Trial, TuningResult
+from neural_compressor.tuning.result import Measurement, Trial, TuningResult, size_ratio, speed_up
 
 UNCHECKED = "not checked: no evaluation was given, so the model was quantized once and no accuracy promise was checked"
 _SHOWN_REASONS = 5
@@ -85,7 +85,7 @@ def beats_float(best: Trial, baseline: Measurement, scoring: Scoring) -> bool | 
 
     It does not where it is slower, whatever else it has to offer, nor where by all objectives it scores no more than float.
     """
-    if "performance" not in scoring.weights or not best.passed or _slowdown(best.measurement, baseline) is None:
+    if "performance" not in scoring.weights or not best.passed or speed_up(baseline, best.measurement) is None:
         return None
     return not _is_slower(best.measurement, baseline) and best.score > 1 + best.noise
 
@@ -100,7 +100,7 @@ def not_faster(best: Trial, baseline: Measurement, trials: Sequence[Trial], ops:
     if any(trial.passed for trial in faster):
         what = "the best by the objectives is not faster than float here"
     if _is_slower(best.measurement, baseline):
-        how = f"takes {_slowdown(best.measurement, baseline):.2f} times as long"
+        how = f"takes {_times_as_long(best.measurement, baseline)}"
     else:
         how = "takes as long, within the noise of the measurement"
     return f"{what}: trial {best.number} {how} ({_cause(ops)})"
@@ -112,23 +112,23 @@ def slower_note(result: TuningResult) -> str:
     measured = result.best.measurement if result.best is not None else None
     if result.beats_float is False or not _is_slower(measured, result.baseline):
         return ""
-    told = f"takes {_slowdown(measured, result.baseline):.2f} times as long as the float one"
+    told = f"takes {_times_as_long(measured, result.baseline)} as the float one"
     return f"on this machine the quantized model {told}: {_cause(result.ops)}"
 
 
 def speed_gain(measured: Measurement | None, baseline: Measurement) -> str:
     """'1.50x faster', '2.00x slower' or 'as fast'; empty where it was not measured."""
-    slowdown = _slowdown(measured, baseline)
-    if slowdown is None:
+    ratio = speed_up(baseline, measured)
+    if ratio is None:
         return ""
     differs = _is_slower(measured, baseline) or _is_faster(measured, baseline)
-    return times(1 / slowdown, "faster", "slower") if differs else "as fast"
+    return times(ratio, "faster", "slower") if differs else "as fast"
 
 
 def size_gain(measured: Measurement | None, baseline: Measurement) -> str:
     """'4.00x smaller' or '2.00x larger'; empty where it was not measured."""
-    before, after = (m.size_bytes if m is not None else None for m in (baseline, measured))
-    return times(before / after, "smaller", "larger") if before and after else ""
+    ratio = size_ratio(baseline, measured)
+    return "" if ratio is None else times(ratio, "smaller", "larger")
 
 
 def times(ratio: float, better: str, worse: str) -> str:
@@ -139,19 +139,18 @@ def times(ratio: float, better: str, worse: str) -> str:
     return f"{ratio:.2f}x {better}" if ratio >= 1 else f"{1 / ratio:.2f}x {worse}"
 
 
-def _slowdown(measured: Measurement | None, baseline: Measurement | None) -> float | None:
-    before, after = (m.latency_ms if m is not None else None for m in (baseline, measured))
-    return after / before if before and after else None
+def _times_as_long(measured: Measurement | None, baseline: Measurement | None) -> str:
+    return f"{1 / (speed_up(baseline, measured) or 1.0):.2f} times as long"
 
 
 def _is_slower(measured: Measurement | None, baseline: Measurement | None) -> bool:
-    slowdown = _slowdown(measured, baseline)
-    return measured is not None and slowdown is not None and slowdown > 1 + time_noise(measured)
+    ratio = speed_up(baseline, measured)
+    return measured is not None and ratio is not None and 1 / ratio > 1 + time_noise(measured)
 
 
 def _is_faster(measured: Measurement | None, baseline: Measurement | None) -> bool:
-    slowdown = _slowdown(measured, baseline)
-    return measured is not None and slowdown is not None and 1 / slowdown > 1 + time_noise(measured)
+    ratio = speed_up(baseline, measured)
+    return measured is not None and ratio is not None and ratio > 1 + time_noise(measured)
 
 
 def _cause(ops: Sequence[OpRecord]) -> str:

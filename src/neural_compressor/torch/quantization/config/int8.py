@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from neural_compressor.config.composable import ComposableConfig
 from neural_compressor.config.composition import register_config
-from neural_compressor.config.fields import ExcludedPrecisions
-from neural_compressor.config.validators import number_between, one_or_more, positive, word
+from neural_compressor.config.validators import ExcludedPrecisions, number_between, one_or_more, positive, word
 from neural_compressor.dtypes import dtype
 from neural_compressor.errors import ConfigError
 from neural_compressor.observers import OBSERVERS

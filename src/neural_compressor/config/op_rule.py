@@ -108,7 +108,9 @@ def _read_rule(source: str, key: Any, rule: Any) -> OpRule:
 
 def _read_fields(where: str, tensor: str, fields: Mapping[str, Any]) -> list[tuple[str, str, Values]]:
     for field in fields:
-        if field not in _FIELDS or (field == "quant_mode" and tensor == "weight"):
+        if field == "quant_mode" and tensor == "weight":
+            raise ConfigError(f"{where} has 'quant_mode', which is a field of the activation: say it there")
+        if field not in _FIELDS:
             raise ConfigError(f"{where} has an unknown field {field!r}; {close_matches(str(field), _FIELDS)}")
     read = {field: _read_values(f"{where}[{field!r}]", field, as_list(given)) for field, given in fields.items()}
     if "dtype" in read:

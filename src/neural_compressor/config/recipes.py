@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
+from neural_compressor.algorithms import ALGORITHMS
 from neural_compressor.config.method_options import method_from_args
 from neural_compressor.config.validators import as_list, word
 from neural_compressor.errors import ConfigError
@@ -27,17 +28,18 @@ RECIPES: dict[str, Any] = {
     "dedicated_qdq_pair": False,
     "layer_wise_quant": False,
     "target_cpu": "any",
-    "rtn_args": {},
-    "awq_args": {},
-    "gptq_args": {},
-    "teq_args": {},
-    "autoround_args": {},
 }
-"""Recipes by name, with the value that asks for nothing."""
+"""Recipes by name, with the value that asks for nothing; ``<algorithm>_args`` are recipes too (:func:`method_named`)."""
 
 
-METHOD_RECIPES: Mapping[str, str] = {f"{name}_args": name for name in ("rtn", "gptq", "awq", "teq", "autoround")}
-"""The recipes that are options of a method, with its name."""
+def method_named(recipe: str) -> str | None:
+    """The registered algorithm whose options the recipe has; None where it is another recipe.
+
+    >>> method_named("gptq_args"), method_named("smooth_quant")
+    ('gptq', None)
+    """
+    algorithm = recipe.removesuffix("_args")
+    return algorithm if algorithm != recipe and algorithm in ALGORITHMS else None
 
 
 def known_recipes(value: Any) -> dict[str, Any]:
@@ -52,8 +54,9 @@ def known_recipes(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ConfigError(f"got {value!r}, expected a dict of recipes by name")
     for name in value:
-        if name not in RECIPES:
-            raise ConfigError(f"unknown recipe {name!r}; {close_matches(str(name), RECIPES)}")
+        if name not in RECIPES and method_named(str(name)) is None:
+            known = [*RECIPES, *(f"{algorithm}_args" for algorithm in ALGORITHMS)]
+            raise ConfigError(f"unknown recipe {name!r}; {close_matches(str(name), known)}")
     return value
 
 
@@ -89,9 +92,8 @@ def with_recipes(
         layout["optypes_to_exclude_output_quant"] = as_list(types)
     if layout:
         passes["qdq_layout"] = passes.get("qdq_layout", Pass("qdq_layout")).with_options(**layout)
-    options = {
-        name: method_from_args(name, recipes.get(recipe) or {}).options for recipe, name in METHOD_RECIPES.items()
-    }
+    methods = {name: args or {} for recipe, args in recipes.items() if (name := method_named(recipe)) is not None}
+    options = {name: method_from_args(name, args).options for name, args in methods.items()}
     every = {"layer_wise": True} if recipes.get("layer_wise_quant") else {}
     ops = {key: _with_options(scheme, options, every) for key, scheme in plan.items()}
     if adds_in_pairs and word(TARGET_CPUS)(recipes.get("target_cpu", "any")) == "any":

@@ -13,7 +13,7 @@ from typing import Any
 from neural_compressor.adaptor.capability import FLOAT_PRECISIONS
 from neural_compressor.config import PostTrainingQuantConfig, QuantizationAwareTrainingConfig
 from neural_compressor.config.op_rule import OpRule, read_rules
-from neural_compressor.config.recipes import RECIPES
+from neural_compressor.config.recipes import RECIPES, method_named
 from neural_compressor.config.resolver import MODES_OF, OpSpace, requested, resolve
 from neural_compressor.config.validators import as_list, listed
 from neural_compressor.errors import CapabilityError, ConfigError
@@ -69,7 +69,10 @@ def build_space(capability: Mapping[str, Any], conf: Conf, has_data: bool = True
     if isinstance(conf, QuantizationAwareTrainingConfig):
         return space
     applied = set(capability.get("recipes", ()))
-    recipes = {name: tuple(as_list(value)) for name, value in conf.recipes.items() if name in applied}
+    _check_methods_are_used(ops, conf.recipes)
+    recipes = {
+        name: tuple(as_list(value)) for name, value in conf.recipes.items() if name in applied or method_named(name)
+    }
     return replace(
         space,
         calibration_sizes=tuple(conf.calibration_sampling_size),
@@ -109,8 +112,21 @@ def unapplied_recipes(capability: Mapping[str, Any], conf: PostTrainingQuantConf
     modes = MODES_OF[conf.approach]
     applied = {name for name in known if set(about.get(name, modes)) & set(modes)} | {*_EDGES, _OUTSIDE}
     # No to what is done only where it can be is as good as nothing said, where it is not done at all.
-    asked = {name: value for name, value in conf.recipes.items() if value != (RECIPES[name] or False)}
-    return tuple(name for name, value in asked.items() if value != RECIPES[name] and name not in applied)
+    usual = {name: RECIPES.get(name, {}) for name in conf.recipes}
+    asked = {name: value for name, value in conf.recipes.items() if value != (usual[name] or False)}
+    applied |= {name for name in asked if method_named(name) and "weight_only" in modes}
+    return tuple(name for name, value in asked.items() if value != usual[name] and name not in applied)
+
+
+def _check_methods_are_used(ops: Mapping[OpKey, OpSpace], recipes: Mapping[str, Any]) -> None:
+    used = {scheme.method.name for op in ops.values() for scheme in op.quantized if scheme.method is not None}
+    for recipe, args in recipes.items():
+        name = method_named(recipe)
+        if name is not None and args and used and name not in used:
+            raise ConfigError(
+                f"recipe {recipe} has no effect: the weights are found by {', '.join(sorted(used))}; ask for it in a rule, as "
+                f"in {{'weight': {{'algorithm': {name!r}}}}}, or leave the recipe out"
+            )
 
 
 def _kept_by_recipe(ops: Mapping[OpKey, OpSpace], recipes: Mapping[str, Any]) -> dict[OpKey, OpSpace]:

@@ -20,7 +20,7 @@ from neural_compressor.adaptor.capability import get_optype_wise_ability
 from neural_compressor.adaptor.contract import Adaptor
 from neural_compressor.adaptor.records import OpRecord, with_time_shares
 from neural_compressor.adaptor.user_code import calibrating
-from neural_compressor.config.recipes import METHOD_RECIPES, with_recipes
+from neural_compressor.config.recipes import with_recipes
 from neural_compressor.errors import CalibrationError, ConfigError, QuantizationError
 from neural_compressor.registry import close_matches
 from neural_compressor.schemes import OpKey, OpScheme, Plan, float_op
@@ -78,7 +78,6 @@ class PyTorchAdaptor(Adaptor):
             "blocks": ops_by_block(model, list(ops)),
             "skipped": dict(self._skipped),
             "passes": (FOLD,),
-            "recipes": dict.fromkeys(METHOD_RECIPES, ("weight_only",)),
             "in_float_unless_named": slower_in_integers(floats, ops, self.example, traces[0] if traces else None),
         }
 

@@ -38,7 +38,7 @@ _STATIC, _ANY = ("static",), ("static", "dynamic", "weight_only")
 RECIPES: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("smooth_quant", "smooth_quant_args", "fast_bias_correction", "weight_correction"), _STATIC),
     **dict.fromkeys(("add_qdq_pair_to_weight", "dedicated_qdq_pair", "optypes_to_exclude_output_quant"), _STATIC),
-    **dict.fromkeys(("layer_wise_quant", "rtn_args", "gptq_args", "awq_args"), ("weight_only",)),
+    "layer_wise_quant": ("weight_only",),
     "target_cpu": ("static", "dynamic"),
     "graph_optimization_level": _ANY,
     "gemm_to_matmul": _ANY,  # a Gemm is quantized as it is, so there is nothing to do either way

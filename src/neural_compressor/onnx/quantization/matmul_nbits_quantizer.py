@@ -154,6 +154,8 @@ class MatMulNBitsQuantizer:
         algorithm = RTNWeightOnlyQuantConfig() if self.algo_config is None else self.algo_config
         if not isinstance(algorithm, WeightOnlyQuantConfig):
             raise ConfigError(f"got {algorithm!r} as algo_config, expected one such as RTNWeightOnlyQuantConfig()")
+        if isinstance(algorithm, HQQWeightOnlyQuantConfig | DefaultWeightOnlyQuantConfig):
+            self._check_agreement(algorithm)
         config = algorithm.config(
             weight_bits=self.n_bits,
             weight_group_size=self.block_size,
@@ -164,6 +166,16 @@ class MatMulNBitsQuantizer:
         )
         self.model = as_proto(quantized(self.model, config, self.optimization_level, None, graph_only=False)[0])
         self._processed = True
+
+    def _check_agreement(self, algorithm: HQQWeightOnlyQuantConfig | DefaultWeightOnlyQuantConfig) -> None:
+        """Refuse a width or a group size that the quantizer was given where the algorithm has another of its own."""
+        for name, own in (("n_bits", "bits"), ("block_size", "block_size")):
+            given, usual = getattr(self, name), getattr(type(self), name)
+            if given not in (usual, getattr(algorithm, own)):
+                raise ConfigError(
+                    f"MatMulNBitsQuantizer({name}={given}) and {type(algorithm).__name__}({own}={getattr(algorithm, own)}): "
+                    f"the latter holds for its algorithm; give {own}={given} there"
+                )
 
     def save(self, path: str | Path) -> None:
         """Write the quantized model, atomically."""

@@ -30,7 +30,8 @@ from neural_compressor.torch.checks import check_finite, copy_of, require_module
 from neural_compressor.torch.executor import FOLD, Execution, check
 from neural_compressor.torch.files.checkpoint import load_model, save_model, unique_state
 from neural_compressor.torch.files.onnx_export import to_onnx
-from neural_compressor.torch.inspection import evaluating, inspect_tensors, model_sqnr, op_records, time_shares
+from neural_compressor.torch.hooks import evaluating
+from neural_compressor.torch.inspection import inspect_tensors, model_sqnr, op_records, time_shares
 from neural_compressor.torch.methods.qat import QatSession
 from neural_compressor.torch.methods.ranges import Ranges
 from neural_compressor.torch.modules import QuantModule

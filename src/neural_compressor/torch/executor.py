@@ -21,7 +21,7 @@ from neural_compressor.registry import Registry, close_matches
 from neural_compressor.schemes import OpKey, OpScheme, Pass, Plan
 from neural_compressor.torch.batches import batch_size, note_inputs
 from neural_compressor.torch.files.streaming import WeightSource, is_empty
-from neural_compressor.torch.inspection import evaluating
+from neural_compressor.torch.hooks import evaluating, forward_replaced
 from neural_compressor.torch.methods.ranges import Observing, Ranges
 from neural_compressor.torch.methods.weight_only.methods import is_block_method, limit_of, method_of, option
 from neural_compressor.torch.methods.weight_only.quantizer import WeightOnlyQuantizer, sees_data
@@ -132,7 +132,6 @@ class Execution:
         seeing = [op for op in self.weight_only.values() if sees_data(op)]
         limit = CalibrationLimit.covering(limit_of(op) for op in seeing)
         with ExitStack() as stack:
-            forward, own = self.model.forward, self.model.__dict__.get("forward")
             if self._missing:
                 if is_empty(self.model):
                     raise ConfigError(
@@ -145,8 +144,8 @@ class Execution:
             elif seeing:
                 # A model without weights has no outputs to give: calls are remembered and return None.
                 empty = is_empty(self.model)
-                self.model.forward = (lambda *args, **kwargs: None) if empty else self._deferring(forward)
-                stack.callback(self._give_back, own)
+                forward = (lambda *args, **kwargs: None) if empty else self._deferring(self.model.forward)
+                stack.enter_context(forward_replaced(self.model, forward))
 
             def remember(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
                 self._remember(args, kwargs, limit if seeing else None)
@@ -174,11 +173,6 @@ class Execution:
             raise
         finally:
             self.stop()
-
-    def _give_back(self, forward: Any) -> None:
-        del self.model.forward
-        if forward is not None:
-            self.model.forward = forward
 
     def _note(self, run: Run) -> None:
         assert self._seen is not None

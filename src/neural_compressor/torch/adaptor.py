@@ -27,7 +27,7 @@ from neural_compressor.schemes import OpKey, OpScheme, Plan, float_op
 from neural_compressor.torch.batches import ReadAgain, batch_size, feed, fitting, run_batches
 from neural_compressor.torch.capability import PyTorchQuery, opwise
 from neural_compressor.torch.checks import check_finite, copy_of, require_module, require_values
-from neural_compressor.torch.executor import FOLD, Execution, check
+from neural_compressor.torch.executor import FOLD, Execution, check, prepare
 from neural_compressor.torch.files.checkpoint import load_model, save_model, unique_state
 from neural_compressor.torch.files.onnx_export import to_onnx
 from neural_compressor.torch.hooks import evaluating
@@ -106,8 +106,7 @@ class PyTorchAdaptor(Adaptor):
     ) -> nn.Module:
         survey = self._surveyed(model, data)
         plan = self._with_passes(plan)
-        check(survey.model, plan)
-        execution = Execution(
+        execution = prepare(
             copy_of(model).eval(),
             plan,
             reasons=self._skipped,

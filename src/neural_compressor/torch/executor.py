@@ -29,9 +29,8 @@ from neural_compressor.torch.modules.base import quant_class
 from neural_compressor.torch.passes.fold import Structure, fold
 from neural_compressor.torch.passes.survey import Survey
 from neural_compressor.torch.quantized_model import build
-from neural_compressor.torch.structure.deferred import Deferred
 from neural_compressor.torch.structure.ops import is_linear, is_parameter, op_type, outer_blocks
-from neural_compressor.torch.structure.replay import Arguments, CalibrationLimit, is_plain, remembered
+from neural_compressor.torch.structure.replay import Arguments, CalibrationLimit, Deferred, is_plain, remembered
 from neural_compressor.torch.structure.watch import Run, watched
 
 logger = logging.getLogger("neural_compressor")

@@ -7,7 +7,6 @@ each time something returns them; a call is a leaf module or a torch function wi
 from __future__ import annotations
 
 import functools
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -60,10 +59,6 @@ class Trace:
     def path(self) -> tuple[Any, ...]:
         """What ran and how it was connected; two runs with equal paths went the same way through the model."""
         return tuple(self.calls), self.inputs, self.outputs
-
-    def times_called(self) -> Counter[str]:
-        """How often each leaf module ran."""
-        return Counter({name: len(calls) for name, calls in self.by_module.items()})
 
     @cached_property
     def by_module(self) -> dict[str, list[Call]]:

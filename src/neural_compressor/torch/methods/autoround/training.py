@@ -18,8 +18,6 @@ from neural_compressor.torch.methods.autoround.rounding import LearnedRounding, 
 from neural_compressor.torch.modules.weight_only import matrix_of
 from neural_compressor.torch.structure.replay import Arguments
 
-__all__ = ["AutoRoundOptions", "tune_block"]
-
 logger = logging.getLogger("neural_compressor")
 
 _COMPARED = 8

@@ -18,12 +18,7 @@ from neural_compressor.torch.hooks import hooked
 from neural_compressor.torch.methods.autoround.block import first_tensor
 from neural_compressor.torch.methods.weight_only.layer_groups import GroupResult, LayerGroups
 from neural_compressor.torch.methods.weight_only.lockstep import Stop
-from neural_compressor.torch.methods.weight_only.methods import (
-    BlockMethod,
-    is_block_method,
-    method_of,
-    option,
-)
+from neural_compressor.torch.methods.weight_only.methods import BlockMethod, is_block_method, method_of, option
 from neural_compressor.torch.modules.kernels.dequantized_product import is_fast_at_bf16
 from neural_compressor.torch.modules.weight_only import matrix_of
 from neural_compressor.torch.passes.absorb import absorbing_norm

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,8 +48,9 @@ class WeightOnlyQuantizer:
         """Quantize; returns the layers that were left in float, with the reason."""
         waiting = [name for name, op in self.ops.items() if sees_data(op)]
         if waiting and not calls:
+            some = ", ".join([*waiting[:3], *(["..."] if len(waiting) > 3 else [])])
             raise CalibrationError(
-                f"{len(waiting)} layers need calibration ({_some(waiting)}): run the prepared model on data before convert"
+                f"{len(waiting)} layers need calibration ({some}): run the prepared model on data before convert"
             )
         groups = LayerGroups(self.model, self.ops, self.source)
         for name in self.ops:
@@ -100,8 +101,3 @@ class WeightOnlyQuantizer:
 def _quantize_alone(groups: LayerGroups, name: str, statistics: InputStatistics | None) -> None:
     found = groups.quantize([name], statistics, groups.absorber([name]))
     groups.apply([] if found is None else [found])
-
-
-def _some(names: Iterable[str]) -> str:
-    listed = list(names)
-    return ", ".join(listed[:3]) + (", ..." if len(listed) > 3 else "")

@@ -310,5 +310,4 @@ def restore(model: nn.Module, relays: Relays) -> None:
     """Let the modules that :func:`relay` once found hand int8 on again, from their next call."""
     for name in relays.modules:
         module = model.get_submodule(name)
-        forward = RelayedForward(module, trusted=True)
-        module.forward = forward
+        module.forward = RelayedForward(module, trusted=True)

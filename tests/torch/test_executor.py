@@ -39,8 +39,8 @@ from neural_compressor.torch.quantization import (
     prepare,
     quantize,
 )
-from neural_compressor.torch.quantization.config import WeightOnlyConfig
 from neural_compressor.torch.quantization.config.fields import Bits, Flag, GroupSize, WeightDtype
+from neural_compressor.torch.quantization.config.weight_only import WeightOnlyConfig
 from neural_compressor.torch.quantization.plans import plan_for
 
 INT8 = OpScheme.from_dict(

@@ -19,11 +19,11 @@ from neural_compressor.config.validators import (
     QUANT_FORMATS,
     ExcludedPrecisions,
     Flag,
+    Names,
     Seed,
     as_list,
     at_least,
     flag,
-    names,
     quant_level,
     text,
     word,
@@ -33,7 +33,6 @@ from neural_compressor.paths import path_of
 from neural_compressor.registry import close_matches
 
 QuantLevel = Annotated[str | int, BeforeValidator(quant_level)]
-Names = Annotated[list[str], BeforeValidator(names)]
 ReduceRange = Annotated[bool, BeforeValidator(lambda value: False if value is None else flag(value))]
 
 

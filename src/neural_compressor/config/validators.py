@@ -223,4 +223,5 @@ def excluded_precisions(value: Any) -> tuple[str, ...]:
 
 Flag = Annotated[bool, BeforeValidator(flag)]
 Seed = Annotated[int, BeforeValidator(seed)]
+Names = Annotated[list[str], BeforeValidator(names)]
 ExcludedPrecisions = Annotated[tuple[str, ...], BeforeValidator(excluded_precisions)]

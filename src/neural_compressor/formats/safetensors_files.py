@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from types import TracebackType
 from typing import Any
 
 from neural_compressor.errors import FormatError, MissingDependencyError
@@ -77,9 +76,7 @@ class SafetensorsCheckpoint:
     def __enter__(self) -> SafetensorsCheckpoint:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _file(self, name: str) -> Path:

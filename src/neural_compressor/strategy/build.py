@@ -124,8 +124,8 @@ def _check_methods_are_used(ops: Mapping[OpKey, OpSpace], recipes: Mapping[str, 
         name = method_named(recipe)
         if name is not None and args and used and name not in used:
             raise ConfigError(
-                f"recipe {recipe} has no effect: the weights are found by {', '.join(sorted(used))}; ask for it in a rule, as "
-                f"in {{'weight': {{'algorithm': {name!r}}}}}, or leave the recipe out"
+                f"recipe {recipe} has no effect: weights are found by {', '.join(sorted(used))}; ask for {name} in a rule "
+                f"({{'weight': {{'algorithm': {name!r}}}}}), or leave the recipe out"
             )
 
 

@@ -27,10 +27,11 @@ from neural_compressor.schemes import OpKey, OpScheme, Plan, float_op
 from neural_compressor.torch.batches import ReadAgain, batch_size, feed, fitting, run_batches
 from neural_compressor.torch.capability import PyTorchQuery, opwise
 from neural_compressor.torch.checks import check_finite, copy_of, require_module, require_values
-from neural_compressor.torch.executor import FOLD, Execution, check
+from neural_compressor.torch.executor import FOLD, Execution, check, prepare
 from neural_compressor.torch.files.checkpoint import load_model, save_model, unique_state
 from neural_compressor.torch.files.onnx_export import to_onnx
-from neural_compressor.torch.inspection import evaluating, inspect_tensors, model_sqnr, op_records, time_shares
+from neural_compressor.torch.hooks import evaluating
+from neural_compressor.torch.inspection import inspect_tensors, model_sqnr, op_records, time_shares
 from neural_compressor.torch.methods.qat import QatSession
 from neural_compressor.torch.methods.ranges import Ranges
 from neural_compressor.torch.modules import QuantModule
@@ -104,8 +105,7 @@ class PyTorchAdaptor(Adaptor):
     ) -> nn.Module:
         survey = self._surveyed(model, data)
         plan = self._with_passes(plan)
-        check(survey.model, plan)
-        execution = Execution(
+        execution = prepare(
             copy_of(model).eval(),
             plan,
             reasons=self._skipped,

@@ -21,7 +21,7 @@ from neural_compressor.registry import Registry, close_matches
 from neural_compressor.schemes import OpKey, OpScheme, Pass, Plan
 from neural_compressor.torch.batches import batch_size, note_inputs
 from neural_compressor.torch.files.streaming import WeightSource, is_empty
-from neural_compressor.torch.inspection import evaluating
+from neural_compressor.torch.hooks import evaluating, forward_replaced
 from neural_compressor.torch.methods.ranges import Observing, Ranges
 from neural_compressor.torch.methods.weight_only.methods import is_block_method, limit_of, method_of, option
 from neural_compressor.torch.methods.weight_only.quantizer import WeightOnlyQuantizer, sees_data
@@ -29,9 +29,8 @@ from neural_compressor.torch.modules.base import quant_class
 from neural_compressor.torch.passes.fold import Structure, fold
 from neural_compressor.torch.passes.survey import Survey
 from neural_compressor.torch.quantized_model import build
-from neural_compressor.torch.structure.deferred import Deferred
 from neural_compressor.torch.structure.ops import is_linear, is_parameter, op_type, outer_blocks
-from neural_compressor.torch.structure.replay import Arguments, CalibrationLimit, is_plain, remembered
+from neural_compressor.torch.structure.replay import Arguments, CalibrationLimit, Deferred, is_plain, remembered
 from neural_compressor.torch.structure.watch import Run, watched
 
 logger = logging.getLogger("neural_compressor")
@@ -132,7 +131,6 @@ class Execution:
         seeing = [op for op in self.weight_only.values() if sees_data(op)]
         limit = CalibrationLimit.covering(limit_of(op) for op in seeing)
         with ExitStack() as stack:
-            forward, own = self.model.forward, self.model.__dict__.get("forward")
             if self._missing:
                 if is_empty(self.model):
                     raise ConfigError(
@@ -145,8 +143,8 @@ class Execution:
             elif seeing:
                 # A model without weights has no outputs to give: calls are remembered and return None.
                 empty = is_empty(self.model)
-                self.model.forward = (lambda *args, **kwargs: None) if empty else self._deferring(forward)
-                stack.callback(self._give_back, own)
+                forward = (lambda *args, **kwargs: None) if empty else self._deferring(self.model.forward)
+                stack.enter_context(forward_replaced(self.model, forward))
 
             def remember(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
                 self._remember(args, kwargs, limit if seeing else None)
@@ -174,11 +172,6 @@ class Execution:
             raise
         finally:
             self.stop()
-
-    def _give_back(self, forward: Any) -> None:
-        del self.model.forward
-        if forward is not None:
-            self.model.forward = forward
 
     def _note(self, run: Run) -> None:
         assert self._seen is not None

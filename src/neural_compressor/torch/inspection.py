@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from time import perf_counter
 from typing import Any
@@ -20,6 +19,7 @@ from neural_compressor.registry import close_matches
 from neural_compressor.schemes import OpKey
 from neural_compressor.schemes.error import sqnr_db
 from neural_compressor.torch.batches import feed, split_batch, tensors_in
+from neural_compressor.torch.hooks import evaluating, hooked
 from neural_compressor.torch.modules import QuantModule
 from neural_compressor.torch.quantized_model import Quantization
 
@@ -68,15 +68,10 @@ def _activations(
 ) -> list[dict[str, Any]]:
     wanted, seen, current = set(iterations), [], dict[str, Any]()
 
-    def record(name: str) -> Any:
-        def hook(module: nn.Module, args: Any, output: Any) -> None:
-            current[name] = {f"output{i}": _plain(t) for i, t in enumerate(tensors_in(output))}
+    def record(name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        current[name] = {f"output{i}": _plain(t) for i, t in enumerate(tensors_in(output))}
 
-        return hook
-
-    with ExitStack() as stack, torch.no_grad():
-        for name, module in modules.items():
-            stack.callback(module.register_forward_hook(record(name)).remove)
+    with hooked(modules, after=record), torch.no_grad():
         for index, batch in enumerate(dataloader, start=1):
             current.clear()
             feed(model, split_batch(model, batch))
@@ -148,7 +143,7 @@ def _output_errors(
 ) -> dict[str, float]:
     errors: dict[str, float] = {}
 
-    def compare(name: str, relu: bool) -> Any:
+    def compare(name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         original = floats[name]
         dtype = next((p.dtype for p in original.parameters()), torch.float32)
 
@@ -157,18 +152,12 @@ def _output_errors(
                 return (value.dequantize() if value.is_quantized else value).to(dtype)
             return value
 
-        def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            expected = next(tensors_in(original(*map(as_float, args), **{k: as_float(v) for k, v in kwargs.items()})))
-            actual = as_float(next(tensors_in(output)))
-            errors[name] = sqnr_db((expected.relu() if relu else expected).float(), actual.float())
+        expected = next(tensors_in(original(*map(as_float, args), **{k: as_float(v) for k, v in kwargs.items()})))
+        expected = expected.relu() if module.relu and name in done.structure.relus else expected
+        errors[name] = sqnr_db(expected.float(), as_float(next(tensors_in(output))).float())
 
-        return hook
-
-    with ExitStack() as stack, torch.no_grad():
-        for name, module in model.named_modules():
-            if isinstance(module, QuantModule) and name in floats:
-                relu = bool(getattr(module, "relu", False)) and name in done.structure.relus
-                stack.callback(module.register_forward_hook(compare(name, relu), with_kwargs=True).remove)
+    compared = {n: m for n, m in model.named_modules() if isinstance(m, QuantModule) and n in floats}
+    with hooked(compared, after=compare), torch.no_grad():
         feed(model, inputs)
     return errors
 
@@ -183,18 +172,6 @@ def model_sqnr(expected: Any, actual: Any) -> float | None:
     return decibels if math.isfinite(decibels) else None
 
 
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """``model`` in evaluation mode meanwhile; each module gets its own mode back."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
-
-
 def time_shares(model: nn.Module, inputs: Any) -> dict[str, float]:
     """The part of a run on ``inputs`` that each op takes, by name.
 
@@ -207,24 +184,16 @@ def time_shares(model: nn.Module, inputs: Any) -> dict[str, float]:
     spent: dict[str, float] = defaultdict(float)
     begun: dict[str, float] = {}
 
-    def start(name: str) -> Any:
-        def hook(module: nn.Module, args: Any) -> None:
-            begun[name] = perf_counter()
+    def start(name: str, *call: Any) -> None:
+        begun[name] = perf_counter()
 
-        return hook
-
-    def stop(name: str) -> Any:
-        def hook(module: nn.Module, args: Any, output: Any) -> None:
-            spent[name] += perf_counter() - begun[name]
-
-        return hook
+    def stop(name: str, *call: Any) -> None:
+        spent[name] += perf_counter() - begun[name]
 
     whole, runs = 0.0, 0
-    with ExitStack() as stack, torch.no_grad(), evaluating(model):
-        for name, module in model.named_modules():
-            if name and (isinstance(module, QuantModule) or not any(True for _ in module.children())):
-                stack.callback(module.register_forward_pre_hook(start(name)).remove)
-                stack.callback(module.register_forward_hook(stop(name)).remove)
+    modules = {name: module for name, module in model.named_modules() if name}
+    timed = {n: m for n, m in modules.items() if isinstance(m, QuantModule) or not any(True for _ in m.children())}
+    with hooked(timed, start, stop), torch.no_grad(), evaluating(model):
         feed(model, inputs)  # what a first run builds is not counted
         spent.clear()
         while runs < _TIMED_RUNS and whole < _TIMED_SECONDS:

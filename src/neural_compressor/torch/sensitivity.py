@@ -12,8 +12,7 @@ Sums are over batches, so that one batch is in memory at a time.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from torch import nn
 
 from neural_compressor.schemes import OpKey
 from neural_compressor.torch.batches import feed, run_batches, tensors_in
+from neural_compressor.torch.hooks import hooked
 from neural_compressor.torch.modules import QuantModule
 
 
@@ -31,25 +31,19 @@ def op_errors(
     noise: dict[OpKey, float] = defaultdict(float)
     signal: dict[OpKey, float] = defaultdict(float)
 
-    def compare(key: OpKey, replacement: QuantModule) -> Callable[..., None]:
-        def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            expected = next(tensors_in(output))
-            actual = next(tensors_in(replacement(*args, **kwargs)))
-            actual = (actual.dequantize() if actual.is_quantized else actual).double()
-            # It may compute the Relu behind the op as well.
-            expected = (expected.relu() if getattr(replacement, "relu", False) else expected).double()
-            signal[key] += float(expected.square().sum())
-            noise[key] += float((actual - expected).square().sum())
+    def compare(key: OpKey, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        replacement = replacements[key[0]]
+        expected = next(tensors_in(output))
+        actual = next(tensors_in(replacement(*args, **kwargs)))
+        actual = (actual.dequantize() if actual.is_quantized else actual).double()
+        # It may compute the Relu behind the op as well.
+        expected = (expected.relu() if replacement.relu else expected).double()
+        signal[key] += float(expected.square().sum())
+        noise[key] += float((actual - expected).square().sum())
 
-        return hook
-
-    replacements = dict(quantized.named_modules())
-    with ExitStack() as stack:
-        for key in ops:
-            replacement = replacements.get(key[0])
-            if isinstance(replacement, QuantModule) and not replacement.scheme.is_float:
-                hook = compare(key, replacement)
-                stack.callback(model.get_submodule(key[0]).register_forward_hook(hook, with_kwargs=True).remove)
+    found = {name: module for name, module in quantized.named_modules() if isinstance(module, QuantModule)}
+    replacements = {name: module for name, module in found.items() if not module.scheme.is_float}
+    with hooked({key: model.get_submodule(key[0]) for key in ops if key[0] in replacements}, after=compare):
         run_batches(model, data, samples)
     return {key: noise[key] / total if total else float(noise[key] > 0) for key, total in signal.items()}
 
@@ -66,15 +60,12 @@ def op_gains(
     outputs: dict[OpKey, list[torch.Tensor]] = defaultdict(list)
     whole = 0.0
 
-    def keep(key: OpKey) -> Callable[..., Any]:
-        def hook(module: nn.Module, args: Any, output: Any) -> Any:
-            if not (isinstance(output, torch.Tensor) and output.is_floating_point()):
-                return None
-            kept = output if output.requires_grad else output.detach().requires_grad_()
-            outputs[key].append(kept)
-            return kept.clone()  # what changes it in place must not change the one kept
-
-        return hook
+    def keep(key: OpKey, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+        if not (isinstance(output, torch.Tensor) and output.is_floating_point()):
+            return None
+        kept = output if output.requires_grad else output.detach().requires_grad_()
+        outputs[key].append(kept)
+        return kept.clone()  # what changes it in place must not change the one kept
 
     def run(inputs: Any) -> None:
         nonlocal whole
@@ -90,9 +81,7 @@ def op_gains(
         for (key, tensor), gradient in zip(kept, gradients, strict=True):
             totals[key].add(tensor.detach(), gradient)
 
-    with ExitStack() as stack:
-        for key in ops:
-            stack.callback(model.get_submodule(key[0]).register_forward_hook(keep(key)).remove)
+    with hooked({key: model.get_submodule(key[0]) for key in ops}, after=keep):
         run_batches(model, data, samples, run)
     return {key: total.gain(whole) for key, total in totals.items()}
 

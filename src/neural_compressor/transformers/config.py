@@ -9,8 +9,9 @@ from pydantic import Field, PlainValidator
 
 from neural_compressor.config.base import ConfigModel
 from neural_compressor.config.validators import (
+    Flag,
+    Names,
     Seed,
-    as_list,
     at_least,
     flag,
     group_size,
@@ -23,6 +24,7 @@ from neural_compressor.config.validators import (
 from neural_compressor.errors import ConfigError
 from neural_compressor.torch.quantization import config as torch_config
 from neural_compressor.torch.quantization.config.fields import LayerMap, Path, weight_dtype
+from neural_compressor.torch.quantization.config.weight_only import WeightOnlyConfig
 
 _FLOATS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 _TORCH_NAMES = {
@@ -49,14 +51,6 @@ def _precision(value: Any) -> str | None:
     return word(("fp32", "bf16", "fp16"))(_FLOATS.get(name, name))
 
 
-def _names(value: Any) -> tuple[str, ...]:
-    names = tuple(as_list(value))
-    if not all(isinstance(name, str) and name for name in names):
-        raise ConfigError(f"got {value!r}, expected the names of modules")
-    return names
-
-
-Flag = Annotated[bool, PlainValidator(flag)]
 Count = Annotated[int, PlainValidator(at_least(1))]
 Precision = Annotated[str | None, PlainValidator(_precision)]
 GroupSize = Annotated[int, PlainValidator(group_size)]
@@ -74,7 +68,7 @@ class PretrainedQuantConfig(ConfigModel):
     """
 
     quant_method: ClassVar[str]
-    _torch_class: ClassVar[type[torch_config.WeightOnlyConfig]]
+    _torch_class: ClassVar[type[WeightOnlyConfig]]
 
     bits: Annotated[int, PlainValidator(whole_between(1, 8, "bits"))] = 4
     group_size: GroupSize = 32
@@ -83,7 +77,7 @@ class PretrainedQuantConfig(ConfigModel):
     compute_dtype: Precision = None
     scale_dtype: Precision = None
     quant_lm_head: Flag = False
-    modules_to_not_convert: Annotated[tuple[str, ...], PlainValidator(_names)] = ()
+    modules_to_not_convert: Names = Field(default_factory=list)
 
     def __init__(self, **values: Any) -> None:
         fields = type(self).model_fields
@@ -99,7 +93,7 @@ class PretrainedQuantConfig(ConfigModel):
         """``sym`` by the name it has elsewhere."""
         return self.sym
 
-    def to_torch_config(self) -> torch_config.WeightOnlyConfig:
+    def to_torch_config(self) -> WeightOnlyConfig:
         """The same settings for :mod:`neural_compressor.torch.quantization`."""
         there, fields = self._torch_class.model_fields, type(self).model_fields
         # A name that both sides have means the same.
@@ -217,7 +211,7 @@ class AutoRoundConfig(CalibratedConfig):
     disable_quanted_input: Flag = False
     seed: Seed = 42
 
-    def to_torch_config(self) -> torch_config.WeightOnlyConfig:
+    def to_torch_config(self) -> WeightOnlyConfig:
         """The same settings for :mod:`neural_compressor.torch.quantization`."""
         config = super().to_torch_config()
         config.enable_quanted_input = not self.disable_quanted_input

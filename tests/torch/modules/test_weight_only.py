@@ -117,10 +117,10 @@ def test_a_call_in_inference_mode_leaves_nothing_that_gradients_stumble_over():
 
 
 def test_a_default_device_does_not_matter():
-    from neural_compressor.torch.modules.kernels import int4pack, int8pack
+    from neural_compressor.torch.modules.kernels import torch_matmul
 
-    int4pack.int4_runs_on_cpu.cache_clear()
-    int8pack.int8_runs_on_cpu.cache_clear()
+    torch_matmul.int4_runs.cache_clear()
+    torch_matmul.int8_runs.cache_clear()
     state = made(torch.randn(48, 64)).state_dict()
     with torch.device("meta"):
         layer = WeightOnlyLinear.from_state(

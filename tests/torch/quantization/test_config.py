@@ -33,7 +33,6 @@ from neural_compressor.torch.quantization import (
     get_default_double_quant_config,
     get_woq_tuning_config,
 )
-from neural_compressor.torch.quantization.config.int8 import SmoothQuantConfig
 from neural_compressor.torch.quantization.config.weight_only import TORCH_OPTIONS
 
 ROUNDING = {
@@ -109,15 +108,6 @@ DOCUMENTED: list[tuple[type, str, dict[str, Any]]] = [
     ),
     (DynamicQuantConfig, "dynamic_quant", {**INT8, "w_granularity": "per_tensor", "act_algo": "kl"}),
     (StaticQuantConfig, "static_quant", STATIC),
-    (
-        SmoothQuantConfig,
-        "smooth_quant",
-        {
-            **STATIC,
-            **{"alpha": 0.5, "folding": False, "scale_sharing": False, "init_alpha": 0.5, "alpha_min": 0},
-            **{"alpha_max": 1, "alpha_step": 0.1, "shared_criterion": "max", "do_blockwise": False},
-        },
-    ),
     (
         FP8Config,
         "fp8_quant",
@@ -267,9 +257,6 @@ def test_nonsense_is_refused_by_every_weight_only_configuration(cls: type, field
         (StaticQuantConfig, {"w_dtype": "int9000"}, ["w_dtype", "int9000"]),
         (StaticQuantConfig, {"act_dtype": "fp8_e4m3", "act_sym": False}, ["act_sym", "fp8_e4m3"]),
         (StaticQuantConfig, {"excluded_precisions": ["fp32"]}, ["fp32 cannot be excluded"]),
-        (SmoothQuantConfig, {"alpha": 1.5}, ["alpha", "1.5"]),
-        (SmoothQuantConfig, {"alpha": "auto1"}, ["alpha", "auto1"]),
-        (SmoothQuantConfig, {"alpha_min": 0.8, "alpha_max": 0.2}, ["alpha_min", "0.8"]),
         (FP8Config, {"fp8_config": "E3M4"}, ["fp8_config", "E3M4", "E4M3"]),
         (FP8Config, {"mode": "LOAD"}, ["mode", "QUANTIZE"]),
         (FP8Config, {"scale_method": "maxabs"}, ["scale_method", "'maxabs_hw'"]),
@@ -303,7 +290,7 @@ def test_scales_are_searched_by_either_name() -> None:
 
 def test_who_needs_data_says_so() -> None:
     with_data = {cls.name for cls in CLASSES if cls().needs_calibration}
-    assert with_data == {"gptq", "awq", "teq", "autoround", "static_quant", "smooth_quant", "fp8_quant"}
+    assert with_data == {"gptq", "awq", "teq", "autoround", "static_quant", "fp8_quant"}
     assert RTNConfig(scale_search="importance").needs_calibration
     assert not FP8Config(dynamic_quantization=True).needs_calibration
 
@@ -347,7 +334,6 @@ def test_int8_configurations_say_how_an_op_computes() -> None:
     assert (static.mode, static.weight.granularity) == ("static", PER_CHANNEL)
     assert StaticQuantConfig(act_dtype="fp8_e4m3").act_sym, "only integers have a zero point"
     assert not StaticQuantConfig(w_dtype="fp32", act_dtype="fp32").quantizes
-    assert [c.alpha for c in SmoothQuantConfig(alpha=[0.3, "auto"]).expand()] == [0.3, "auto"]
 
 
 def test_fp8_lists_take_classes_by_their_names() -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from neural_compressor.torch.structure.deferred import Deferred, value_of
+from neural_compressor.torch.structure.replay import Deferred, value_of
 
 
 @pytest.fixture

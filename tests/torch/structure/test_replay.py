@@ -10,7 +10,7 @@ from torch import nn
 from neural_compressor.errors import CalibrationError
 from neural_compressor.torch.modules import WeightOnlyLinear
 from neural_compressor.torch.quantization import AutoRoundConfig, AWQConfig, GPTQConfig, prepare, quantize
-from neural_compressor.torch.structure.replay import UNLIMITED, CalibrationLimit, call_block, independent, remembered
+from neural_compressor.torch.structure.replay import CalibrationLimit, call_block, independent, remembered
 
 
 class Cache:
@@ -189,7 +189,7 @@ def test_rows_and_tokens_are_cut_together():
 
 
 def test_what_is_within_the_limit_is_whole():
-    for limit in (UNLIMITED, CalibrationLimit(8, 6)):
+    for limit in (CalibrationLimit(), CalibrationLimit(8, 6)):
         assert torch.equal(limit.cut(((IDS,), {}), seen=4)[0][0], IDS)
 
 
@@ -204,4 +204,4 @@ def test_floats_have_no_tokens():
 
 def test_the_most_that_anyone_wants_is_enough_for_all():
     assert CalibrationLimit.covering([CalibrationLimit(3, 9), CalibrationLimit(5, 2)]) == CalibrationLimit(5, 9)
-    assert CalibrationLimit.covering([CalibrationLimit(3, 9), UNLIMITED]) == UNLIMITED
+    assert CalibrationLimit.covering([CalibrationLimit(3, 9), CalibrationLimit()]) == CalibrationLimit()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import nn
 from neural_compressor.errors import CalibrationError
 from neural_compressor.observers import Observer, make_observer
 from neural_compressor.schemes import OpKey, Plan, TensorScheme
+from neural_compressor.torch.hooks import hooked
 from neural_compressor.torch.passes.fold import Structure, added_modules, has_output_range
 from neural_compressor.torch.structure.ops import FUNCTIONAL
 from neural_compressor.torch.structure.watch import Trace
@@ -40,17 +41,11 @@ class Ranges:
     @contextmanager
     def observing(self, model: nn.Module, plan: Plan, source: int = 0) -> Iterator[Observing]:
         """Collect what is :meth:`missing` while ``model`` runs, for :meth:`keep`."""
-        missing, seen = self.missing(plan, source), Observing()
-        with ExitStack() as stack:
-            for key, scheme in missing.items():
-                module = model.get_submodule(key[0])
-                stack.callback(
-                    module.register_forward_hook(seen.inputs_hook(key, module, scheme), with_kwargs=True).remove
-                )
-            for scheme in {_estimator(s): s for s in missing.values()}.values():
-                for name, module in model.named_modules():
-                    if has_output_range(module):
-                        stack.callback(module.register_forward_hook(seen.output_hook(name, scheme)).remove)
+        missing = self.missing(plan, source)
+        seen = Observing(missing)
+        ops = {key: model.get_submodule(key[0]) for key in missing}
+        summable = {name: module for name, module in model.named_modules() if has_output_range(module)}
+        with hooked(ops, after=seen.see_inputs), hooked(summable, after=seen.see_output):
             yield seen
 
     def keep(self, seen: Observing, plan: Plan, source: int = 0) -> None:
@@ -84,9 +79,11 @@ class Ranges:
 
 
 class Observing:
-    """What is seen in the runs of one calibration."""
+    """What is seen in the runs of one calibration, of ops whose inputs have the ``schemes``."""
 
-    def __init__(self) -> None:
+    def __init__(self, schemes: Mapping[OpKey, TensorScheme]) -> None:
+        self._schemes = schemes
+        self._alike = {_estimator(scheme): scheme for scheme in schemes.values()}
         self.inputs: dict[OpKey, list[Observer]] = {}
         self.outputs: dict[tuple[str, str, str], Observer] = {}
         self._runs = 0
@@ -98,31 +95,25 @@ class Observing:
             self.outputs = {place: observer for place, observer in self.outputs.items() if place[0] in added}
         self._runs += 1
 
-    def inputs_hook(self, key: OpKey, module: nn.Module, scheme: TensorScheme) -> Any:
-        """A hook that observes what ``module`` is given, and what it gives where that is quantized too."""
-        functional = isinstance(module, FUNCTIONAL)
+    def see_inputs(
+        self, key: OpKey, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> None:
+        """Observe what an op is given, and what it gives where that is quantized too."""
+        tensors = [t for t in (*args, *kwargs.values()) if isinstance(t, torch.Tensor)]
+        observers = self.inputs.setdefault(key, [])
+        for index, tensor in enumerate([*tensors, output] if isinstance(module, FUNCTIONAL) else tensors):
+            if index == len(observers):
+                observers.append(make_observer(self._schemes[key]))
+            _update(observers[index], tensor, f"op {key[0]!r} ({key[1]})")
 
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-            tensors = [t for t in (*args, *kwargs.values()) if isinstance(t, torch.Tensor)]
-            observers = self.inputs.setdefault(key, [])
-            for index, tensor in enumerate([*tensors, output] if functional else tensors):
-                if index == len(observers):
-                    observers.append(make_observer(scheme))
-                _update(observers[index], tensor, f"op {key[0]!r} ({key[1]})")
-
-        return hook
-
-    def output_hook(self, name: str, scheme: TensorScheme) -> Any:
-        """A hook that observes what the module ``name`` gives."""
-        place = (name, *_estimator(scheme))
-
-        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    def see_output(self, name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        """Observe what the module ``name`` gives."""
+        for estimator, scheme in self._alike.items():
+            place = (name, *estimator)
             if self._runs == 0 and place not in self.outputs:
                 self.outputs[place] = make_observer(scheme)
             if place in self.outputs and isinstance(output, torch.Tensor):
                 _update(self.outputs[place], output, f"the output of {name!r}")
-
-        return hook
 
 
 def _update(observer: Observer, tensor: torch.Tensor, what: str) -> None:

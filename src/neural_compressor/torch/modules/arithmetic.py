@@ -85,7 +85,9 @@ class QuantArithmetic(QuantModule):
         raise NotImplementedError
 
     def _integer_op(self, a: Tensor, b: Tensor, scale: float, zero_point: int) -> Tensor:
-        raise NotImplementedError(f"{self.op_type} has no integer kernel")
+        name = self.op_type.lower()
+        op: Callable[..., Tensor] = getattr(torch.ops.quantized, f"{name}_relu" if self.relu else name)
+        return op(a, b, scale, zero_point)
 
 
 @QUANT_MODULES.register("Add")
@@ -98,10 +100,6 @@ class QuantAdd(QuantArithmetic):
         total = a + b
         return total if isinstance(total, Tensor) else torch.as_tensor(total)
 
-    def _integer_op(self, a: Tensor, b: Tensor, scale: float, zero_point: int) -> Tensor:
-        op: Callable[..., Tensor] = torch.ops.quantized.add_relu if self.relu else torch.ops.quantized.add
-        return op(a, b, scale, zero_point)
-
 
 @QUANT_MODULES.register("Mul")
 class QuantMul(QuantArithmetic):
@@ -112,10 +110,6 @@ class QuantMul(QuantArithmetic):
     def _float_op(self, a: Operand, b: Operand) -> Tensor:
         product = a * b
         return product if isinstance(product, Tensor) else torch.as_tensor(product)
-
-    def _integer_op(self, a: Tensor, b: Tensor, scale: float, zero_point: int) -> Tensor:
-        op: Callable[..., Tensor] = torch.ops.quantized.mul_relu if self.relu else torch.ops.quantized.mul
-        return op(a, b, scale, zero_point)
 
 
 @QUANT_MODULES.register("MatMul")

@@ -127,9 +127,8 @@ class QuantModule(nn.Module):
             scheme = self._scheme_of(name) if name.endswith("_zero_point") else None
             if scheme is not None and scheme.dtype.is_integer:
                 smallest, largest = integer_limits(scheme)
-                largest += (
-                    self.scheme.mode == "weight_only"
-                )  # GPTQ files hold zero points of one above the largest code
+                # GPTQ files hold zero points of one above the largest code.
+                largest += self.scheme.mode == "weight_only"
                 if int(low) < smallest or int(high) > largest:
                     raise FormatError(
                         f"the stored tensor {name!r} holds zero points from {int(low)} to {int(high)}; those of "

@@ -27,7 +27,20 @@ _TRANSPOSED: dict[int, Callable[..., Tensor]] = {1: F.conv_transpose1d, 2: F.con
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
-class QuantConv(WeightedModule):
+class _Convolution(WeightedModule):
+    """What convolutions share with transposed ones; ``dims`` is over how many dimensions they go."""
+
+    dims: int
+
+    def _rounded(self, x: Tensor, name: str = "input") -> Tensor:
+        if self.scheme.activation is None or has_fixed_range(self.scheme.activation):
+            return super()._rounded(x, name)
+        # Groups and blocks lie along the channels, which the convolution sums over.
+        channels = -1 - self.dims
+        return super()._rounded(x.movedim(channels, -1), name).movedim(-1, channels)
+
+
+class QuantConv(_Convolution):
     """A convolution over one, two or three dimensions.
 
     Float outputs are laid out as the float op would lay them out: channels last only for an input that is.
@@ -63,12 +76,6 @@ class QuantConv(WeightedModule):
         y = x.new_empty(*x.shape[: -self.dims - 1], self.weight_shape[0], *shape)
         layout = _layout(x)
         return [y if layout is None else y.contiguous(memory_format=layout)]
-
-    def _rounded(self, x: Tensor, name: str = "input") -> Tensor:
-        if self.scheme.activation is None or has_fixed_range(self.scheme.activation):
-            return super()._rounded(x, name)
-        # Groups and blocks lie along the channels, which the convolution sums over.
-        return super()._rounded(x.movedim(1, -1), name).movedim(-1, 1)
 
     def _pairs(self) -> np.ndarray:
         return kernel_pairs(self.op_type, self.weight_shape)
@@ -166,7 +173,7 @@ class QuantConv3d(QuantConv):
     replaces = nn.Conv3d
 
 
-class QuantConvTranspose(WeightedModule):
+class QuantConvTranspose(_Convolution):
     """A transposed convolution; the weight of the float module is ``(in, out / groups, *kernel)``."""
 
     channel_axis = 1
@@ -195,12 +202,6 @@ class QuantConvTranspose(WeightedModule):
         inside, outside, *kernel = self.weight_shape
         by_group = matrix.reshape(self.groups, outside, inside // self.groups, *kernel)
         return by_group.transpose(1, 2).reshape(self.weight_shape)
-
-    def _rounded(self, x: Tensor, name: str = "input") -> Tensor:
-        if self.scheme.activation is None or has_fixed_range(self.scheme.activation):
-            return super()._rounded(x, name)
-        axis = -1 - self.dims
-        return super()._rounded(x.movedim(axis, -1), name).movedim(-1, axis)
 
     def forward(self, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
         inside = self._rounded(input)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
+from torch.utils._pytree import tree_map
 
 from neural_compressor.errors import FormatError, QuantizationError
 from neural_compressor.schemes import OpScheme
@@ -82,12 +83,10 @@ class HalfModule(QuantModule):
 
 def _each_tensor(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """``value`` with every tensor in it changed."""
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, PackedSequence):
-        return value._replace(data=change(value.data))
-    if isinstance(value, (tuple, list)):
-        return type(value)(_each_tensor(item, change) for item in value)
-    if isinstance(value, dict):
-        return {key: _each_tensor(item, change) for key, item in value.items()}
-    return value
+
+    def changed(leaf: Any) -> Any:
+        if isinstance(leaf, PackedSequence):
+            return leaf._replace(data=change(leaf.data))
+        return change(leaf) if isinstance(leaf, Tensor) else leaf
+
+    return tree_map(changed, value)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from neural_compressor.errors import FormatError
 from neural_compressor.schemes import OpScheme
@@ -47,12 +48,8 @@ class TensorLike:
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        def whole(value: Any) -> Any:
-            if isinstance(value, tuple | list):
-                return type(value)(whole(item) for item in value)
-            return value.values() if isinstance(value, TensorLike) else value
-
-        return func(*whole(tuple(args)), **{name: whole(value) for name, value in (kwargs or {}).items()})
+        whole_args, whole_kwargs = tree_map_only(TensorLike, TensorLike.values, (tuple(args), kwargs or {}))
+        return func(*whole_args, **whole_kwargs)
 
     def __getattr__(self, name: str) -> Any:
         try:

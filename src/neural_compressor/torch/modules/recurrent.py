@@ -12,7 +12,7 @@ from torch.compiler import is_compiling
 from torch.nn.utils.rnn import PackedSequence
 
 from neural_compressor.errors import QuantizationError
-from neural_compressor.schemes import OpScheme, TensorScheme, in_pairs
+from neural_compressor.schemes import OpScheme, QuantizedArray, TensorScheme, in_pairs
 from neural_compressor.torch.modules.activation import as_kernels_read
 from neural_compressor.torch.modules.base import QUANT_MODULES, QuantModule, finite
 from neural_compressor.torch.modules.kernels import fbgemm
@@ -88,12 +88,13 @@ class QuantRecurrent(QuantModule):
             check_pairs(packed_array(self, name, self.weight_scheme, shape), in_pairs(shape[1]))
             self._check_shape(name.replace("weight", "bias"), shape[:1])
 
+    def _arrays(self) -> dict[str, QuantizedArray]:
+        shapes = self.weight_shapes().items()
+        return {name: packed_array(self, name, self.weight_scheme, shape).unpack() for name, shape in shapes}
+
     def dequantized_weights(self) -> dict[str, Tensor]:
         """The weight matrices the op computes with, float32, by the names of the float module."""
-        shapes = self.weight_shapes().items()
-        return {
-            name: packed_array(self, name, self.weight_scheme, shape).unpack().dequantize() for name, shape in shapes
-        }
+        return {name: array.dequantize() for name, array in self._arrays().items()}
 
     # -- the kernel -------------------------------------------------------------------------------------------------
 
@@ -114,11 +115,10 @@ class QuantRecurrent(QuantModule):
     def _prepack(self) -> list[Any]:
         assert self.scheme.activation is not None
         make = torch.ops.quantized.make_quantized_cell_params_dynamic
-        sides, shapes = {}, self.weight_shapes()
-        for name, shape in shapes.items():
+        sides = {}
+        for name, array in self._arrays().items():
             bias = self._buffers.get(name.replace("weight", "bias"))
-            bias = torch.zeros(shape[0]) if bias is None else bias
-            array = packed_array(self, name, self.weight_scheme, shape).unpack()
+            bias = torch.zeros(array.shape[0]) if bias is None else bias
             sides[name] = fbgemm.pack_linear(*signed_codes(array), bias), bias
         cells = []
         for cell in self.cells():
@@ -152,9 +152,7 @@ class QuantRecurrent(QuantModule):
         """The weight matrices, written in operators that a graph can store where one leaves this process."""
         if not is_leaving() or not takes_int8(self.weight_scheme):
             return self.dequantized_weights()
-        shapes = self.weight_shapes().items()
-        arrays = {name: packed_array(self, name, self.weight_scheme, shape).unpack() for name, shape in shapes}
-        return {name: dequantized(*signed_codes(array)) for name, array in arrays.items()}
+        return {name: dequantized(*signed_codes(array)) for name, array in self._arrays().items()}
 
     def operator_outputs(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         x, *state = inputs

@@ -43,6 +43,13 @@ def is_conv1d(module: nn.Module) -> bool:
     return type(module).__name__ == "Conv1D" and hasattr(module, "nf") and isinstance(weight, Tensor)
 
 
+def matrix_of(layer: nn.Module) -> Tensor:
+    """The weight of a linear layer as (outputs, inputs)."""
+    weight = layer.weight
+    assert isinstance(weight, Tensor)
+    return weight.detach().T if is_conv1d(layer) else weight.detach()
+
+
 class WeightOnlyLinear(WeightedModule):
     """Replaces ``nn.Linear`` and transformers' ``Conv1D``: packed weights of any data type, inputs and outputs in float.
 

@@ -28,7 +28,7 @@ def absorbing_norm(
     if {c.module for c in trace.readers.get(reads[0], [])} != inside:
         return None
     writer = next((c for c in trace.calls if reads[0] in c.writes), None)
-    if writer is None or writer.module is None or trace.times_called()[writer.module] != 1:
+    if writer is None or writer.module is None or len(trace.by_module[writer.module]) != 1:
         return None
     norm = block.get_submodule(writer.module)
     return norm if _follows_weight(norm) else None

@@ -1,73 +1,10 @@
 """Quantization of PyTorch models."""
 
-from neural_compressor.torch.quantization.config import (
-    AutoRoundConfig,
-    AWQConfig,
-    ComposableConfig,
-    ComposedConfig,
-    DynamicQuantConfig,
-    FP8Config,
-    GPTQConfig,
-    HQQConfig,
-    MixedPrecisionConfig,
-    MXQuantConfig,
-    RTNConfig,
-    StaticQuantConfig,
-    TEQConfig,
-    TuningConfig,
-    get_default_AutoRound_config,
-    get_default_autoround_config,
-    get_default_awq_config,
-    get_default_double_quant_config,
-    get_default_dynamic_config,
-    get_default_fp8_config,
-    get_default_gptq_config,
-    get_default_hqq_config,
-    get_default_mixed_precision_config,
-    get_default_mx_config,
-    get_default_rtn_config,
-    get_default_static_config,
-    get_default_teq_config,
-    get_woq_tuning_config,
-)
+from neural_compressor.torch.quantization import config
+from neural_compressor.torch.quantization.config import *  # noqa: F403
 from neural_compressor.torch.quantization.preparation import convert, finalize_calibration, prepare, quantize
 from neural_compressor.torch.quantization.saving import load, save
 from neural_compressor.torch.quantization.tuning import autotune
 
-__all__ = [
-    "AWQConfig",
-    "AutoRoundConfig",
-    "ComposableConfig",
-    "ComposedConfig",
-    "DynamicQuantConfig",
-    "FP8Config",
-    "GPTQConfig",
-    "HQQConfig",
-    "MXQuantConfig",
-    "MixedPrecisionConfig",
-    "RTNConfig",
-    "StaticQuantConfig",
-    "TEQConfig",
-    "TuningConfig",
-    "autotune",
-    "convert",
-    "finalize_calibration",
-    "get_default_AutoRound_config",
-    "get_default_autoround_config",
-    "get_default_awq_config",
-    "get_default_double_quant_config",
-    "get_default_dynamic_config",
-    "get_default_fp8_config",
-    "get_default_gptq_config",
-    "get_default_hqq_config",
-    "get_default_mixed_precision_config",
-    "get_default_mx_config",
-    "get_default_rtn_config",
-    "get_default_static_config",
-    "get_default_teq_config",
-    "get_woq_tuning_config",
-    "load",
-    "prepare",
-    "quantize",
-    "save",
-]
+__all__ = ["autotune", "convert", "finalize_calibration", "load", "prepare", "quantize", "save"]
+__all__ += config.__all__

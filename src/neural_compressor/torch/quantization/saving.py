@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Mapping
 from inspect import Parameter, signature
@@ -13,6 +12,7 @@ import torch
 from torch import nn
 
 from neural_compressor.errors import ConfigError
+from neural_compressor.formats.json_files import read_json
 from neural_compressor.paths import path_of
 from neural_compressor.registry import close_matches
 from neural_compressor.torch.checks import require_module
@@ -109,6 +109,4 @@ def _check_options(function: str, format: str, writer: Callable[..., Any], optio
 def is_quantized_folder(path: str | Path) -> bool:
     """Whether a folder holds a quantized Hugging Face checkpoint."""
     file = Path(path) / "config.json"
-    if not file.exists():
-        return False
-    return "quantization_config" in json.loads(file.read_text(encoding="utf-8"))
+    return file.exists() and "quantization_config" in read_json(file)

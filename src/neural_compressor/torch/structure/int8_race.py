@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 from neural_compressor.dtypes import dtype
 from neural_compressor.schemes import PER_CHANNEL, OpKey, OpScheme, TensorScheme
 from neural_compressor.torch.batches import feed
+from neural_compressor.torch.hooks import hooked
 from neural_compressor.torch.modules.kernels import fbgemm, onednn
 from neural_compressor.torch.modules.kernels.integer import kernel_for
 from neural_compressor.torch.modules.kernels.quint8 import to_quint8
@@ -170,18 +170,13 @@ def _input_shapes(model: nn.Module, ops: Mapping[OpKey, nn.Module], example: Any
     """The shape of each op's input, its batch cut so that racing it takes no time."""
     shapes: dict[OpKey, tuple[int, ...]] = {}
 
-    def look(key: OpKey) -> Any:
-        def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
-            if args and isinstance(args[0], Tensor) and args[0].numel() and args[0].dtype == torch.float32:
-                whole = tuple(args[0].shape)
-                few = max(1, min(whole[0], _MOST_VALUES * whole[0] // args[0].numel()))
-                shapes.setdefault(key, (few, *whole[1:]))
+    def look(key: OpKey, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if args and isinstance(args[0], Tensor) and args[0].numel() and args[0].dtype == torch.float32:
+            whole = tuple(args[0].shape)
+            few = max(1, min(whole[0], _MOST_VALUES * whole[0] // args[0].numel()))
+            shapes.setdefault(key, (few, *whole[1:]))
 
-        return hook
-
-    with ExitStack() as stack, torch.no_grad():
-        for key, module in ops.items():
-            stack.callback(module.register_forward_pre_hook(look(key)).remove)
+    with hooked(ops, before=look), torch.no_grad():
         feed(model, example)
     return shapes
 

@@ -7,9 +7,8 @@ each time something returns them; a call is a leaf module or a torch function wi
 from __future__ import annotations
 
 import functools
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -20,6 +19,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
 from neural_compressor.torch.batches import feed, tensors_in
+from neural_compressor.torch.hooks import forward_replaced, hooked
 
 # Reading a tensor's metadata does not use its values; properties such as ``.mT`` that give a tensor do.
 _METADATA = ("size", "dim", "numel", "is_floating_point", "stride", "__len__", "__hash__", "is_contiguous")
@@ -59,10 +59,6 @@ class Trace:
     def path(self) -> tuple[Any, ...]:
         """What ran and how it was connected; two runs with equal paths went the same way through the model."""
         return tuple(self.calls), self.inputs, self.outputs
-
-    def times_called(self) -> Counter[str]:
-        """How often each leaf module ran."""
-        return Counter({name: len(calls) for name, calls in self.by_module.items()})
 
     @cached_property
     def by_module(self) -> dict[str, list[Call]]:
@@ -154,44 +150,29 @@ def watch(
         leaves = {name: m for name, m in model.named_modules() if not any(True for _ in m.children())}
     reads: dict[str, list[tuple[int, ...]]] = {name: [] for name in leaves}
 
-    def enter(name: str) -> Any:
-        def hook(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
-            reads[name].append(tuple(recorder.number(t) for t in tensors_in((args, kwargs))))
-            recorder.inside_leaf += 1
-            if not type(module).__module__.startswith(_LIBRARY):
-                recorder.own_leaf = name
+    def enter(name: str, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        reads[name].append(tuple(recorder.number(t) for t in tensors_in((args, kwargs))))
+        recorder.inside_leaf += 1
+        if not type(module).__module__.startswith(_LIBRARY):
+            recorder.own_leaf = name
 
-        return hook
+    def leave(name: str, module: torch.nn.Module, args: Any, kwargs: Any, result: Any) -> None:
+        recorder.inside_leaf -= 1
+        recorder.own_leaf = None
+        recorder.record(type(module).__name__, name, reads[name].pop(), result)
 
-    def leave(name: str, kind: str) -> Any:
-        def hook(module: torch.nn.Module, args: Any, kwargs: Any, result: Any) -> None:
-            recorder.inside_leaf -= 1
-            recorder.own_leaf = None
-            recorder.record(kind, name, reads[name].pop(), result)
+    def begin(name: str, *call: Any) -> None:
+        recorder.scopes.append(name)
 
-        return hook
-
-    def begin(name: str) -> Any:
-        return lambda module, args: recorder.scopes.append(name)
-
-    def end(module: torch.nn.Module, args: Any, result: Any) -> None:
+    def end(*call: Any) -> None:
         recorder.scopes.pop()
 
-    with ExitStack() as stack:
-        for name, module in model.named_modules():
-            if name and name not in leaves:
-                stack.callback(module.register_forward_pre_hook(begin(name)).remove)
-                stack.callback(module.register_forward_hook(end).remove)
-        for name, module in leaves.items():
-            before = module.register_forward_pre_hook(enter(name), with_kwargs=True)
-            after = module.register_forward_hook(leave(name, type(module).__name__), with_kwargs=True)
-            stack.callback(before.remove)
-            stack.callback(after.remove)
-        stack.enter_context(torch.no_grad())
+    others = {name: module for name, module in model.named_modules() if name and name not in leaves}
+    with hooked(others, begin, end), hooked(leaves, enter, leave), torch.no_grad():
         trace.inputs = frozenset(recorder.number(t) for t in tensors_in(inputs))
-        stack.enter_context(recorder)
-        outputs = feed(model, inputs) if run is None else run()
-        trace.outputs = frozenset(recorder.number(t) for t in tensors_in(outputs))
+        with recorder:
+            outputs = feed(model, inputs) if run is None else run()
+            trace.outputs = frozenset(recorder.number(t) for t in tensors_in(outputs))
     return trace
 
 
@@ -209,7 +190,7 @@ class Run:
 @contextmanager
 def watched(model: torch.nn.Module, tell: Callable[[Run], Any]) -> Iterator[None]:
     """Watch each call of ``model`` by whoever calls it, and ``tell`` what was seen."""
-    own, set_before = model.forward, model.__dict__.get("forward")
+    own = model.forward
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         outputs: list[Any] = []
@@ -225,10 +206,5 @@ def watched(model: torch.nn.Module, tell: Callable[[Run], Any]) -> Iterator[None
         tell(Run(trace, given[0], given[1], outputs[0], rng))
         return outputs[0]
 
-    model.forward = functools.wraps(own)(forward)
-    try:
+    with forward_replaced(model, functools.wraps(own)(forward)):
         yield
-    finally:
-        del model.forward
-        if set_before is not None:
-            model.forward = set_before

@@ -14,8 +14,8 @@ from neural_compressor.schemes import PER_CHANNEL, PER_TENSOR, PerGroup, TensorS
 from neural_compressor.torch.modules import WeightOnlyLinear
 from neural_compressor.torch.modules.kernels import weight_only
 from neural_compressor.torch.modules.kernels.dequantized_product import dequantized_product, product_dtype
-from neural_compressor.torch.modules.kernels.int4pack import pack_int4
 from neural_compressor.torch.modules.kernels.race import Race, racing
+from neural_compressor.torch.modules.kernels.torch_matmul import pack_int4
 from neural_compressor.torch.modules.kernels.weight_only import KERNELS, Choice, Cost, WeightOnlyKernel, choose
 
 THREE_DIGITS = 0.01

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,8 +11,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from neural_compressor.errors import CalibrationError, ConfigError
+from neural_compressor.torch.batches import tensors_in
+from neural_compressor.torch.hooks import evaluating, hooked
 from neural_compressor.torch.modules.kernels.dequantized_product import is_fast_at_bf16
-from neural_compressor.torch.modules.weight_only import is_conv1d
+from neural_compressor.torch.modules.weight_only import is_conv1d, matrix_of
 from neural_compressor.torch.structure.replay import Arguments, independent
 
 
@@ -26,8 +28,7 @@ class RecordedBlock:
     def __init__(self, block: nn.Module, layers: Mapping[str, nn.Module], amp: bool | None = None) -> None:
         self.block = block
         self.layers = dict(layers)
-        weights = [weight_of(layer) for layer in layers.values()]
-        self.device = weights[0].device
+        self.device = matrix_of(next(iter(layers.values()))).device
         self.amp = is_fast_at_bf16(self.device.type) if amp is None else amp
         members = set(block.modules())
         strangers = [name for name, layer in layers.items() if layer not in members]
@@ -36,7 +37,7 @@ class RecordedBlock:
         self._parameters = {key: _plain(p) for key, p in block.named_parameters()}
         # A parameter that two layers share has one name: the other one would be a second value for it.
         shared = {id(p): key for key, p in block.named_parameters()}
-        self._keys = {name: shared[id(weight_of(layer))] for name, layer in layers.items()}
+        self._keys = {name: shared[id(layer.weight)] for name, layer in layers.items()}
 
     @property
     def dtype_of_weights(self) -> torch.dtype:
@@ -46,14 +47,8 @@ class RecordedBlock:
     @contextmanager
     def at_rest(self) -> Iterator[None]:
         """Without dropout, and with gradients whatever the caller works under; the block is left as it was."""
-        training = {module: module.training for module in self.block.modules()}
-        self.block.eval()
-        try:
-            with torch.inference_mode(False), torch.enable_grad():
-                yield
-        finally:
-            for module, was_training in training.items():
-                module.training = was_training
+        with evaluating(self.block), torch.inference_mode(False), torch.enable_grad():
+            yield
 
     def __call__(self, call: Arguments, weights: Mapping[str, Tensor] | None = None) -> Tensor:
         """The first tensor the block gives, with ``weights`` (outputs, inputs) by the names of the layers."""
@@ -80,23 +75,15 @@ class RecordedBlock:
         sums: dict[str, Tensor] = {}
         counts = dict.fromkeys(self.layers, 0)
 
-        def add_squares(name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
-            def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
-                x = args[0].detach().reshape(-1, args[0].shape[-1]).float()
-                squares = x.square().sum(0)
-                sums[name] = sums[name] + squares if name in sums else squares
-                counts[name] += x.shape[0]
+        def add_squares(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            x = args[0].detach().reshape(-1, args[0].shape[-1]).float()
+            squares = x.square().sum(0)
+            sums[name] = sums[name] + squares if name in sums else squares
+            counts[name] += x.shape[0]
 
-            return hook
-
-        handles = [layer.register_forward_pre_hook(add_squares(name)) for name, layer in self.layers.items()]
-        try:
-            with torch.no_grad():
-                for call in calls:
-                    self(call)
-        finally:
-            for handle in handles:
-                handle.remove()
+        with hooked(self.layers, before=add_squares), torch.no_grad():
+            for call in calls:
+                self(call)
         for name, total in sums.items():
             if not bool(torch.isfinite(total).all()):
                 raise CalibrationError(
@@ -105,29 +92,16 @@ class RecordedBlock:
         return {name: total / counts[name] for name, total in sums.items()}
 
 
-def weight_of(layer: nn.Module) -> Tensor:
-    """The weight of a linear layer as it is stored."""
-    weight = layer.weight
-    assert isinstance(weight, Tensor)
-    return weight
-
-
 def first_tensor(output: Any) -> Tensor:
-    """The first tensor of what a module gives: itself, or that of a tuple, list or mapping.
+    """The first tensor of what a module gives: itself, or one inside.
 
     >>> first_tensor((None, {"hidden": torch.ones(2)})).tolist()
     [1.0, 1.0]
     """
-    pending = [output]
-    while pending:
-        value = pending.pop(0)
-        if isinstance(value, Tensor):
-            return value
-        if isinstance(value, Mapping):
-            pending[:0] = list(value.values())
-        elif isinstance(value, tuple | list):
-            pending[:0] = list(value)
-    raise CalibrationError(f"a block must give a tensor to be tuned, and this one gave {type(output).__name__}")
+    found = next(tensors_in(output), None)
+    if found is None:
+        raise CalibrationError(f"a block must give a tensor to be tuned, and this one gave {type(output).__name__}")
+    return found
 
 
 def _plain(tensor: Tensor) -> Tensor:

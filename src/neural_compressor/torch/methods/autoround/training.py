@@ -13,12 +13,10 @@ from neural_compressor.algorithms import AutoRoundOptions, InputStatistics, Laye
 from neural_compressor.algorithms.weight_qparams import weight_qparams
 from neural_compressor.errors import CalibrationError, ConfigError, NeuralCompressorError, QuantizationError
 from neural_compressor.schemes import TensorScheme
-from neural_compressor.torch.methods.autoround.block import RecordedBlock, Sample, batches, samples_of, weight_of
+from neural_compressor.torch.methods.autoround.block import RecordedBlock, Sample, batches, samples_of
 from neural_compressor.torch.methods.autoround.rounding import LearnedRounding, check_scheme
-from neural_compressor.torch.modules.weight_only import is_conv1d
+from neural_compressor.torch.modules.weight_only import matrix_of
 from neural_compressor.torch.structure.replay import Arguments
-
-__all__ = ["AutoRoundOptions", "tune_block"]
 
 logger = logging.getLogger("neural_compressor")
 
@@ -79,8 +77,7 @@ def _roundings(
     found = {}
     reached = {name: layer for name, layer in recorded.layers.items() if name in importance}
     for name, layer in reached.items():
-        stored = weight_of(layer).detach().float()
-        weight = stored.T.contiguous() if is_conv1d(layer) else stored
+        weight = matrix_of(layer).float().contiguous()
         try:
             qparams = weight_qparams(
                 weight, schemes[name], search="mse", importance=importance[name], full_range=options.full_range

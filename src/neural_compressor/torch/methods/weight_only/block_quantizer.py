@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,16 +14,13 @@ from neural_compressor.algorithms import InputStatistics, options_of
 from neural_compressor.errors import CalibrationError
 from neural_compressor.schemes import OpScheme
 from neural_compressor.torch.files.streaming import BlockWeights
+from neural_compressor.torch.hooks import hooked
+from neural_compressor.torch.methods.autoround.block import first_tensor
 from neural_compressor.torch.methods.weight_only.layer_groups import GroupResult, LayerGroups
 from neural_compressor.torch.methods.weight_only.lockstep import Stop
-from neural_compressor.torch.methods.weight_only.methods import (
-    BlockMethod,
-    is_block_method,
-    matrix_of,
-    method_of,
-    option,
-)
+from neural_compressor.torch.methods.weight_only.methods import BlockMethod, is_block_method, method_of, option
 from neural_compressor.torch.modules.kernels.dequantized_product import is_fast_at_bf16
+from neural_compressor.torch.modules.weight_only import matrix_of
 from neural_compressor.torch.passes.absorb import absorbing_norm
 from neural_compressor.torch.structure.replay import Arguments, call_block, gains_from_bf16
 
@@ -41,18 +37,13 @@ def _capture(layers: Mapping[str, nn.Module], run: Callable[[], Any]) -> dict[st
     """The inputs of the layers while their block runs once, in the order they ran."""
     inputs: dict[str, torch.Tensor] = {}
 
-    def keep(name: str) -> Any:
-        def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
-            if name in inputs:
-                inputs[name] = torch.cat([inputs[name].flatten(0, -2), args[0].flatten(0, -2)])
-            else:
-                inputs[name] = args[0]
+    def keep(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if name in inputs:
+            inputs[name] = torch.cat([inputs[name].flatten(0, -2), args[0].flatten(0, -2)])
+        else:
+            inputs[name] = args[0]
 
-        return hook
-
-    with ExitStack() as stack:
-        for name, layer in layers.items():
-            stack.callback(layer.register_forward_pre_hook(keep(name)).remove)
+    with hooked(layers, before=keep):
         run()
     return inputs
 
@@ -137,7 +128,9 @@ class BlockQuantizer:
         again = [functools.partial(call_block, block, call, amp) for call in stop.float_calls]
         float_runs: Sequence[Callable[[], Any]] = stop.float_runs if self.upstream and not trained else again
         # What training aims at is what the block gives while all of it is float.
-        targets = [_first(run()) for run in stop.float_runs] if float_runs is again or not remaining else []
+        targets = (
+            [first_tensor(run()).detach() for run in stop.float_runs] if float_runs is again or not remaining else []
+        )
         weights = self._weights(stop.block, layers, amp)
         results: list[GroupResult] = []
         for names in self._measured_together(block, remaining, stop, amp):
@@ -220,8 +213,3 @@ class BlockQuantizer:
         self.groups.note_missed(set(layers) - set(found))
         replaced = {name: self.groups.replacement(name, result) for name, result in found.items()}
         self.groups.apply([GroupResult(replaced)])
-
-
-def _first(output: Any) -> torch.Tensor:
-    tensor = output if isinstance(output, torch.Tensor) else output[0]
-    return tensor.detach()

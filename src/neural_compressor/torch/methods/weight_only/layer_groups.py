@@ -14,17 +14,11 @@ from neural_compressor.algorithms import InputStatistics, LayerResult
 from neural_compressor.errors import NeuralCompressorError, QuantizationError
 from neural_compressor.schemes import OpScheme
 from neural_compressor.torch.files.streaming import WeightSource, empty_weight, give_back_freed_memory
-from neural_compressor.torch.methods.weight_only.methods import (
-    absorber,
-    finished,
-    matrix_of,
-    option,
-    quantized_weight,
-    unscaled,
-)
+from neural_compressor.torch.methods.weight_only.methods import absorber, finished, option, quantized_weight, unscaled
 from neural_compressor.torch.modules.base import QuantModule
 from neural_compressor.torch.modules.build import replace_module
 from neural_compressor.torch.modules.matrix_stack import weight_only_class
+from neural_compressor.torch.modules.weight_only import matrix_of
 from neural_compressor.torch.passes.absorb import absorb, named_norm
 
 logger = logging.getLogger("neural_compressor")

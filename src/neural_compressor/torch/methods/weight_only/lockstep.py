@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from neural_compressor.torch.hooks import forward_replaced
 from neural_compressor.torch.structure.replay import Arguments, gains_from_bf16, independent, run_block
 
 
@@ -128,7 +129,7 @@ class Lockstep:
     def __iter__(self) -> Iterator[Stop]:
         with ExitStack() as stack:
             for name, module in self.blocks.items():
-                stack.enter_context(self._door(name, module))
+                stack.enter_context(forward_replaced(module, self._door(name)))
             stack.enter_context(_running([*self._samples, *self._floats]))
             while (block := self._next_block()) is not None:
                 if block not in self._visited:
@@ -182,10 +183,9 @@ class Lockstep:
         waiting = {s.block for s in self._samples if s.block is not None}
         return min(waiting, key=order.index) if waiting else None
 
-    @contextmanager
-    def _door(self, name: str, module: nn.Module) -> Iterator[None]:
-        """Samples that call ``module`` wait for its output; any other thread runs it."""
-        forward, own = self._forwards[name], module.__dict__.get("forward")
+    def _door(self, name: str) -> Callable[..., Any]:
+        """The forward of a block at which samples wait for its output; any other thread runs it."""
+        forward = self._forwards[name]
 
         @functools.wraps(forward)
         def wait_or_run(*args: Any, **kwargs: Any) -> Any:
@@ -194,13 +194,7 @@ class Lockstep:
                 return thread.wait_at(name, (args, kwargs))
             return forward(*args, **kwargs)
 
-        module.forward = wait_or_run
-        try:
-            yield
-        finally:
-            del module.forward
-            if own is not None:
-                module.forward = own
+        return wait_or_run
 
 
 @contextmanager

@@ -26,7 +26,6 @@ from neural_compressor.registry import Registry
 from neural_compressor.schemes import Method, OpScheme, TensorScheme
 from neural_compressor.torch.methods.autoround.rounding import check_scheme
 from neural_compressor.torch.methods.autoround.training import tune_block, tune_layer
-from neural_compressor.torch.modules.weight_only import is_conv1d
 from neural_compressor.torch.structure.replay import Arguments, CalibrationLimit
 
 RUN_OPTIONS = ("nsamples", "seqlen", "amp", "importance", "hadamard", "folding", "absorb", "quantized_input")
@@ -206,10 +205,3 @@ def finished(op: OpScheme, result: LayerResult) -> LayerResult:
     """What was found for one layer, with its scales and zero points stored as the scheme wants them."""
     assert op.weight is not None
     return replace(result, array=double_quant(result.array, op.weight.scales, op.weight.zeros))
-
-
-def matrix_of(layer: nn.Module) -> torch.Tensor:
-    """The weight of a linear layer as (outputs, inputs)."""
-    weight = layer.weight
-    assert isinstance(weight, torch.Tensor)
-    return weight.detach().T if is_conv1d(layer) else weight.detach()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +13,7 @@ from neural_compressor.algorithms import InputStatistics
 from neural_compressor.errors import CalibrationError
 from neural_compressor.schemes import OpScheme
 from neural_compressor.torch.files.streaming import WeightSource
+from neural_compressor.torch.hooks import hooked
 from neural_compressor.torch.methods.weight_only.block_quantizer import BlockQuantizer
 from neural_compressor.torch.methods.weight_only.layer_groups import LayerGroups
 from neural_compressor.torch.methods.weight_only.lockstep import Lockstep
@@ -48,8 +48,9 @@ class WeightOnlyQuantizer:
         """Quantize; returns the layers that were left in float, with the reason."""
         waiting = [name for name, op in self.ops.items() if sees_data(op)]
         if waiting and not calls:
+            some = ", ".join([*waiting[:3], *(["..."] if len(waiting) > 3 else [])])
             raise CalibrationError(
-                f"{len(waiting)} layers need calibration ({_some(waiting)}): run the prepared model on data before convert"
+                f"{len(waiting)} layers need calibration ({some}): run the prepared model on data before convert"
             )
         groups = LayerGroups(self.model, self.ops, self.source)
         for name in self.ops:
@@ -75,12 +76,13 @@ class WeightOnlyQuantizer:
         groups.fill(but=tuple(f"{block}." for block in blocks if block))
         steps = Lockstep(self.model, calls, blocks, float_stream, lambda block: groups.fill(f"{block}."), amp)
         quantizer = BlockQuantizer(groups, upstream, true_sequential, amp)
-        with ExitStack() as stack:
-            heads = {name: InputStatistics() for name in outside}
-            for name in outside:
-                feed = _feed(heads[name], steps, floats=not option(self.ops[name], "quantized_input", True))
-                hook = self.model.get_submodule(name).register_forward_pre_hook(feed)
-                stack.callback(hook.remove)
+        heads = {name: InputStatistics() for name in outside}
+
+        def see(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if steps.is_sample(threading.current_thread(), not option(self.ops[name], "quantized_input", True)):
+                heads[name].update(args[0])
+
+        with hooked(groups.modules(outside), before=see):
             waiting = list(blocks)
             for stop in steps:
                 if self.on_block is not None:
@@ -99,16 +101,3 @@ class WeightOnlyQuantizer:
 def _quantize_alone(groups: LayerGroups, name: str, statistics: InputStatistics | None) -> None:
     found = groups.quantize([name], statistics, groups.absorber([name]))
     groups.apply([] if found is None else [found])
-
-
-def _feed(statistics: InputStatistics, steps: Lockstep, floats: bool) -> Any:
-    def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
-        if steps.is_sample(threading.current_thread(), floats):
-            statistics.update(args[0])
-
-    return hook
-
-
-def _some(names: Iterable[str]) -> str:
-    listed = list(names)
-    return ", ".join(listed[:3]) + (", ..." if len(listed) > 3 else "")

@@ -52,16 +52,9 @@ class Kernel:
         """Whether this kernel computes ``op_type`` under ``scheme`` here, exactly."""
         if not self.fits(op_type, scheme) or scheme.activation is None:
             return False
-        weight = scheme.weight
-        codes = (
-            "all"
-            if weight is None
-            else "reduced"
-            if weight.reduce_range
-            else "pair_safe"
-            if weight.pair_safe
-            else "all"
-        )
+        weight, codes = scheme.weight, "all"
+        if weight is not None and (weight.reduce_range or weight.pair_safe):
+            codes = "reduced" if weight.reduce_range else "pair_safe"
         return self.exact(op_type, 127 if scheme.activation.reduce_range else 255, codes)
 
 

@@ -10,15 +10,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from neural_compressor.torch.modules.kernels import int4pack, int8pack, ort_matmul
 from neural_compressor.torch.modules.kernels.dequantized_product import dequantized_product, product_dtype
+from neural_compressor.torch.modules.kernels.ort_matmul import ort_runs, pack_ort, run_ort
 from neural_compressor.torch.modules.kernels.race import Race, current_race, instructions
 from neural_compressor.torch.modules.kernels.stored_weight import StoredWeight
+from neural_compressor.torch.modules.kernels.torch_matmul import (
+    pack_int4,
+    pack_int8,
+    run_int4,
+    run_int8,
+    takes_int4,
+    takes_int8,
+    takes_int8_halves,
+)
 
 
 @dataclass(frozen=True)
@@ -49,76 +59,38 @@ class WeightOnlyKernel:
     costs: Mapping[str, Cost]
 
 
-def _on_cpu(weight: StoredWeight) -> bool:
-    return weight.data.device.type == "cpu"
+def _takes_on(device: str, takes: Callable[[StoredWeight], bool], weight: StoredWeight) -> bool:
+    return weight.data.device.type == device and takes(weight)
 
 
-def _on_cuda(weight: StoredWeight) -> bool:
-    return weight.data.device.type == "cuda"
+def _on(device: str, takes: Callable[[StoredWeight], bool]) -> Callable[[StoredWeight], bool]:
+    return partial(_takes_on, device, takes)  # which can be pickled, as layers are with their kernel
 
 
-def _int4_on_cpu(weight: StoredWeight) -> bool:
-    return _on_cpu(weight) and int4pack.takes_int4(weight) and int4pack.int4_runs_on_cpu()
-
-
-def _int8_halves_on_cpu(weight: StoredWeight) -> bool:
-    return _on_cpu(weight) and int4pack.takes_int8_halves(weight) and int4pack.int4_runs_on_cpu()
-
-
-def _int8_on_cpu(weight: StoredWeight) -> bool:
-    return _on_cpu(weight) and int8pack.takes_int8(weight) and int8pack.int8_runs_on_cpu()
-
-
-def _ort_on_cpu(weight: StoredWeight) -> bool:
-    return _on_cpu(weight) and ort_matmul.ort_runs(weight)
-
-
-def _int4_on_cuda(weight: StoredWeight) -> bool:
-    return _on_cuda(weight) and int4pack.takes_int4(weight) and int4pack.int4_runs_on_cuda(weight.data.device)
-
-
-def _int8_halves_on_cuda(weight: StoredWeight) -> bool:
-    return _on_cuda(weight) and int4pack.takes_int8_halves(weight) and int4pack.int4_runs_on_cuda(weight.data.device)
+def _cpu(avx512: Cost, avx2: Cost) -> dict[str, Cost]:
+    return {"avx512": avx512, "avx2": avx2}
 
 
 KERNELS: tuple[WeightOnlyKernel, ...] = (
     WeightOnlyKernel(
-        "onnxruntime MatMulNBits",
-        _ort_on_cpu,
-        ort_matmul.pack_ort,
-        ort_matmul.run_ort,
-        {"avx512": Cost(20, 25, 14), "avx2": Cost(20, 50, 25)},
+        "onnxruntime MatMulNBits", _on("cpu", ort_runs), pack_ort, run_ort, _cpu(Cost(20, 25, 14), Cost(20, 50, 25))
     ),
     WeightOnlyKernel(
-        "torch int4pack",
-        _int4_on_cpu,
-        int4pack.pack_int4,
-        int4pack.run_int4,
-        {"avx512": Cost(8, 33, 24), "avx2": Cost(8, 90, 36)},
+        "torch int4pack", _on("cpu", takes_int4), pack_int4, run_int4, _cpu(Cost(8, 33, 24), Cost(8, 90, 36))
     ),
     WeightOnlyKernel(
-        "torch int8pack",
-        _int8_on_cpu,
-        int8pack.pack_int8,
-        int8pack.run_int8,
-        {"avx512": Cost(20, 65, 27), "avx2": Cost(20, 145, 35)},
+        "torch int8pack", _on("cpu", takes_int8), pack_int8, run_int8, _cpu(Cost(20, 65, 27), Cost(20, 145, 35))
     ),
     WeightOnlyKernel(
         "torch int4pack twice",
-        _int8_halves_on_cpu,
-        int4pack.pack_int4,
-        int4pack.run_int4,
-        {"avx512": Cost(15, 70, 46), "avx2": Cost(15, 195, 69)},
+        _on("cpu", takes_int8_halves),
+        pack_int4,
+        run_int4,
+        _cpu(Cost(15, 70, 46), Cost(15, 195, 69)),
     ),
+    WeightOnlyKernel("cuda int4pack", _on("cuda", takes_int4), pack_int4, run_int4, {"cuda": Cost(28, 0.05, 0.056)}),
     WeightOnlyKernel(
-        "cuda int4pack", _int4_on_cuda, int4pack.pack_int4, int4pack.run_int4, {"cuda": Cost(28, 0.05, 0.056)}
-    ),
-    WeightOnlyKernel(
-        "cuda int4pack twice",
-        _int8_halves_on_cuda,
-        int4pack.pack_int4,
-        int4pack.run_int4,
-        {"cuda": Cost(32, 0.1, 0.11)},
+        "cuda int4pack twice", _on("cuda", takes_int8_halves), pack_int4, run_int4, {"cuda": Cost(32, 0.1, 0.11)}
     ),
 )
 """Every kernel for packed weights, in order of preference, with its cost on one thread of a CPU or on an H200.
@@ -162,7 +134,7 @@ def choose(weight: StoredWeight) -> Choice:
         return Choice()
     race = current_race()
     values = weight.shape[0] * weight.shape[1]
-    if race is None or values < _SMALL or not _on_cpu(weight):
+    if race is None or values < _SMALL or weight.data.device.type != "cpu":
         return _choice(fitting, lambda kernels, rows: _by_table(weight, kernels, rows))
     racer = _Racer(race, weight)
     return _choice(fitting, racer.microseconds)

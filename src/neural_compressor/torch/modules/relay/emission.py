@@ -22,15 +22,8 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from neural_compressor.torch.modules import (
-    QuantAdd,
-    QuantConv1d,
-    QuantConv2d,
-    QuantConv3d,
-    QuantLinear,
-    QuantModule,
-    QuantMul,
-)
+from neural_compressor.torch.modules import QuantAdd, QuantLinear, QuantModule, QuantMul
+from neural_compressor.torch.modules.conv import QuantConv
 from neural_compressor.torch.modules.kernels.quint8 import U8
 from neural_compressor.torch.modules.relay.tracing import Traced
 
@@ -150,7 +143,7 @@ def _int8(module: QuantModule, node: fx.Node, shapes: Mapping[fx.Node, Shape]) -
     tensors = [a for a in node.args if isinstance(a, fx.Node) and len(shapes.get(a, ())) > 1]
     if module.input_qparams is None or node.kwargs or len(tensors) != len(node.args):
         return Op(Kind.FLOAT)
-    if isinstance(module, (QuantConv1d, QuantConv2d, QuantConv3d)):
+    if isinstance(module, QuantConv):
         batched = len(shapes[tensors[0]]) == module.dims + 2
         if not batched or any(module.outer_padding):
             return Op(Kind.FLOAT)

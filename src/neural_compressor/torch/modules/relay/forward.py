@@ -104,9 +104,8 @@ class RelayedForward:
         try:
             return self._run(self.module, *tensors)
         except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
-            result = own(
-                self.module, *given, **kwargs
-            )  # if the input is at fault, this says so in the module's own words
+            # If the input is at fault, this says so in the module's own words.
+            result = own(self.module, *given, **kwargs)
             self._refuse(f"it failed on an input that the module takes: {error}", logging.WARNING)
             return result
 
@@ -311,5 +310,4 @@ def restore(model: nn.Module, relays: Relays) -> None:
     """Let the modules that :func:`relay` once found hand int8 on again, from their next call."""
     for name in relays.modules:
         module = model.get_submodule(name)
-        forward = RelayedForward(module, trusted=True)
-        module.forward = forward
+        module.forward = RelayedForward(module, trusted=True)

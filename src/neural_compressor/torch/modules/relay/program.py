@@ -13,20 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from neural_compressor.torch.modules import (
-    QuantConv1d,
-    QuantConv2d,
-    QuantConv3d,
-    QuantLinear,
-    QuantModule,
-    QuantMul,
-)
+from neural_compressor.torch.modules import QuantConv2d, QuantLinear, QuantModule, QuantMul
+from neural_compressor.torch.modules.conv import QuantConv
 from neural_compressor.torch.modules.kernels import fbgemm, onednn
 from neural_compressor.torch.modules.kernels.quint8 import U8, codes_of, to_quint8, with_qparams
 from neural_compressor.torch.modules.relay.emission import Emission, Kind, Op, Shape
 from neural_compressor.torch.modules.relay.tracing import Traced
-
-_QuantConv = (QuantConv1d, QuantConv2d, QuantConv3d)
 
 
 class Builder:
@@ -65,7 +57,7 @@ class Builder:
             self._float(node)
         elif op.kind is Kind.ADD:
             operands = [self._emitted(source) for source, _ in op.inputs]
-            run = _addition(self._relu_follows(node, qparams), qparams)
+            run = _pointwise("add", self._relu_follows(node, qparams), qparams)
             self._codes[node, qparams] = self._call(run, "add", *operands)
         elif op.kind is Kind.CLAMP:
             self._codes[node, qparams] = self._clamp(node, op, qparams)
@@ -144,7 +136,7 @@ class Builder:
             relu = module.relu or self._relu_follows(node, qparams)
             run = _to_codes(module, self.shapes[op.inputs[0][0]], relu, qparams)
             self._codes[node, qparams] = self._call(run, "to_codes", *inputs)
-        elif isinstance(module, _QuantConv) and module.output_qparams is None:
+        elif isinstance(module, QuantConv) and module.output_qparams is None:
             packed = _packed(module, self.shapes[op.inputs[0][0]])
             run = onednn.conv_to_float(packed, op.inputs[0][1] or (1.0, 0), module.relu)
             self._floats[node] = self._call(run, "conv_to_float", *inputs)
@@ -220,7 +212,7 @@ def _packed(module: Any, shape: Sequence[int]) -> onednn.PackedConv:
 def _to_codes(module: QuantModule, shape: Sequence[int], relu: bool, output: U8) -> Callable[..., Tensor]:
     if isinstance(module, QuantConv2d):
         return onednn.conv2d(lambda: module._int8_weight()[:2], module.bias, module.geometry, relu, output)
-    if isinstance(module, (QuantConv1d, QuantConv3d)):
+    if isinstance(module, QuantConv):
         return onednn.conv_nd(_packed(module, shape), module._u8("input"), relu, output)
     if isinstance(module, QuantLinear):
         packed = module.prepacked()
@@ -229,7 +221,7 @@ def _to_codes(module: QuantModule, shape: Sequence[int], relu: bool, output: U8)
             return fbgemm.linear_quint8(x.contiguous(), packed, relu, *output)
 
         return linear
-    return _multiplication(relu, output) if isinstance(module, QuantMul) else _addition(relu, output)
+    return _pointwise("mul" if isinstance(module, QuantMul) else "add", relu, output)
 
 
 def _linear_to_float(module: QuantLinear) -> Callable[[Tensor], Tensor]:
@@ -241,26 +233,15 @@ def _linear_to_float(module: QuantLinear) -> Callable[[Tensor], Tensor]:
     return run
 
 
-def _addition(relu: bool, output: U8) -> Callable[[Tensor, Tensor], Tensor]:
-    op = torch.ops.quantized.add_relu.default if relu else torch.ops.quantized.add.default
+def _pointwise(name: str, relu: bool, output: U8) -> Callable[[Tensor, Tensor], Tensor]:
+    """The sum (``add``) or product (``mul``) of two tensors of codes."""
+    op = getattr(torch.ops.quantized, f"{name}_relu" if relu else name).default
+    in_floats = getattr(operator, name)
 
     def run(a: Tensor, b: Tensor) -> Tensor:
         if a.shape != b.shape:
-            total = a.dequantize() + b.dequantize()
-            return to_quint8(total.relu_() if relu else total, *output)
-        y: Tensor = op(a, b, *output)
-        return y
-
-    return run
-
-
-def _multiplication(relu: bool, output: U8) -> Callable[[Tensor, Tensor], Tensor]:
-    op = torch.ops.quantized.mul_relu.default if relu else torch.ops.quantized.mul.default
-
-    def run(a: Tensor, b: Tensor) -> Tensor:
-        if a.shape != b.shape:
-            product = a.dequantize() * b.dequantize()
-            return to_quint8(product.relu_() if relu else product, *output)
+            found = in_floats(a.dequantize(), b.dequantize())
+            return to_quint8(found.relu_() if relu else found, *output)
         y: Tensor = op(a, b, *output)
         return y
 

@@ -23,14 +23,12 @@ from neural_compressor.torch.quantization.config.defaults import (
 from neural_compressor.torch.quantization.config.floats import FP8Config, MixedPrecisionConfig, MXQuantConfig
 from neural_compressor.torch.quantization.config.int8 import DynamicQuantConfig, StaticQuantConfig
 from neural_compressor.torch.quantization.config.layerwise import AWQConfig, GPTQConfig, HQQConfig, RTNConfig, TEQConfig
-from neural_compressor.torch.quantization.config.weight_only import DoubleQuantConfig, WeightOnlyConfig
 
 __all__ = [
     "AWQConfig",
     "AutoRoundConfig",
     "ComposableConfig",
     "ComposedConfig",
-    "DoubleQuantConfig",
     "DynamicQuantConfig",
     "FP8Config",
     "GPTQConfig",
@@ -41,7 +39,6 @@ __all__ = [
     "StaticQuantConfig",
     "TEQConfig",
     "TuningConfig",
-    "WeightOnlyConfig",
     "get_default_AutoRound_config",
     "get_default_autoround_config",
     "get_default_awq_config",

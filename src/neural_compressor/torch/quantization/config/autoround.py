@@ -12,12 +12,10 @@ from neural_compressor.errors import ConfigError
 from neural_compressor.schemes import PER_CHANNEL, PER_TENSOR, OpScheme, PerGroup, TensorScheme
 from neural_compressor.torch.quantization.config.fields import (
     FLOAT,
-    Bits,
     Count,
     Flag,
     GroupSize,
     Seed,
-    WeightDtype,
     dtype_of,
     weight_dtype,
 )
@@ -82,8 +80,6 @@ class AutoRoundConfig(WeightOnlyConfig):
     (64, 'W3A16')
     """
 
-    dtype: WeightDtype = "int"
-    bits: Bits = 4
     use_sym: Flag = True
     group_size: GroupSize = 128
     act_bits: Annotated[int, one_or_more(_act_bits)] = 16

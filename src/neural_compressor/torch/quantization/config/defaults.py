@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from neural_compressor.config.composable import ComposableConfig
 from neural_compressor.errors import ConfigError
@@ -11,6 +12,8 @@ from neural_compressor.torch.quantization.config.autoround import AutoRoundConfi
 from neural_compressor.torch.quantization.config.floats import FP8Config, MixedPrecisionConfig, MXQuantConfig
 from neural_compressor.torch.quantization.config.int8 import DynamicQuantConfig, StaticQuantConfig
 from neural_compressor.torch.quantization.config.layerwise import AWQConfig, GPTQConfig, HQQConfig, RTNConfig, TEQConfig
+
+C = TypeVar("C", bound=ComposableConfig)
 
 _DOUBLE_QUANT: dict[str, dict[str, Any]] = {
     "BNB_NF4": {
@@ -32,37 +35,28 @@ _DOUBLE_QUANT: dict[str, dict[str, Any]] = {
 """Two well-known layouts with quantized scales."""
 
 
-def get_default_rtn_config() -> RTNConfig:
-    """The default configuration of RTN."""
-    return RTNConfig()
+def _default(config: type[C]) -> Callable[[], C]:
+    """A function that gives the default configuration of an algorithm."""
+
+    def get_default_config() -> C:
+        return config()
+
+    get_default_config.__doc__ = f"The default configuration :class:`{config.__name__}`."
+    return get_default_config
 
 
-def get_default_gptq_config() -> GPTQConfig:
-    """The default configuration of GPTQ."""
-    return GPTQConfig()
-
-
-def get_default_awq_config() -> AWQConfig:
-    """The default configuration of AWQ."""
-    return AWQConfig()
-
-
-def get_default_teq_config() -> TEQConfig:
-    """The default configuration of TEQ."""
-    return TEQConfig()
-
-
-def get_default_hqq_config() -> HQQConfig:
-    """The default configuration of HQQ."""
-    return HQQConfig()
-
-
-def get_default_AutoRound_config() -> AutoRoundConfig:  # noqa: N802  the name existing programs call
-    """The default configuration of AutoRound."""
-    return AutoRoundConfig()
-
-
+get_default_rtn_config = _default(RTNConfig)
+get_default_gptq_config = _default(GPTQConfig)
+get_default_awq_config = _default(AWQConfig)
+get_default_teq_config = _default(TEQConfig)
+get_default_hqq_config = _default(HQQConfig)
+get_default_AutoRound_config = _default(AutoRoundConfig)  # noqa: N816  the name existing programs call
 get_default_autoround_config = get_default_AutoRound_config
+get_default_mx_config = _default(MXQuantConfig)
+get_default_dynamic_config = _default(DynamicQuantConfig)
+get_default_static_config = _default(StaticQuantConfig)
+get_default_fp8_config = _default(FP8Config)
+get_default_mixed_precision_config = _default(MixedPrecisionConfig)
 
 
 def get_default_double_quant_config(type: str = "BNB_NF4") -> RTNConfig:
@@ -70,31 +64,6 @@ def get_default_double_quant_config(type: str = "BNB_NF4") -> RTNConfig:
     if type not in _DOUBLE_QUANT:
         raise ConfigError(f"unknown double quantization {type!r}; {close_matches(str(type), _DOUBLE_QUANT)}")
     return RTNConfig(**_DOUBLE_QUANT[type])
-
-
-def get_default_mx_config() -> MXQuantConfig:
-    """The default configuration of the MX formats."""
-    return MXQuantConfig()
-
-
-def get_default_dynamic_config() -> DynamicQuantConfig:
-    """The default configuration of dynamic quantization."""
-    return DynamicQuantConfig()
-
-
-def get_default_static_config() -> StaticQuantConfig:
-    """The default configuration of static quantization."""
-    return StaticQuantConfig()
-
-
-def get_default_fp8_config() -> FP8Config:
-    """The default configuration of fp8."""
-    return FP8Config()
-
-
-def get_default_mixed_precision_config() -> MixedPrecisionConfig:
-    """The default configuration of mixed precision."""
-    return MixedPrecisionConfig()
 
 
 def get_woq_tuning_config() -> list[ComposableConfig]:

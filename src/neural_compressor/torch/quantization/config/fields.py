@@ -14,7 +14,6 @@ from neural_compressor.config.validators import (
     flag,
     group_size,
     is_whole,
-    non_negative,
     number_between,
     one_or_more,
     seed,
@@ -108,5 +107,4 @@ LayerMap = Annotated[dict[str, list[str]], PlainValidator(layer_map)]
 Count = Annotated[int, one_or_more(at_least(1))]
 Seed = Annotated[int, one_or_more(seed)]
 Fraction = Annotated[float, one_or_more(number_between(0, 1))]
-Ratio = Annotated[float, one_or_more(non_negative)]
 ScaleSearch = Annotated[str, one_or_more(word(("none", "mse", "importance")))]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 from pydantic import Field, PlainValidator
@@ -30,16 +30,28 @@ _RUN_SCALES = ("maxabs_hw", "maxabs_arbitrary")
 TENSORS = ("INPUT", "OUTPUT", "PARAMS", "ALL", "NONE")
 
 
-def _any_case(known: tuple[str, ...]) -> Any:
-    """A validator that admits the words in ``known`` in capitals or not."""
-    spelled = {name.upper(): name for name in known}
+def _spelled(known: tuple[str, ...], same: Callable[[str], str]) -> Any:
+    """A validator that admits the words in ``known`` in any spelling of which ``same`` makes one, and keeps that listed."""
+    listed = {same(name): name for name in known}
 
     def check(value: Any) -> str:
-        if isinstance(value, str) and value.upper() in spelled:
-            return spelled[value.upper()]
-        raise ConfigError(f"got {value!r}; {close_matches(str(value), known)}")
+        try:
+            found = listed.get(same(value)) if isinstance(value, str) else None
+        except ConfigError:
+            found = None  # the message below names what is known here
+        if found is None:
+            raise ConfigError(f"got {value!r}; {close_matches(str(value), known)}")
+        return found
 
     return check
+
+
+def _any_case(*known: str) -> Any:
+    return _spelled(known, str.upper)
+
+
+def _dtypes(*known: str) -> Any:
+    return _spelled(known, lambda name: dtype(name).name)
 
 
 def _op_list(value: Any) -> dict[str, list[str]]:
@@ -90,14 +102,14 @@ class FP8Config(ComposableConfig):
     'E5M2'
     """
 
-    fp8_config: Annotated[str, one_or_more(_any_case(("E4M3", "E5M2")))] = "E4M3"
-    mode: Annotated[str, PlainValidator(_any_case(("AUTO", "MEASURE", "QUANTIZE")))] = "AUTO"
+    fp8_config: Annotated[str, one_or_more(_any_case("E4M3", "E5M2"))] = "E4M3"
+    mode: Annotated[str, PlainValidator(_any_case("AUTO", "MEASURE", "QUANTIZE"))] = "AUTO"
     hp_dtype: Annotated[str, one_or_more(word(("bf16", "fp16", "fp32")))] = "bf16"
     observer: Annotated[str, one_or_more(word(("maxabs", "maxabs_per_channel", "save")))] = "maxabs"
     allowlist: OpList = Field(default_factory=_no_ops)
     blocklist: OpList = Field(default_factory=_no_ops)
     scale_method: Annotated[str, one_or_more(word(SCALE_METHODS))] = "maxabs_hw"
-    measure_exclude: Annotated[str, PlainValidator(_any_case(TENSORS))] = "OUTPUT"
+    measure_exclude: Annotated[str, PlainValidator(_any_case(*TENSORS))] = "OUTPUT"
     dump_stats_path: Path = "./nc_workspace/fp8_stats"
     fake_quant: Flag = False
     use_qdq: Flag = False
@@ -151,23 +163,7 @@ ELEMENTS = ("int8", "int4", "int2", "fp8_e5m2", "fp8_e4m3", "fp6_e3m2", "fp6_e2m
 ROUNDINGS = ("nearest", "dither", "floor", "even")
 
 
-def _named(known: tuple[str, ...]) -> Any:
-    """A validator that admits the types in ``known`` in any registered spelling, and keeps the one listed."""
-    listed = {dtype(name).name: name for name in known}
-
-    def check(value: Any) -> str:
-        try:
-            found = listed.get(dtype(value).name) if isinstance(value, str) else None
-        except ConfigError:
-            found = None  # the message below names what is known here, not every data type
-        if found is None:
-            raise ConfigError(f"got {value!r}; {close_matches(str(value), known)}")
-        return found
-
-    return check
-
-
-Element = Annotated[str, one_or_more(_named(ELEMENTS))]
+Element = Annotated[str, one_or_more(_dtypes(*ELEMENTS))]
 
 
 @register_config("torch", "mx_quant")
@@ -180,7 +176,7 @@ class MXQuantConfig(ComposableConfig):
 
     w_dtype: Element = "int8"
     act_dtype: Element = "int8"
-    out_dtype: Annotated[str, one_or_more(_named(("bfloat16", "float16", "float32")))] = "bfloat16"
+    out_dtype: Annotated[str, one_or_more(_dtypes("bfloat16", "float16", "float32"))] = "bfloat16"
     blocksize: Count = 32
     round_method: Annotated[str, one_or_more(word(ROUNDINGS))] = "nearest"
     weight_only: Flag = False

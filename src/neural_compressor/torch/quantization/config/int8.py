@@ -1,12 +1,12 @@
-"""Integer weights and activations: static, dynamic, and static after smoothing."""
+"""Integer weights and activations, static and dynamic."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from neural_compressor.config.composable import ComposableConfig
 from neural_compressor.config.composition import register_config
-from neural_compressor.config.validators import ExcludedPrecisions, number_between, one_or_more, positive, word
+from neural_compressor.config.validators import ExcludedPrecisions, one_or_more, word
 from neural_compressor.dtypes import dtype
 from neural_compressor.errors import ConfigError
 from neural_compressor.observers import OBSERVERS
@@ -21,13 +21,8 @@ def _observer(value: Any) -> str:
     raise ConfigError(f"got {value!r}; {close_matches(str(value), OBSERVERS)}")
 
 
-def _alpha(value: Any) -> float | str:
-    return "auto" if value == "auto" else number_between(0, 1)(value)
-
-
 Granularity = Annotated[str, one_or_more(word(("per_tensor", "per_channel")))]
 Algorithm = Annotated[str, one_or_more(_observer)]
-Share = Annotated[float, one_or_more(number_between(0, 1))]
 
 
 _PREFIXES = {"w": "weight", "act": "activation"}
@@ -38,15 +33,14 @@ _FIELDS = {"dtype": "dtype", "sym": "scheme", "granularity": "granularity", "alg
 class ActivationConfig(ComposableConfig):
     """What the configurations share that quantize weights and activations."""
 
-    if TYPE_CHECKING:
-        w_dtype: str
-        w_sym: bool
-        w_granularity: str
-        w_algo: str
-        act_dtype: str
-        act_sym: bool
-        act_granularity: str
-        act_algo: str
+    w_dtype: Dtype = "int8"
+    w_sym: Flag = True
+    w_granularity: Granularity = "per_channel"
+    w_algo: Algorithm = "minmax"
+    act_dtype: Dtype = "uint8"
+    act_sym: Flag = False
+    act_granularity: Granularity = "per_tensor"
+    act_algo: Algorithm = "minmax"
 
     _mode: ClassVar[str] = "static"
 
@@ -111,13 +105,7 @@ class DynamicQuantConfig(ActivationConfig):
     'dynamic'
     """
 
-    w_dtype: Dtype = "int8"
-    w_sym: Flag = True
     w_granularity: Granularity = "per_tensor"
-    w_algo: Algorithm = "minmax"
-    act_dtype: Dtype = "uint8"
-    act_sym: Flag = False
-    act_granularity: Granularity = "per_tensor"
     act_algo: Algorithm = "kl"
 
     _mode: ClassVar[str] = "dynamic"
@@ -127,51 +115,9 @@ class DynamicQuantConfig(ActivationConfig):
 class StaticQuantConfig(ActivationConfig):
     """Weights and activations quantized with ranges known beforehand, from calibration data."""
 
-    w_dtype: Dtype = "int8"
-    w_sym: Flag = True
-    w_granularity: Granularity = "per_channel"
-    w_algo: Algorithm = "minmax"
-    act_dtype: Dtype = "uint8"
-    act_sym: Flag = False
-    act_granularity: Granularity = "per_tensor"
-    act_algo: Algorithm = "minmax"
     excluded_precisions: ExcludedPrecisions = ()
 
     @property
     def needs_calibration(self) -> bool:
         """Always."""
         return True
-
-
-@register_config("torch", "smooth_quant")
-class SmoothQuantConfig(StaticQuantConfig):
-    """Static quantization after moving the outliers of activations into the weights.
-
-    ``alpha`` says how far they move: from 0 to 1, or ``"auto"`` to search from ``alpha_min`` to ``alpha_max`` in steps of
-    ``alpha_step``, starting at ``init_alpha``.
-    """
-
-    alpha: Annotated[float | str, one_or_more(_alpha)] = 0.5
-    folding: Flag = False
-    scale_sharing: Flag = False
-    init_alpha: Share = 0.5
-    alpha_min: Share = 0.0
-    alpha_max: Share = 1.0
-    alpha_step: Annotated[float, one_or_more(positive)] = 0.1
-    shared_criterion: Annotated[str, one_or_more(word(("min", "mean", "max")))] = "max"
-    do_blockwise: Flag = False
-
-    @property
-    def wanted(self) -> OpScheme:
-        """Refused: nothing smooths a model yet, so this class is not exported."""
-        raise ConfigError(
-            "SmoothQuantConfig: smoothing is not run in PyTorch yet; StaticQuantConfig quantizes without it"
-        )
-
-    @classmethod
-    def _settled(cls, values: dict[str, Any], given: frozenset[str]) -> dict[str, Any]:
-        if values["alpha_min"] > values["alpha_max"]:
-            raise ConfigError(
-                f"{cls.__name__}: alpha_min is {values['alpha_min']:g}, above alpha_max {values['alpha_max']:g}"
-            )
-        return super()._settled(values, given)

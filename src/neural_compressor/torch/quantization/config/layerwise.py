@@ -38,10 +38,6 @@ class RoundingConfig(DoubleQuantConfig):
     wherever there is such a code; a grid without one (asymmetric, nf4, ...) has nothing to switch.
     """
 
-    dtype: WeightDtype = "int"
-    bits: Bits = 4
-    use_sym: Flag = True
-    group_size: GroupSize = 32
     group_dim: GroupDim = 1
     use_full_range: Flag = True
     use_mse_search: Flag = False
@@ -89,10 +85,6 @@ class GPTQConfig(DoubleQuantConfig):
     alone); ``amp=False`` keeps it in the type of the weights.
     """
 
-    dtype: WeightDtype = "int"
-    bits: Bits = 4
-    use_sym: Flag = True
-    group_size: GroupSize = 32
     use_mse_search: Flag = False
     use_layer_wise: Flag = False
     use_block_wise: Flag = False
@@ -170,8 +162,6 @@ class HQQConfig(WeightOnlyConfig):
     ``scale_quant_group_size``.
     """
 
-    dtype: WeightDtype = "int"
-    bits: Bits = 4
     group_size: GroupSize = 64
     quant_zero: Flag = True
     quant_scale: Flag = False

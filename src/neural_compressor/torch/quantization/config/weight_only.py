@@ -11,7 +11,7 @@ from neural_compressor.config.composable import ComposableConfig
 from neural_compressor.config.method_options import OptionTable, method_of
 from neural_compressor.errors import ConfigError
 from neural_compressor.schemes import PER_CHANNEL, Method, OpScheme, PerGroup, TensorScheme
-from neural_compressor.torch.quantization.config.fields import FLOAT, dtype_of
+from neural_compressor.torch.quantization.config.fields import FLOAT, Bits, Flag, GroupSize, WeightDtype, dtype_of
 
 
 def _search(value: str | None) -> dict[str, Any]:
@@ -45,10 +45,11 @@ class WeightOnlyConfig(ComposableConfig):
     result.
     """
 
+    dtype: WeightDtype = "int"
+    bits: Bits = 4
+
     if TYPE_CHECKING:
-        # Each class lists its own fields, so that their order is that of its parameters.
-        dtype: str
-        bits: int
+        # Each class lists the other fields itself, so that their order is that of its parameters.
         group_size: int
         quant_lm_head: bool
 
@@ -137,8 +138,10 @@ _NOT_IN_THE_RESULT = ("use_layer_wise", "use_block_wise", "model_path", "block_s
 class DoubleQuantConfig(WeightOnlyConfig):
     """What the configurations with options for the scales share: how they are chosen, and whether they are quantized."""
 
+    use_sym: Flag = True
+    group_size: GroupSize = 32
+
     if TYPE_CHECKING:
-        use_sym: bool
         use_mse_search: bool
         use_layer_wise: bool
         model_path: str

@@ -1,8 +1,8 @@
-"""torch's products of bfloat16 rows with 4-bit weights, on CPU and CUDA; 8-bit weights run as two halves of 4 bits.
+"""torch's products of bfloat16 rows with packed weights: in 4 bits on CPU and CUDA, in 8 bits on CPU.
 
-The kernels compute ``(code - 8) * scale + offset`` for groups of 32 to 256 inputs, scale and offset in bfloat16. A code of
-8 bits is 16 times its upper half plus its lower half: the upper halves stand before the lower ones as if the layer had
-twice the inputs, and the input is given twice.
+Those of 4 bits compute ``(code - 8) * scale + offset`` for groups of 32 to 256 inputs, scale and offset in bfloat16. They
+take 8 bits too: a code is 16 times its upper half plus its lower half, the upper halves stand before the lower ones as if
+the layer had twice the inputs, and the input is given twice. The kernel of 8 bits itself takes one scale an output.
 """
 
 from __future__ import annotations
@@ -69,13 +69,14 @@ def run_int4(pack: Int4Pack, x: Tensor) -> Tensor:
 
 
 def takes_int4(weight: StoredWeight) -> bool:
-    """Whether codes of 4 bits hold ``weight``."""
-    return kernel_codes(weight, 4, _GROUPS) is not None
+    """Whether codes of 4 bits hold ``weight``, and its device multiplies with them."""
+    return kernel_codes(weight, 4, _GROUPS) is not None and int4_runs(weight.data.device)
 
 
 def takes_int8_halves(weight: StoredWeight) -> bool:
-    """Whether codes of 8 bits hold ``weight``, and those of 4 bits do not."""
-    return not takes_int4(weight) and kernel_codes(weight, 8, _GROUPS) is not None
+    """The same of 8 bits, where 4 bits do not hold ``weight``."""
+    codes = _codes_of(weight)
+    return codes is not None and codes.bits == 8 and int4_runs(weight.data.device)
 
 
 def _codes_of(weight: StoredWeight) -> KernelCodes | None:
@@ -114,8 +115,10 @@ def _scale_and_offset(codes: KernelCodes, rows: int) -> Tensor:
 
 
 @functools.cache
-def int4_runs_on_cpu() -> bool:
-    """Whether this machine has the kernel, tried on a small product."""
+def int4_runs(device: torch.device) -> bool:
+    """Whether a device has the kernel: a CPU is tried on a small product, a GPU needs tensor cores with bfloat16."""
+    if device.type == "cuda":
+        return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
     if torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
         return False
     if not hasattr(torch.ops.aten, "_weight_int4pack_mm_for_cpu"):
@@ -128,7 +131,63 @@ def int4_runs_on_cpu() -> bool:
     return bool(torch.equal(y.T.int(), codes))
 
 
+# -- 8 bits ------------------------------------------------------------------------------------------------------------
+
+_COLUMNS = 32
+"""The kernel reads inputs in runs of so many: beyond the last whole one it would leave its memory."""
+
+
+@dataclass(frozen=True, eq=False)
+class Int8Pack:
+    """Int8 weights (outputs, columns); ``zero`` is subtracted from each of an output's weights."""
+
+    codes: Tensor
+    scale: Tensor
+    zero: Tensor | None
+    ones: Tensor
+    inputs: int
+
+
+def pack_int8(weight: StoredWeight) -> Int8Pack:
+    """``weight`` for the kernel; signed codes of 8 bits are used where they are."""
+    kind, (outputs, inputs) = weight.scheme.dtype, weight.shape
+    shift, missing = 0 if kind.signed else 128, -inputs % _COLUMNS
+    if kind.bits == 8 and not shift and not missing:
+        codes = weight.data.view(torch.int8)
+    else:
+        parts = [(part.numbers() - shift).to(torch.int8) for _, part in weight.parts(1 << 20)]
+        codes = F.pad(torch.cat(parts), (0, missing))
+    zeros = weight.zeros()
+    zero = None if zeros is None else (zeros - shift).reshape(-1).expand(outputs)
+    ones = torch.ones(outputs, dtype=torch.bfloat16, device=codes.device)
+    return Int8Pack(codes, weight.steps().reshape(-1).expand(outputs), zero, ones, inputs)
+
+
+def run_int8(pack: Int8Pack, x: Tensor) -> Tensor:
+    """``x @ weight.T`` for rows ``x``, to bfloat16's digits, in float32."""
+    x = x.to(torch.bfloat16)
+    if x.shape[1] != pack.codes.shape[1]:
+        x = F.pad(x, (0, pack.codes.shape[1] - pack.inputs))
+    # The kernel would round scales to bfloat16, so it is given ones.
+    y: Tensor = torch.ops.aten._weight_int8pack_mm(x.contiguous(), pack.codes, pack.ones)
+    if pack.zero is not None:
+        y = y - x.float().sum(1, keepdim=True) * pack.zero
+    return y * pack.scale
+
+
+def takes_int8(weight: StoredWeight) -> bool:
+    """Whether ``weight`` has integers of 5 to 8 bits and at most one scale an output, and this CPU the kernel."""
+    kind = weight.scheme.dtype
+    return kind.is_integer and 4 < kind.bits <= 8 and weight.groups == 1 and int8_runs()
+
+
 @functools.cache
-def int4_runs_on_cuda(device: torch.device) -> bool:
-    """Whether the GPU has what the kernel needs: NVIDIA's tensor cores with bfloat16."""
-    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
+def int8_runs() -> bool:
+    """Whether this machine has the kernel, tried on a small product."""
+    if torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
+        return False
+    with torch.device("cpu"):
+        codes = (torch.arange(16 * 32).reshape(16, 32) % 255 - 127).to(torch.int8)
+        ones = torch.ones(16, dtype=torch.bfloat16)
+        y = torch.ops.aten._weight_int8pack_mm(torch.eye(32, dtype=torch.bfloat16), codes, ones)
+    return bool(torch.equal(y.T.int(), codes.int()))

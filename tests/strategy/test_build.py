@@ -215,3 +215,14 @@ def test_a_recipe_about_another_approach_is_not_applied() -> None:
     assert unapplied("static") == unapplied("auto") == ("layer_wise_quant",)
     assert unapplied("dynamic") == ("smooth_quant", "layer_wise_quant")
     assert unapplied("weight_only") == ("smooth_quant",)
+
+
+def test_options_of_a_method_that_finds_no_weight_are_an_error() -> None:
+    weight = {"dtype": ["int4"], "granularity": ["per_group"], "group_size": [32], "algorithm": ["rtn", "gptq"]}
+    configs = [{"weight": weight, "activation": {"dtype": ["fp32"], "quant_mode": "weight_only"}}]
+    capability = {"opwise": {("fc", "Linear"): configs}}
+    rule, recipes = {"Linear": {"weight": {"algorithm": "rtn"}}}, {"gptq_args": {"act_order": True}}
+    with pytest.raises(ConfigError, match="recipe gptq_args has no effect: weights are found by rtn"):
+        build_space(capability, PostTrainingQuantConfig(approach="weight_only", op_type_dict=rule, recipes=recipes))
+    space = build_space(capability, PostTrainingQuantConfig(approach="weight_only", recipes=recipes))
+    assert space.recipes == {"gptq_args": ({"act_order": True},)}

@@ -8,12 +8,13 @@ import pytest
 import torch
 from torch import nn
 
+import neural_compressor.torch.quantization as q
 from neural_compressor import quantization as two_x
 from neural_compressor.algorithms import ALGORITHMS, LayerResult, WeightOnlyAlgorithm, register_algorithm, rtn
 from neural_compressor.algorithms.catalogue import LayerOptions
 from neural_compressor.config import PostTrainingQuantConfig
 from neural_compressor.config.composition import CONFIGS, register_config
-from neural_compressor.errors import CalibrationError, ConfigError
+from neural_compressor.errors import CalibrationError, ConfigError, QuantizationError
 from neural_compressor.schemes import Method, OpScheme, Pass, Plan
 from neural_compressor.torch.adaptor import PyTorchAdaptor
 from neural_compressor.torch.executor import FOLD
@@ -457,3 +458,47 @@ def test_the_lists_of_fp8_choose_ops(net, run):
 def test_static_quantization_without_data_says_what_to_do(net):
     with pytest.raises(CalibrationError, match="run the prepared model"):
         convert(prepare(net, StaticQuantConfig()))
+
+
+# -- what a forward reads of its layers, and what others registered ---------------------------------------------------
+
+
+class _Reading(nn.Module):
+    """Its forward reads how its layers were made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.fc, self.emb = nn.Conv1d(4, 8, 3, stride=2, padding=1), nn.Linear(8, 4), nn.Embedding(10, 4)
+
+    def forward(self, x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        assert (self.conv.stride, self.conv.kernel_size, self.conv.in_channels) == ((2,), (3,), 4)
+        assert (self.fc.in_features, self.fc.bias is None, self.emb.embedding_dim) == (8, False, 4)
+        return self.fc(self.conv(x + self.emb(at).transpose(1, 2)).mean(2))
+
+
+@pytest.mark.parametrize("name", ["StaticQuantConfig", "FP8Config", "MixedPrecisionConfig", "DynamicQuantConfig"])
+def test_quantized_layers_tell_how_they_were_made(name):
+    inputs = torch.randn(2, 4, 16), torch.randint(0, 10, (2, 16))
+    model = q.prepare(_Reading().eval(), getattr(q, name)())
+    model(*inputs)
+    assert q.convert(model, quiet=True)(*inputs).shape == (2, 4)
+
+
+def test_an_entry_of_a_blocklist_that_matches_nothing_is_an_error(net):
+    with pytest.raises(ConfigError, match="FP8Config.blocklist: 'outt' among the names matches no op.*'out'"):
+        q.prepare(net, q.FP8Config(blocklist={"names": ["outt"]}))
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [(lambda weight, scheme, statistics: 1 / 0, "ZeroDivisionError"), (lambda weight, *_: weight, "gave a Tensor")],
+    ids=["raises", "another type"],
+)
+def test_an_algorithm_of_a_third_party_that_fails_is_named_with_its_layer(net, function, said):
+    register_algorithm("failing")(function)
+    try:
+        plan = Plan({OUT: replace(INT4, method=Method("failing"))})
+        with pytest.raises(QuantizationError, match=f"'out'.*algorithm 'failing'.*{said}"):
+            PyTorchAdaptor().quantize(plan.to_tune_cfg(), net)
+    finally:
+        ALGORITHMS._items.pop("failing")

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError,
 
 from neural_compressor.algorithms.layer_result import LayerResult
 from neural_compressor.algorithms.statistics import InputStatistics
-from neural_compressor.errors import CalibrationError, ConfigError, QuantizationError
+from neural_compressor.errors import CalibrationError, ConfigError, NeuralCompressorError, QuantizationError
 from neural_compressor.registry import Registry, close_matches
 from neural_compressor.schemes import Method, TensorScheme
 from neural_compressor.schemes.arrays import Array
@@ -129,7 +129,17 @@ class WeightOnlyAlgorithm:
                 raise ConfigError(
                     f"{self.name}: {name} says how a model is walked, and here is one weight; leave it out"
                 )
-        return self.quantize(weight, scheme, statistics, **read.for_function(), **beside)
+        try:
+            found = self.quantize(weight, scheme, statistics, **read.for_function(), **beside)
+        except NeuralCompressorError:
+            raise
+        except Exception as error:  # whoever registered it has to know that it was his
+            raise QuantizationError(f"algorithm {self.name!r}: {type(error).__name__}: {error}") from error
+        if not isinstance(found, LayerResult):
+            raise QuantizationError(
+                f"algorithm {self.name!r} gave a {type(found).__name__}, expected a LayerResult, as in LayerResult(array)"
+            )
+        return found
 
     def options(self, given: Mapping[str, Any]) -> LayerOptions:
         """``given`` as validated options; what is unknown or wrong is an error that names this algorithm.

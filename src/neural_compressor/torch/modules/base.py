@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
+_SETTING = (int, float, str, tuple, type(None))
+
+
 class QuantModule(nn.Module):
     """An op that computes as an :class:`OpScheme` says.
 
@@ -44,6 +47,10 @@ class QuantModule(nn.Module):
 
     def __init__(self, module: nn.Module, scheme: OpScheme, relu: bool = False) -> None:
         super().__init__()
+        # The forward of a model may read how a layer was made, such as its stride.
+        settings = {name: value for name, value in vars(module).items() if isinstance(value, _SETTING)}
+        for name in settings.keys() - self.__dict__.keys() - set(dir(type(self))):
+            self.__dict__[name] = settings[name]
         self.scheme = scheme
         self.relu = relu
         self.op_type = self.replaces.__name__

@@ -64,6 +64,12 @@ class HalfModule(QuantModule):
         weight = getattr(self.module, "weight", None)
         return weight if isinstance(weight, Tensor) else None
 
+    @property
+    def bias(self) -> Tensor | None:
+        """The bias as it is stored, where the module has one."""
+        bias = getattr(self.module, "bias", None)
+        return bias if isinstance(bias, Tensor) else None
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         seen: list[torch.dtype] = []
 

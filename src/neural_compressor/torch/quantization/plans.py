@@ -18,6 +18,7 @@ from neural_compressor.errors import CapabilityError, ConfigError
 from neural_compressor.schemes import OpKey, OpScheme, Plan
 from neural_compressor.torch.capability import PyTorchQuery, opwise
 from neural_compressor.torch.executor import FOLD, check
+from neural_compressor.torch.quantization.config import FP8Config
 from neural_compressor.torch.structure.ops import find_ops, is_parameter, not_weight_only
 
 
@@ -32,6 +33,9 @@ def plan_for(model: nn.Module, config: Any) -> tuple[Plan, dict[OpKey, str]]:
         raise ConfigError(f"quant_config is {what}; expected a configuration such as RTNConfig()")
     found, left = find_ops(model)
     assigned = config.assign(dict(found.keys()))
+    for part in config.parts:
+        if isinstance(part, FP8Config):
+            part.check_ops(found)
     with_head = any(getattr(part, "quant_lm_head", False) for part in config.parts)
     resolver = _Resolver(model, found, not_weight_only(model, found, with_head))
     ops: dict[OpKey, OpScheme] = {}

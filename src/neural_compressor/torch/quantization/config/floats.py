@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any
 
 from pydantic import Field, PlainValidator
@@ -142,6 +142,20 @@ class FP8Config(ComposableConfig):
     def said(self) -> dict[tuple[str, str], Any]:
         """The fields of :attr:`wanted` that nothing else will do for: the data types."""
         return {(tensor, "dtype"): self.dtype.name for tensor in ("weight", "activation")}
+
+    def check_ops(self, ops: Iterable[tuple[str, str]]) -> None:
+        """Refuse an entry of the lists that speaks of none of ``ops``, (name, type) each."""
+        ops = list(ops)
+        for field in ("allowlist", "blocklist"):
+            for part, texts in getattr(self, field).items():
+                for text in texts:
+                    alone = {**_no_ops(), part: [text]}
+                    if not any(_is_listed(alone, *key) for key in ops):
+                        known = sorted({key[part == "types"] for key in ops})
+                        raise ConfigError(
+                            f"FP8Config.{field}: {text!r} among the {part} matches no op of the model; "
+                            f"{close_matches(text, known)}"
+                        )
 
     def excludes(self, name: str, op_type: str) -> str:
         """Why an op is left in float by the lists of the configuration; empty where it is not."""

@@ -485,7 +485,7 @@ def test_quantized_layers_tell_how_they_were_made(name):
 
 
 def test_an_entry_of_a_blocklist_that_matches_nothing_is_an_error(net):
-    with pytest.raises(ConfigError, match="FP8Config.blocklist: 'outt' among the names matches no op.*'out'"):
+    with pytest.raises(ConfigError, match=r"FP8Config.blocklist: 'outt' among the names matches no op.*'out'"):
         q.prepare(net, q.FP8Config(blocklist={"names": ["outt"]}))
 
 

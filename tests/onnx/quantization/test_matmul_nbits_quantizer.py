@@ -61,6 +61,11 @@ def test_algorithms(algorithm, mlp, vectors, reader, run):
     assert 0 < abs(now - exact).max() < 0.4 * abs(exact).max()
 
 
+def test_a_width_that_only_the_quantizer_was_given_is_not_passed_over(mlp):
+    with pytest.raises(ConfigError, match="n_bits=8.*HQQWeightOnlyQuantConfig has its own bits, 4; give bits=8 there"):
+        MatMulNBitsQuantizer(mlp, n_bits=8, algo_config=HQQWeightOnlyQuantConfig()).process()
+
+
 def test_the_other_form_and_tables(mlp, make_model):
     quantizer = MatMulNBitsQuantizer(mlp, block_size=32, algo_config=RTNWeightOnlyQuantConfig(quant_format="QDQ"))
     quantizer.process()

@@ -168,13 +168,13 @@ class MatMulNBitsQuantizer:
         self._processed = True
 
     def _check_agreement(self, algorithm: HQQWeightOnlyQuantConfig | DefaultWeightOnlyQuantConfig) -> None:
-        """Refuse a width or a group size that the quantizer was given where the algorithm has another of its own."""
+        """Refuse a width or group size said here alone, where the algorithm has one of its own, which holds."""
         for name, own in (("n_bits", "bits"), ("block_size", "block_size")):
-            given, usual = getattr(self, name), getattr(type(self), name)
-            if given not in (usual, getattr(algorithm, own)):
+            given, held = getattr(self, name), getattr(algorithm, own)
+            if given not in (getattr(type(self), name), held) and held == getattr(type(algorithm), own):
                 raise ConfigError(
-                    f"MatMulNBitsQuantizer({name}={given}) and {type(algorithm).__name__}({own}={getattr(algorithm, own)}): "
-                    f"the latter holds for its algorithm; give {own}={given} there"
+                    f"MatMulNBitsQuantizer({name}={given}): {type(algorithm).__name__} has its own {own}, {held}; give "
+                    f"{own}={given} there"
                 )
 
     def save(self, path: str | Path) -> None:

@@ -62,7 +62,7 @@ def test_algorithms(algorithm, mlp, vectors, reader, run):
 
 
 def test_a_width_that_only_the_quantizer_was_given_is_not_passed_over(mlp):
-    with pytest.raises(ConfigError, match="n_bits=8.*HQQWeightOnlyQuantConfig has its own bits, 4; give bits=8 there"):
+    with pytest.raises(ConfigError, match=r"n_bits=8.*HQQWeightOnlyQuantConfig has its own bits, 4; give bits=8 there"):
         MatMulNBitsQuantizer(mlp, n_bits=8, algo_config=HQQWeightOnlyQuantConfig()).process()
 
 

@@ -26,3 +26,11 @@ def test_a_job_is_understood_from_at_most_fifteen_files(walk: str) -> None:
 def test_every_file_that_the_page_names_is_there() -> None:
     named = re.findall(r"`((?:torch|onnx|config|tuning|adaptor|schemes|strategy)/[a-z_0-9/]+\.py)", TEXT)
     assert not [name for name in named if not (ROOT / "src" / "neural_compressor" / name).is_file()]
+
+
+def test_the_tests_of_another_cpu_are_there() -> None:
+    listed = re.search(r"^CPU_TESTS := ((?:.*\\\n)*.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.M)
+    assert listed is not None
+    paths = listed.group(1).replace("\\\n", " ").split()
+    assert len(paths) > 5
+    assert not [path for path in paths if not (ROOT / path).exists()]

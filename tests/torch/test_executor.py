@@ -17,7 +17,7 @@ from neural_compressor.config.composition import CONFIGS, register_config
 from neural_compressor.errors import CalibrationError, ConfigError, QuantizationError
 from neural_compressor.schemes import Method, OpScheme, Pass, Plan
 from neural_compressor.torch.adaptor import PyTorchAdaptor
-from neural_compressor.torch.executor import FOLD
+from neural_compressor.torch.executor import FOLD, PASSES
 from neural_compressor.torch.executor import prepare as prepare_plan
 from neural_compressor.torch.methods.weight_only.methods import METHODS, BlockMethod
 from neural_compressor.torch.modules import HalfModule, QuantConv2d, QuantLinear, WeightOnlyLinear
@@ -405,6 +405,8 @@ def test_autotune_takes_single_ops_back_to_float(net, batches, run, tmp_path):
             Plan({OUT: replace(INT4, method=Method("gptq", {"layer_wise": True}))}),
             "layer_wise=True is not run by PyTorch",
         ),
+        (Plan({OUT: replace(INT4, weight=replace(INT4.weight, algorithm="mse"))}), "'out'.*algorithm 'mse'"),
+        (Plan({CONV: replace(INT8, weight=replace(INT8.weight, algorithm="kl"))}), "'conv1'.*algorithm 'kl'"),
         (Plan({OUT: INT4}, passes=[Pass("smoothe")]), "unknown pass of PyTorch 'smoothe'"),
         (Plan({OUT: INT4}, passes=[Pass("fold", {"alpha": 1})]), "folding has no options"),
         (Plan({CONV: replace(INT4, method=Method("gptq"))}), "'conv1'.*gptq.*is for linear layers"),
@@ -502,3 +504,26 @@ def test_an_algorithm_of_a_third_party_that_fails_is_named_with_its_layer(net, f
             PyTorchAdaptor().quantize(plan.to_tune_cfg(), net)
     finally:
         ALGORITHMS._items.pop("failing")
+
+
+def test_a_pass_that_moves_no_module_leaves_what_was_folded(net, batches):
+    expected, seen = through_adaptor(net, batches, (FOLD,)), []
+    PASSES.add("look", lambda model, survey, options: seen.append(options))
+    try:
+        found = through_adaptor(net, batches, (FOLD, Pass("look", {"at": 1})))
+    finally:
+        PASSES._items.pop("look")
+    assert seen == [{"at": 1}]
+    assert found.quantization.structure == expected.quantization.structure
+    assert found.quantization.structure.folded
+
+
+def through_adaptor(net, batches, passes):
+    plan = Plan({CONV: INT8, OUT: INT8}, passes=passes)
+    return PyTorchAdaptor({"dataloader": batches}).quantize(plan.to_tune_cfg(), net, batches)
+
+
+def test_recipes_of_a_training_are_not_passed_over(net, batches):
+    cfg = {**Plan({CONV: INT8}).to_tune_cfg(), "recipe_cfgs": {"smooth_quant": True}}
+    with pytest.raises(ConfigError, match="unknown pass of PyTorch 'smooth'"):
+        PyTorchAdaptor({"dataloader": batches}).prepare_training(cfg, net)

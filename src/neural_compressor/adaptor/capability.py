@@ -8,7 +8,8 @@ from typing import Any
 
 from neural_compressor.adaptor.query import QueryBackendCapability
 from neural_compressor.adaptor.tensor_options import OpConfig
-from neural_compressor.schemes import OpKey
+from neural_compressor.errors import ConfigError
+from neural_compressor.schemes import OpKey, OpScheme
 
 #: The quantized precision that comes first where an op has several.
 DEFAULT_PRECISION = "int8"
@@ -47,6 +48,20 @@ def op_configs(query: QueryBackendCapability, op_type: str, has_weight: bool = T
         has_weight = any("weight" in config for config in configs)
     floats = [name for name in FLOAT_PRECISIONS if name == "fp32" or query.runs_in(op_type, name)]
     return configs + [float_config(name, has_weight) for name in floats]
+
+
+def check_weight_range(scheme: OpScheme) -> None:
+    """Refuse another range of a weight than its smallest and largest value: nothing estimates one.
+
+    >>> check_weight_range(OpScheme.from_dict({"weight": {"dtype": "int8", "algorithm": "kl"}}))
+    Traceback (most recent call last):
+    neural_compressor.errors.ConfigError: the weight has the algorithm 'kl', which is for activations; ...
+    """
+    if scheme.weight is not None and scheme.weight.algorithm != "minmax":
+        raise ConfigError(
+            f"the weight has the algorithm {scheme.weight.algorithm!r}, which is for activations; leave it at 'minmax', or "
+            "name a method that finds weights which are quantized alone"
+        )
 
 
 def is_float_config(config: Mapping[str, Any]) -> bool:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import onnx_ir as ir
 
+from neural_compressor.adaptor.capability import check_weight_range
 from neural_compressor.errors import CalibrationError, ConfigError
 from neural_compressor.onnx.files.quantization_record import QuantizationRecord, write_record
 from neural_compressor.onnx.graph.linear_ops import LINEAR_TYPES
@@ -298,6 +299,7 @@ def _check(plan: Plan, model: ir.Model, options: RunOptions) -> None:
             )
         if scheme.mode not in (*options.capabilities, "float"):
             raise ConfigError(f"the plan has {key[0]!r} as {scheme.mode}, which {options.provider} does not run")
+        check_weight_range(scheme)
         if scheme.mode == "weight_only":
             check_weight_only(scheme)
 

@@ -90,8 +90,7 @@ class PyTorchAdaptor(Adaptor):
         q_func: Callable[[nn.Module], Any] | None = None,
     ) -> nn.Module:
         data = dataloader if dataloader is not None else self.info.get("dataloader")
-        plan = with_recipes(Plan.from_tune_cfg(tune_cfg), tune_cfg.get("recipe_cfgs") or {})
-        new = self._executed(plan, model, data, q_func, with_example=True)
+        new = self._executed(_plan(tune_cfg), model, data, q_func, with_example=True)
         self.tuning_cfg_to_fw(tune_cfg)
         return new
 
@@ -241,7 +240,7 @@ class PyTorchAdaptor(Adaptor):
     def prepare_training(self, tune_cfg: Mapping[str, Any], model: nn.Module) -> QatSession:
         """Start quantization-aware training of a copy of ``model``."""
         survey = self._surveyed(model, None)
-        plan = self._with_passes(Plan.from_tune_cfg(tune_cfg))
+        plan = self._with_passes(_plan(tune_cfg))
         check(survey.model, plan)
         self.tuning_cfg_to_fw(tune_cfg)
         return QatSession(copy.deepcopy(self._float_model(model)).train(), plan, survey.structure, self._skipped)
@@ -380,3 +379,8 @@ def _flat(found: Mapping[str, Any]) -> dict[str, Any]:
     for index, ops in enumerate(found.get("activation", []), start=1):
         flat |= {f"activation{index}/{op}/{n}": a for op, arrays in ops.items() for n, a in arrays.items()}
     return flat
+
+
+def _plan(tune_cfg: Mapping[str, Any]) -> Plan:
+    """``tune_cfg`` as a plan, with what its recipes stand for."""
+    return with_recipes(Plan.from_tune_cfg(tune_cfg), tune_cfg.get("recipe_cfgs") or {})

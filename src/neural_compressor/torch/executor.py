@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from neural_compressor.adaptor.capability import check_weight_range
 from neural_compressor.algorithms import options_of
 from neural_compressor.errors import CalibrationError, ConfigError, QuantizationError
 from neural_compressor.observers.input_check import CalibrationInputs
@@ -38,8 +39,8 @@ logger = logging.getLogger("neural_compressor")
 FOLD = Pass("fold")
 """Batch normalisation goes into the layers before it, and ReLUs into kernels, as far as the runs seen prove it right."""
 
-PassRunner = Callable[[nn.Module, Survey | None, Mapping[str, Any]], Structure]
-"""Changes a float model, of which runs were seen, with the options of its pass; says what became of which module."""
+PassRunner = Callable[[nn.Module, Survey | None, Mapping[str, Any]], Structure | None]
+"""Changes a float model, of which runs were seen, with the options of its pass; says what became of modules, if anything."""
 
 PASSES: Registry[PassRunner] = Registry("pass of PyTorch", entry_point_group="neural_compressor.torch_passes")
 
@@ -234,7 +235,7 @@ class Execution:
         ops, training = self.weight_only, self.model.training
         model, structure = self.model.eval(), Structure()
         for step in self.plan.passes:
-            structure = PASSES[step.name](model, self.survey, step.options)
+            structure = PASSES[step.name](model, self.survey, step.options) or structure
         ranges = self.ranges.of(self.plan, structure, self._source)
         kinds = {name: kind for name, kind in self.plan if name in ops}
         quantizer = WeightOnlyQuantizer(model, ops, self.weights, on_block)
@@ -274,7 +275,7 @@ def check(model: nn.Module, plan: Plan) -> None:
             _check_op(model, key, op)
         except (ConfigError, QuantizationError) as error:
             raise ConfigError(f"op {key[0]!r} ({key[1]}): {error}") from None
-    methods = {key[0]: op for key, op in plan.items() if op.mode == "weight_only" and _has_method(model, key, op)}
+    methods = {key[0]: op for key, op in plan.items() if _has_method(model, key, op)}
     _check_absorbers(modules, methods)
     _check_blocks(model, methods)
 
@@ -291,6 +292,7 @@ def _check_name(model: nn.Module, key: OpKey, modules: Mapping[str, nn.Module]) 
 def _check_op(model: nn.Module, key: OpKey, op: OpScheme) -> None:
     if op.is_float or op.precision == "fp32":
         return
+    check_weight_range(op)
     if _has_method(model, key, op):
         assert op.method is not None
         assert op.weight is not None

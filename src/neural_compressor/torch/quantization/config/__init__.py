@@ -20,9 +20,11 @@ from neural_compressor.torch.quantization.config.defaults import (
     get_default_teq_config,
     get_woq_tuning_config,
 )
-from neural_compressor.torch.quantization.config.floats import FP8Config, MixedPrecisionConfig, MXQuantConfig
+from neural_compressor.torch.quantization.config.fp8 import FP8Config
 from neural_compressor.torch.quantization.config.int8 import DynamicQuantConfig, StaticQuantConfig
 from neural_compressor.torch.quantization.config.layerwise import AWQConfig, GPTQConfig, HQQConfig, RTNConfig, TEQConfig
+from neural_compressor.torch.quantization.config.mixed_precision import MixedPrecisionConfig
+from neural_compressor.torch.quantization.config.mx import MXQuantConfig
 
 __all__ = [
     "AWQConfig",

@@ -9,9 +9,11 @@ from neural_compressor.config.composable import ComposableConfig
 from neural_compressor.errors import ConfigError
 from neural_compressor.registry import close_matches
 from neural_compressor.torch.quantization.config.autoround import AutoRoundConfig
-from neural_compressor.torch.quantization.config.floats import FP8Config, MixedPrecisionConfig, MXQuantConfig
+from neural_compressor.torch.quantization.config.fp8 import FP8Config
 from neural_compressor.torch.quantization.config.int8 import DynamicQuantConfig, StaticQuantConfig
 from neural_compressor.torch.quantization.config.layerwise import AWQConfig, GPTQConfig, HQQConfig, RTNConfig, TEQConfig
+from neural_compressor.torch.quantization.config.mixed_precision import MixedPrecisionConfig
+from neural_compressor.torch.quantization.config.mx import MXQuantConfig
 
 C = TypeVar("C", bound=ComposableConfig)
 

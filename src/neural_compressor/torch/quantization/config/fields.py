@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 from pydantic import PlainValidator
 
+from neural_compressor.config.composable import ComposableConfig
 from neural_compressor.config.validators import (
     as_list,
     at_least,
@@ -23,6 +24,7 @@ from neural_compressor.config.validators import (
 from neural_compressor.dtypes import DType, dtype
 from neural_compressor.errors import ConfigError
 from neural_compressor.paths import path_of
+from neural_compressor.registry import close_matches
 
 FLOAT = "fp32"
 """The data type that leaves an op as it is."""
@@ -108,3 +110,25 @@ Count = Annotated[int, one_or_more(at_least(1))]
 Seed = Annotated[int, one_or_more(seed)]
 Fraction = Annotated[float, one_or_more(number_between(0, 1))]
 ScaleSearch = Annotated[str, one_or_more(word(("none", "mse", "importance")))]
+
+
+def spelled(known: tuple[str, ...], same: Callable[[str], str]) -> Any:
+    """A validator that admits the words in ``known`` in any spelling of which ``same`` makes one, and keeps that listed."""
+    listed = {same(name): name for name in known}
+
+    def check(value: Any) -> str:
+        try:
+            found = listed.get(same(value)) if isinstance(value, str) else None
+        except ConfigError:
+            found = None  # the message below names what is known here
+        if found is None:
+            raise ConfigError(f"got {value!r}; {close_matches(str(value), known)}")
+        return found
+
+    return check
+
+
+def refuse_changed(config: ComposableConfig, *names: str) -> None:
+    """Refuse fields that nothing reads yet, unless they are at their default."""
+    for name, (value, usual) in config.changed(*names).items():
+        raise ConfigError(f"{type(config).__name__}.{name}: got {value!r}, which is not run yet; leave it at {usual!r}")

@@ -10,10 +10,11 @@ import torch
 from torch import nn
 
 from neural_compressor.errors import NeuralCompressorError, QuantizationError
-from neural_compressor.schemes import OpKey, OpScheme, Plan
+from neural_compressor.schemes import OpKey, OpScheme, Plan, QuantizedArray
 from neural_compressor.torch.modules import QuantModule, quantized_module
 from neural_compressor.torch.modules.build import replace_module
 from neural_compressor.torch.modules.relay import Relays, relay, relayed, restore
+from neural_compressor.torch.modules.weighted import WeightedModule
 from neural_compressor.torch.passes.fold import Structure
 
 
@@ -35,11 +36,12 @@ def build(
     reasons: Mapping[OpKey, str],
     example: Any = None,
     missed: Mapping[OpKey, str] | None = None,
+    weights: Mapping[OpKey, QuantizedArray] | None = None,
 ) -> nn.Module:
     """``model``, whose batch norms are folded already, with the ops of ``plan`` replaced, less those ``missed``.
 
-    What is quantized already, because a method found its weight, stays as it is. ``reasons`` are of ops that are not in the
-    plan. With ``example`` inputs, on which it is checked, static int8 ops hand their outputs on in int8.
+    What is quantized already, because a method found its weight, stays as it is. ``weights`` are matrices of codes that were
+    found for ops, of which the others are rounded to nearest. ``reasons`` are of ops that are not in the plan. With ``example`` inputs, on which it is checked, static int8 ops hand their outputs on in int8.
     """
     missed, ops = dict(missed or {}), dict[OpKey, OpScheme]()
     reasons = {key: why for key, why in reasons.items() if key not in plan}
@@ -54,7 +56,11 @@ def build(
             ops[key] = scheme
 
     def make(key: OpKey, module: nn.Module, scheme: OpScheme) -> nn.Module:
-        return quantized_module(module, scheme, ranges.get(key, ()), relu=key[0] in structure.relus)
+        new = quantized_module(module, scheme, ranges.get(key, ()), relu=key[0] in structure.relus)
+        if weights is not None and key in weights:
+            assert isinstance(new, WeightedModule), f"{key[1]} has no weight that could be found"
+            new.store_weight(weights[key])
+        return new
 
     new = _replaced(model, ops, structure, make)
     done = replace(plan, ops={key: scheme for key, scheme in plan.items() if key not in missed})

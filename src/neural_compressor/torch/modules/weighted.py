@@ -89,15 +89,22 @@ class WeightedModule(QuantModule):
     def _stored(self) -> tuple[str, ...]:
         return *buffer_names("weight"), "bias?", "output_scale?", "output_zero_point?"
 
-    def _quantize(self, module: nn.Module) -> None:
-        assert isinstance(module.weight, Tensor)
-        matrix = self._to_matrix(finite(module.weight, "the weight"))
+    def quantized_weight(self, weight: Tensor) -> QuantizedArray:
+        """``weight``, in the layout of the float module, rounded to nearest as the scheme says: a matrix of codes."""
+        matrix = self._to_matrix(finite(weight, "the weight"))
         # Beside float activations a scale may have either sign; kernels that multiply integers want it positive.
         alone = self.scheme.mode == "weight_only" and not self.weight_scheme.pair_safe
-        array = (
-            rtn(matrix, self.weight_scheme) if alone else quantized_matrix(matrix, self.weight_scheme, self._pairs())
-        )
+        return rtn(matrix, self.weight_scheme) if alone else quantized_matrix(matrix, self.weight_scheme, self._pairs())
+
+    def store_weight(self, array: QuantizedArray) -> None:
+        """Have ``array``, which a method found, for the weight instead of the one rounded to nearest."""
         keep_array(self, "weight", array.pack())
+        check_pairs(self._packed(), self._pairs())
+        self._settle()
+
+    def _quantize(self, module: nn.Module) -> None:
+        assert isinstance(module.weight, Tensor)
+        keep_array(self, "weight", self.quantized_weight(module.weight).pack())
         bias = getattr(module, "bias", None)
         self.register_buffer("bias", finite(bias, "the bias").clone() if isinstance(bias, Tensor) else None)
 

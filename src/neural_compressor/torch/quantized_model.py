@@ -41,7 +41,8 @@ def build(
     """``model``, whose batch norms are folded already, with the ops of ``plan`` replaced, less those ``missed``.
 
     What is quantized already, because a method found its weight, stays as it is. ``weights`` are matrices of codes that were
-    found for ops, of which the others are rounded to nearest. ``reasons`` are of ops that are not in the plan. With ``example`` inputs, on which it is checked, static int8 ops hand their outputs on in int8.
+    found for ops, of which the others are rounded to nearest. ``reasons`` are of ops that are not in the plan. With
+    ``example`` inputs, on which it is checked, static int8 ops hand their outputs on in int8.
     """
     missed, ops = dict(missed or {}), dict[OpKey, OpScheme]()
     reasons = {key: why for key, why in reasons.items() if key not in plan}

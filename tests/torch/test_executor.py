@@ -17,10 +17,11 @@ from neural_compressor.config.composition import CONFIGS, register_config
 from neural_compressor.errors import CalibrationError, ConfigError, QuantizationError
 from neural_compressor.schemes import Method, OpScheme, Pass, Plan
 from neural_compressor.torch.adaptor import PyTorchAdaptor
-from neural_compressor.torch.executor import FOLD, PASSES
+from neural_compressor.torch.executor import FOLD
 from neural_compressor.torch.executor import prepare as prepare_plan
 from neural_compressor.torch.methods.weight_only.methods import METHODS, BlockMethod
 from neural_compressor.torch.modules import HalfModule, QuantConv2d, QuantLinear, WeightOnlyLinear
+from neural_compressor.torch.passes.model_pass import PASSES, ModelPass, PassOptions
 from neural_compressor.torch.passes.survey import Survey
 from neural_compressor.torch.quantization import (
     AutoRoundConfig,
@@ -408,7 +409,7 @@ def test_autotune_takes_single_ops_back_to_float(net, batches, run, tmp_path):
         (Plan({OUT: replace(INT4, weight=replace(INT4.weight, algorithm="mse"))}), "'out'.*algorithm 'mse'"),
         (Plan({CONV: replace(INT8, weight=replace(INT8.weight, algorithm="kl"))}), "'conv1'.*algorithm 'kl'"),
         (Plan({OUT: INT4}, passes=[Pass("smoothe")]), "unknown pass of PyTorch 'smoothe'"),
-        (Plan({OUT: INT4}, passes=[Pass("fold", {"alpha": 1})]), "folding has no options"),
+        (Plan({OUT: INT4}, passes=[Pass("fold", {"alpha": 1})]), "the pass fold has no options; leave out alpha"),
         (Plan({CONV: replace(INT4, method=Method("gptq"))}), "'conv1'.*gptq.*is for linear layers"),
         (Plan({("outt", "Linear"): INT4}), "'outt'.*did you mean 'out'"),
         (Plan({("out", "Conv2d"): INT4}), "it is a Linear"),
@@ -508,19 +509,100 @@ def test_an_algorithm_of_a_third_party_that_fails_is_named_with_its_layer(net, f
 
 def test_a_pass_that_moves_no_module_leaves_what_was_folded(net, batches):
     expected, seen = through_adaptor(net, batches, (FOLD,)), []
-    PASSES.add("look", lambda model, survey, options: seen.append(options))
+
+    class Look(ModelPass):
+        class Options(PassOptions):
+            at: int = 0
+
+        def before(self, state):
+            seen.append(self.options.at)
+
+    PASSES.add("look", Look)
     try:
         found = through_adaptor(net, batches, (FOLD, Pass("look", {"at": 1})))
+        with pytest.raises(ConfigError, match=r"the pass look has no option 'att'; did you mean 'at'"):
+            through_adaptor(net, batches, (Pass("look", {"att": 1}),))
+        with pytest.raises(ConfigError, match=r"the pass look.at: got 'here'"):
+            through_adaptor(net, batches, (Pass("look", {"at": "here"}),))
     finally:
         PASSES._items.pop("look")
-    assert seen == [{"at": 1}]
+    assert seen == [1]
     assert found.quantization.structure == expected.quantization.structure
     assert found.quantization.structure.folded
+
+
+@torch.no_grad()
+def make_louder(module, by):
+    module.weight *= by
+    module.bias *= by
+
+
+class Louder(ModelPass):
+    """The output of conv1 grows, so that ops behind it receive more, and the biases of the quantized model end as ones."""
+
+    moves_ranges = True
+
+    class Options(PassOptions):
+        by: float = 8.0
+
+    def before(self, state):
+        folded = "bn1" in state.structure.folded
+        make_louder(state.model.conv1 if folded else state.model.bn1, self.options.by)
+
+    def after(self, state):
+        assert sum(1 for _ in state.replay()) == len(state.calls) > 0
+        state.model.out.bias.fill_(1.0)
+
+
+@pytest.fixture
+def louder():
+    PASSES.add("louder", Louder)
+    yield Pass("louder", {"by": 16.0})
+    PASSES._items.pop("louder")
+
+
+@pytest.mark.parametrize("order", ["first", "last"])
+def test_ranges_behind_a_pass_that_moves_them_are_those_of_the_changed_model(net, batches, louder, order):
+    ops = {CONV: INT8, ("conv2", "Conv2d"): INT8, OUT: INT8}
+    changed = copy.deepcopy(net)
+    make_louder(changed.bn1, 16)
+    adaptor = PyTorchAdaptor({"dataloader": batches})
+    plain = adaptor.quantize(Plan(ops, passes=[FOLD]).to_tune_cfg(), net, batches)
+    passes = [louder, FOLD] if order == "first" else [FOLD, louder]
+    moved = adaptor.quantize(Plan(ops, passes=passes).to_tune_cfg(), net, batches)
+    again = adaptor.quantize(Plan(ops, passes=[FOLD]).to_tune_cfg(), net, batches)
+    expected = PyTorchAdaptor({"dataloader": batches}).quantize(
+        Plan(ops, passes=[FOLD]).to_tune_cfg(), changed, batches
+    )
+    for name in ("conv1", "conv2", "out"):
+        assert torch.equal(again.get_submodule(name).input_scale, plain.get_submodule(name).input_scale)
+        torch.testing.assert_close(moved.get_submodule(name).input_scale, expected.get_submodule(name).input_scale)
+        torch.testing.assert_close(moved.get_submodule(name).weight, expected.get_submodule(name).weight)
+    # what is added to something has a range of its output too
+    torch.testing.assert_close(moved.conv2.output_scale, expected.conv2.output_scale)
+    assert (moved.out.bias == 1).all()
+    assert moved.conv2.input_scale > 8 * plain.conv2.input_scale
+    # errors of ops are those beside the float model that was quantized
+    assert min(r.output_sqnr for r in adaptor.summary(moved) if r.name.startswith("conv")) > 20
+    errors = adaptor.op_errors(Plan(ops, passes=passes), net, batches)
+    assert max(errors[key] for key in ops if key != OUT) < 0.01
+
+
+def test_a_plan_whose_pass_moves_ranges_needs_data_again(net, batches, louder):
+    execution = prepare_plan(copy.deepcopy(net), Plan({OUT: INT8}, passes=[louder]))
+    assert execution.needs_data
+    with pytest.raises(CalibrationError, match=r"the pass louder\(by=16.0\) need.* calibration"):
+        execution.apply()
 
 
 def through_adaptor(net, batches, passes):
     plan = Plan({CONV: INT8, OUT: INT8}, passes=passes)
     return PyTorchAdaptor({"dataloader": batches}).quantize(plan.to_tune_cfg(), net, batches)
+
+
+def test_passes_of_a_training_are_not_passed_over(net, batches, louder):
+    with pytest.raises(ConfigError, match=r"the pass louder\(by=16.0\) is for quantization after training"):
+        PyTorchAdaptor({"dataloader": batches}).prepare_training(Plan({CONV: INT8}, passes=[louder]).to_tune_cfg(), net)
 
 
 def test_recipes_of_a_training_are_not_passed_over(net, batches):

@@ -11,6 +11,7 @@ from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -60,6 +61,7 @@ class PyTorchAdaptor(Adaptor):
         self._expected: Any = None
         self._survey: Survey | None = None
         self._folded: tuple[Structure, nn.Module] | None = None
+        self._floats: WeakKeyDictionary[nn.Module, nn.Module] = WeakKeyDictionary()
         self._ranges = Ranges()
         self._skipped: dict[OpKey, str] = dict(self.info.get("reasons", {}))
 
@@ -120,7 +122,10 @@ class PyTorchAdaptor(Adaptor):
             execution.reasons = self._skipped
         if not with_example:
             execution.example = None
-        return execution.apply()
+        new = execution.apply()
+        if execution.floats is not None:
+            self._floats[new] = execution.floats
+        return new
 
     def predict(self, model: nn.Module, inputs: Any) -> Any:
         with torch.no_grad():
@@ -147,7 +152,8 @@ class PyTorchAdaptor(Adaptor):
         return model_sqnr(self._expected, self.predict(model, self.example))
 
     def summary(self, model: nn.Module) -> list[OpRecord]:
-        return self._timed(op_records(model, self.pre_optimized, self.example, self._skipped), model)
+        floats = self._floats.get(model, self.pre_optimized)
+        return self._timed(op_records(model, floats, self.example, self._skipped), model)
 
     def _timed(self, records: list[OpRecord], model: nn.Module) -> list[OpRecord]:
         if self._source is None or self.example is None:
@@ -159,7 +165,8 @@ class PyTorchAdaptor(Adaptor):
         data = self._data_for("op_errors", model, dataloader)
         # without an example ops hand on floats, as they have to beside the float model
         quantized = self._executed(plan, model, data)
-        return op_errors(self._float_model(model), quantized, plan, data, plan.calib_sampling_size)
+        floats = self._floats.get(quantized, self._float_model(model))
+        return op_errors(floats, quantized, plan, data, plan.calib_sampling_size)
 
     def op_gains(self, model: nn.Module, dataloader: Iterable[Any] | None = None) -> dict[OpKey, float]:
         data = self._data_for("op_gains", model, dataloader)
@@ -242,6 +249,10 @@ class PyTorchAdaptor(Adaptor):
         survey = self._surveyed(model, None)
         plan = self._with_passes(_plan(tune_cfg))
         check(survey.model, plan)
+        if others := [step for step in plan.passes if step.name != FOLD.name]:
+            raise ConfigError(
+                f"the pass {others[0]} is for quantization after training; in a training weights find their own place"
+            )
         self.tuning_cfg_to_fw(tune_cfg)
         return QatSession(copy.deepcopy(self._float_model(model)).train(), plan, survey.structure, self._skipped)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import wraps
 from typing import Any
 
@@ -18,7 +19,7 @@ from neural_compressor.adaptor.capability import check_weight_range
 from neural_compressor.algorithms import options_of
 from neural_compressor.errors import CalibrationError, ConfigError, QuantizationError
 from neural_compressor.observers.input_check import CalibrationInputs
-from neural_compressor.registry import Registry, close_matches
+from neural_compressor.registry import close_matches
 from neural_compressor.schemes import OpKey, OpScheme, Pass, Plan
 from neural_compressor.torch.batches import batch_size, note_inputs
 from neural_compressor.torch.files.streaming import WeightSource, is_empty
@@ -27,9 +28,10 @@ from neural_compressor.torch.methods.ranges import Observing, Ranges
 from neural_compressor.torch.methods.weight_only.methods import is_block_method, limit_of, method_of, option
 from neural_compressor.torch.methods.weight_only.quantizer import WeightOnlyQuantizer, sees_data
 from neural_compressor.torch.modules.base import quant_class
-from neural_compressor.torch.passes.fold import Structure, fold
-from neural_compressor.torch.passes.survey import Survey
-from neural_compressor.torch.quantized_model import build
+from neural_compressor.torch.passes.fold import Structure
+from neural_compressor.torch.passes.model_pass import PassState, read_pass
+from neural_compressor.torch.passes.survey import Survey, sharing_weights
+from neural_compressor.torch.quantized_model import build, computes_in_float32, hand_on_integers
 from neural_compressor.torch.structure.ops import is_linear, is_parameter, op_type, outer_blocks
 from neural_compressor.torch.structure.replay import Arguments, CalibrationLimit, Deferred, is_plain, remembered
 from neural_compressor.torch.structure.watch import Run, watched
@@ -38,18 +40,6 @@ logger = logging.getLogger("neural_compressor")
 
 FOLD = Pass("fold")
 """Batch normalisation goes into the layers before it, and ReLUs into kernels, as far as the runs seen prove it right."""
-
-PassRunner = Callable[[nn.Module, Survey | None, Mapping[str, Any]], Structure | None]
-"""Changes a float model, of which runs were seen, with the options of its pass; says what became of modules, if anything."""
-
-PASSES: Registry[PassRunner] = Registry("pass of PyTorch", entry_point_group="neural_compressor.torch_passes")
-
-
-@PASSES.register("fold")
-def _fold(model: nn.Module, survey: Survey | None, options: Mapping[str, Any]) -> Structure:
-    structure = Structure() if survey is None else survey.structure
-    fold(model, structure)
-    return structure
 
 
 def prepare(model: nn.Module, plan: Plan, **more: Any) -> Execution:
@@ -64,10 +54,11 @@ def prepare(model: nn.Module, plan: Plan, **more: Any) -> Execution:
 class Execution:
     """A plan on its way: between :meth:`listen` and :meth:`stop` data runs through :attr:`model`, then :meth:`apply`.
 
-    Calls are remembered for methods that work block by block; the ranges of static ops are observed as they run. ``survey``
-    and ``ranges`` are what earlier plans for the same model have seen already, of the data that ``source`` stands for.
-    ``reasons`` say why ops that are not in the plan stay in float, ``weights`` is where those of an empty model come from,
-    and ``example`` are inputs to check the result on.
+    Calls are remembered for methods that work block by block and for passes that look at data; the ranges of static ops are
+    observed as they run, or, where a pass changes what ops receive, when the calls are made again of the changed model.
+    ``survey`` and ``ranges`` are what earlier plans for the same model have seen already, of the data that ``source`` stands
+    for. ``reasons`` say why ops that are not in the plan stay in float, ``weights`` is where those of an empty model come
+    from, and ``example`` are inputs to check the result on.
     """
 
     def __init__(
@@ -84,10 +75,15 @@ class Execution:
     ) -> None:
         self.model, self.plan = model, plan
         self.reasons = dict(reasons or {})
-        self.ranges = ranges if ranges is not None else Ranges()
+        self.passes = [read_pass(step) for step in plan.passes]
+        # What ops receive in a model that a pass has changed is nothing to other plans, nor theirs to this one.
+        self._moved = any(step.moves_ranges for step in self.passes)
+        self.ranges = ranges if ranges is not None and not self._moved else Ranges()
         self.weights, self.example = weights, example
         self.survey = survey
         self.calls: list[Arguments] = []
+        #: The float model that was quantized, where passes made it another one than folding does.
+        self.floats: nn.Module | None = None
         self.runs = 0
         self._source = source
         self._samples = 0
@@ -104,8 +100,10 @@ class Execution:
     @property
     def seeing_data(self) -> list[str]:
         """The ops for which the model has to run on data before :meth:`apply`."""
+        if self._replays and not self.calls:
+            return [name for name, _ in self.plan]
         seeing = [name for name, op in self.weight_only.items() if sees_data(op)]
-        return [*seeing, *(name for name, _ in self._missing)]
+        return [*seeing, *(name for name, _ in self._unobserved)]
 
     @property
     def needs_data(self) -> bool:
@@ -113,8 +111,15 @@ class Execution:
         return bool(self.seeing_data)
 
     @property
-    def _missing(self) -> Mapping[OpKey, Any]:
-        return self.ranges.missing(self.plan, self._source)
+    def _unobserved(self) -> Mapping[OpKey, Any]:
+        """The static ops whose ranges are observed as data runs through the model, and were not yet."""
+        return {} if self._moved else self.ranges.missing(self.plan, self._source)
+
+    @property
+    def _replays(self) -> bool:
+        """Whether calls are made again before :meth:`apply` is done, for a pass or for ranges of the changed model."""
+        moved_ranges = self._moved and any(op.mode == "static" for op in self.plan.values())
+        return moved_ranges or any(step.sees_data for step in self.passes)
 
     @property
     def is_listening(self) -> bool:
@@ -129,26 +134,27 @@ class Execution:
         Where calls are only remembered, the first one runs, so that data that does not fit the model is seen at once. Later
         ones run when their output is looked at, which calibration loops seldom do.
         """
-        seeing = [op for op in self.weight_only.values() if sees_data(op)]
-        limit = CalibrationLimit.covering(limit_of(op) for op in seeing)
+        limits = [limit_of(op) for op in self.weight_only.values() if sees_data(op)]
+        limits += [step.limit for step in self.passes] if self._replays else []
+        observing, watching = bool(self._unobserved), self._replays and self.survey is None
+        empty = is_empty(self.model)
         with ExitStack() as stack:
-            if self._missing:
-                if is_empty(self.model):
-                    raise ConfigError(
-                        "static quantization runs the model, and it has no values (meta device): load them"
-                    )
+            if observing or watching:
+                if empty:
+                    what = "static quantization" if observing else f"a plan with {self._passes_named}"
+                    raise ConfigError(f"{what} runs the model, and it has no values (meta device): load them")
                 stack.enter_context(evaluating(self.model))
                 self.survey = self.survey or Survey(self.model)
-                self._seen = stack.enter_context(self.ranges.observing(self.model, self.plan, self._source))
+                if observing:
+                    self._seen = stack.enter_context(self.ranges.observing(self.model, self.plan, self._source))
                 stack.enter_context(watched(self.model, self._note))
-            elif seeing:
+            elif limits:
                 # A model without weights has no outputs to give: calls are remembered and return None.
-                empty = is_empty(self.model)
                 forward = (lambda *args, **kwargs: None) if empty else self._deferring(self.model.forward)
                 stack.enter_context(forward_replaced(self.model, forward))
 
             def remember(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-                self._remember(args, kwargs, limit if seeing else None)
+                self._remember(args, kwargs, CalibrationLimit.covering(limits) if limits else None)
 
             stack.callback(self.model.register_forward_pre_hook(remember, with_kwargs=True).remove)
             self._listening = stack.pop_all()
@@ -174,10 +180,14 @@ class Execution:
         finally:
             self.stop()
 
+    @property
+    def _passes_named(self) -> str:
+        return " and ".join(f"the pass {step}" for step in self.plan.passes)
+
     def _note(self, run: Run) -> None:
-        assert self._seen is not None
         assert self.survey is not None
-        self._seen.end_run(run.trace)
+        if self._seen is not None:
+            self._seen.end_run(run.trace)
         self.survey.note(run)
         if self.example is None:
             self.example = _as_inputs(run)
@@ -192,7 +202,10 @@ class Execution:
         if used is not None:
             self.calls.append(used)
         if self._samples <= limit.samples < self._samples + size:
-            logger.warning("calibration data behind the first %d samples is not used (nsamples)", limit.samples)
+            kept = "; ranges are of all of it" if self._seen is not None else ""
+            logger.warning(
+                "calibration data behind the first %d samples is not remembered (nsamples)%s", limit.samples, kept
+            )
         self._samples += size
 
     def _deferring(self, forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -224,25 +237,51 @@ class Execution:
         """The quantized model: :attr:`model` itself, unless that is an op.
 
         Passes come first, then the methods that find weights, block by block while other ops are float, then the ops whose
-        ranges are known or need none.
+        ranges are known or need none. Passes that measure the quantized model come last.
         """
         self.stop()
-        if self._missing:
+        if self._unobserved:
             raise CalibrationError(
-                f"{len(self._missing)} static ops need calibration: run the prepared model on data before convert"
+                f"{len(self._unobserved)} static ops need calibration: run the prepared model on data before convert"
+            )
+        if self._replays and not self.calls:
+            raise CalibrationError(
+                f"{self._passes_named} need calibration: run the prepared model on data before convert"
             )
         self._applied = True
         ops, training = self.weight_only, self.model.training
-        model, structure = self.model.eval(), Structure()
-        for step in self.plan.passes:
-            structure = PASSES[step.name](model, self.survey, step.options) or structure
-        ranges = self.ranges.of(self.plan, structure, self._source)
+        state = self._passed_over()
+        ranges, single = self._ranges_of(state), computes_in_float32(state.model)
         kinds = {name: kind for name, kind in self.plan if name in ops}
-        quantizer = WeightOnlyQuantizer(model, ops, self.weights, on_block)
+        quantizer = WeightOnlyQuantizer(state.model, ops, self.weights, on_block)
         missed = quantizer.run(self.calls) if ops else {}
         left = {(name, kinds[name]): why for name, why in missed.items()}
-        new = build(quantizer.model, self.plan, ranges, structure, self.reasons, self.example, left)
+        new = build(quantizer.model, self.plan, ranges, state.structure, self.reasons, left)
+        for step in self.passes:
+            step.after(replace(state, model=new))
+        if self.example is not None and single:
+            new = hand_on_integers(new, self.example)
         return new.train(training)
+
+    def _passed_over(self) -> PassState:
+        """The float model when the passes have changed it."""
+        state = PassState(self.model.eval(), self.plan, self.survey, Structure(), self.calls)
+        for step in self.passes:
+            state = replace(state, structure=step.before(state) or state.structure)
+        if self._moved:
+            self.floats = sharing_weights(state.model)
+        return state
+
+    def _ranges_of(self, state: PassState) -> Mapping[OpKey, Any]:
+        if self._moved and self.ranges.missing(self.plan, self._source):
+            with (
+                self.ranges.observing(state.model, self.plan, self._source, state.structure) as seen,
+                watched(state.model, lambda run: seen.end_run(run.trace)),
+            ):
+                for _ in state.replay():
+                    pass
+            self.ranges.keep(seen, self.plan, self._source)
+        return self.ranges.of(self.plan, state.structure, self._source)
 
 
 def _has_method(model: nn.Module, key: OpKey, op: OpScheme) -> bool:
@@ -265,9 +304,7 @@ def _as_inputs(run: Run) -> Any:
 def check(model: nn.Module, plan: Plan) -> None:
     """Refuse, before any work, a plan that names what the model does not have or the executor does not run."""
     for step in plan.passes:
-        PASSES[step.name]
-        if step.options and step.name == "fold":
-            raise ConfigError(f"pass {step}: folding has no options; leave them out")
+        read_pass(step).check(model, plan)
     modules = dict(model.named_modules())
     for key, op in plan.items():
         _check_name(model, key, modules)

@@ -34,20 +34,16 @@ def build(
     ranges: Mapping[OpKey, Sequence[tuple[Any, Any]]],
     structure: Structure,
     reasons: Mapping[OpKey, str],
-    example: Any = None,
     missed: Mapping[OpKey, str] | None = None,
     weights: Mapping[OpKey, QuantizedArray] | None = None,
 ) -> nn.Module:
     """``model``, whose batch norms are folded already, with the ops of ``plan`` replaced, less those ``missed``.
 
     What is quantized already, because a method found its weight, stays as it is. ``weights`` are matrices of codes that were
-    found for ops, of which the others are rounded to nearest. ``reasons`` are of ops that are not in the plan. With
-    ``example`` inputs, on which it is checked, static int8 ops hand their outputs on in int8.
+    found for ops, of which the others are rounded to nearest. ``reasons`` are of ops that are not in the plan.
     """
     missed, ops = dict(missed or {}), dict[OpKey, OpScheme]()
     reasons = {key: why for key, why in reasons.items() if key not in plan}
-    # An int8 tensor does not say in which float type the model computes, so only float32 ones are handed on.
-    single = all(p.dtype == torch.float32 for p in model.parameters() if p.is_floating_point())
     for key, scheme in plan.items():
         if scheme.precision == "fp32":
             reasons[key] = "the plan keeps it in fp32"
@@ -66,9 +62,19 @@ def build(
     new = _replaced(model, ops, structure, make)
     done = replace(plan, ops={key: scheme for key, scheme in plan.items() if key not in missed})
     new.quantization = Quantization(done, structure, {**reasons, **missed}, relayed(new))  # type: ignore[assignment]
-    if example is not None and single and any(scheme.mode == "static" for scheme in ops.values()):
-        new.quantization.relays = relay(new.eval(), example)  # type: ignore[union-attr]
     return new
+
+
+def hand_on_integers(model: nn.Module, example: Any) -> nn.Module:
+    """Have the static int8 ops of a quantized float32 ``model`` hand outputs on in int8, checked on ``example`` inputs."""
+    if any(isinstance(module, QuantModule) and module.scheme.mode == "static" for module in model.modules()):
+        model.quantization.relays = relay(model.eval(), example)  # type: ignore[union-attr]
+    return model
+
+
+def computes_in_float32(model: nn.Module) -> bool:
+    """Whether a float model does: an int8 tensor does not say in which float type to go on."""
+    return all(p.dtype == torch.float32 for p in model.parameters() if p.is_floating_point())
 
 
 def rebuild(model: nn.Module, done: Quantization, tensors: Mapping[str, torch.Tensor]) -> tuple[nn.Module, set[str]]:

@@ -27,7 +27,7 @@ class Ranges:
 
     They are of the float model as it came, so that folding does not change them: what a layer gives with a batch
     normalisation in it is what the normalisation gives. A plan that differs from an earlier one only in float ops costs no
-    calibration.
+    calibration. A plan whose passes change what ops receive has ranges of its own.
     """
 
     def __init__(self) -> None:
@@ -39,12 +39,15 @@ class Ranges:
         return {key: s for key, s in _static(plan).items() if _slot(key[0], s, plan, source) not in self._inputs}
 
     @contextmanager
-    def observing(self, model: nn.Module, plan: Plan, source: int = 0) -> Iterator[Observing]:
-        """Collect what is :meth:`missing` while ``model`` runs, for :meth:`keep`."""
+    def observing(
+        self, model: nn.Module, plan: Plan, source: int = 0, structure: Structure | None = None
+    ) -> Iterator[Observing]:
+        """Collect what is :meth:`missing` while ``model`` runs, for :meth:`keep`; what is folded left an ``Identity``."""
         missing = self.missing(plan, source)
         seen = Observing(missing)
         ops = {key: model.get_submodule(key[0]) for key in missing}
-        summable = {name: module for name, module in model.named_modules() if has_output_range(module)}
+        folded = structure.folded if structure is not None else {}
+        summable = {n: module for n, module in model.named_modules() if n in folded or has_output_range(module)}
         with hooked(ops, after=seen.see_inputs), hooked(summable, after=seen.see_output):
             yield seen
 

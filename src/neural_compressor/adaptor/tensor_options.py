@@ -12,6 +12,7 @@ from neural_compressor.dtypes import DTYPES
 from neural_compressor.errors import ConfigError
 from neural_compressor.observers import OBSERVERS
 from neural_compressor.registry import close_matches
+from neural_compressor.schemes import GRANULARITIES
 
 OpConfig = dict[str, Any]
 """``{'weight': {field: [options]}, 'activation': {field: [options], 'quant_mode': mode}}``; weight if it has one."""
@@ -20,7 +21,6 @@ OpConfig = dict[str, Any]
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 4, 200, 200
 SCHEMES = ("sym", "asym")
-GRANULARITIES = ("per_tensor", "per_channel", "per_group")
 _DEFAULTS = {"scheme": ["sym"], "granularity": ["per_tensor"], "algorithm": ["minmax"]}
 _FLAGS = ("reduce_range", "pair_safe")
 ANY = "*"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from neural_compressor.errors import ConfigError, QuantizationError
-from neural_compressor.schemes import PER_TENSOR, PerChannel, PerGroup, TensorScheme, value_range
+from neural_compressor.schemes import PER_TENSOR, PerBlock, PerChannel, PerGroup, PerToken, TensorScheme, value_range
 from neural_compressor.schemes.arrays import Array, array_namespace, as_float32, like
 from neural_compressor.schemes.ranges import require_finite, scale_granularity
 
@@ -14,6 +14,10 @@ def checked_weight(weight: Array, scheme: TensorScheme) -> Array:
         raise ConfigError(f"{scheme.dtype.name} has no scale to choose; cast the weight instead of quantizing it")
     if weight.ndim != 2:
         raise QuantizationError(f"a weight has two axes (outputs, inputs), not shape {tuple(weight.shape)}")
+    if isinstance(scheme.granularity, (PerBlock, PerToken)):
+        raise ConfigError(
+            f"weights that are quantized alone have a scale a tensor, channel or group, not {scheme.granularity.name}"
+        )
     if isinstance(scheme.granularity, PerChannel) and scheme.granularity.axis % 2 != 0:
         raise ConfigError("a weight (outputs, inputs) has one scale an output: granularity per_channel needs axis 0")
     weight = as_float32(weight)

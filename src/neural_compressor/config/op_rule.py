@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from neural_compressor.adaptor.tensor_options import GRANULARITIES, SCHEMES
+from neural_compressor.adaptor.tensor_options import SCHEMES
 from neural_compressor.config.validators import as_list, group_size, text, whole_between, word
 from neural_compressor.dtypes import dtype
 from neural_compressor.errors import ConfigError
 from neural_compressor.name_pattern import NamePattern
 from neural_compressor.registry import close_matches
+from neural_compressor.schemes import GRANULARITIES
 from neural_compressor.schemes.scheme import MODES
 
 TENSORS = ("weight", "activation")

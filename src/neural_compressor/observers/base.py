@@ -11,7 +11,7 @@ from array_api_compat import is_torch_array
 
 from neural_compressor.errors import CalibrationError, ConfigError
 from neural_compressor.registry import Registry
-from neural_compressor.schemes import PER_TENSOR, PerChannel, PerGroup, TensorScheme, value_range
+from neural_compressor.schemes import PER_TENSOR, PerChannel, PerTensor, TensorScheme, value_range
 from neural_compressor.schemes.arrays import Array
 from neural_compressor.schemes.ranges import scale_granularity
 
@@ -81,7 +81,7 @@ def make_observer(scheme: TensorScheme) -> Observer:
     'KLObserver'
     """
     observer = OBSERVERS[scheme.algorithm]
-    if isinstance(scale_granularity(scheme), PerGroup):
+    if not isinstance(scale_granularity(scheme), (PerTensor, PerChannel)):
         what = scheme.granularity.name if scheme.dtype.block_size is None else scheme.dtype.name
         raise ConfigError(
             f"{what} takes its scales from each tensor it is applied to, so there is no range to observe beforehand; "

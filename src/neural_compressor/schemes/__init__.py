@@ -2,7 +2,18 @@
 
 from neural_compressor.schemes.affine import QParams, choose_qparams
 from neural_compressor.schemes.error import sqnr_db
-from neural_compressor.schemes.granularity import PER_CHANNEL, PER_TENSOR, Granularity, PerChannel, PerGroup, PerTensor
+from neural_compressor.schemes.granularity import (
+    GRANULARITIES,
+    PER_CHANNEL,
+    PER_TENSOR,
+    PER_TOKEN,
+    Granularity,
+    PerBlock,
+    PerChannel,
+    PerGroup,
+    PerTensor,
+    PerToken,
+)
 from neural_compressor.schemes.method import Method, Pass
 from neural_compressor.schemes.packing import pack_bits, unpack_bits
 from neural_compressor.schemes.pair_safe import in_pairs, is_pair_safe, quantize_pairs
@@ -13,17 +24,21 @@ from neural_compressor.schemes.ranges import value_range
 from neural_compressor.schemes.scheme import OpScheme, TensorScheme, any_cpu_op, any_cpu_weight, float_op, reduced
 
 __all__ = [
+    "GRANULARITIES",
     "PER_CHANNEL",
     "PER_TENSOR",
+    "PER_TOKEN",
     "Granularity",
     "Method",
     "OpKey",
     "OpScheme",
     "PackedArray",
     "Pass",
+    "PerBlock",
     "PerChannel",
     "PerGroup",
     "PerTensor",
+    "PerToken",
     "Plan",
     "QParams",
     "QuantizedArray",

@@ -31,6 +31,31 @@ class PerGroup:
     name = "per_group"
 
 
+@dataclass(frozen=True)
+class PerToken:
+    """One scale a run of the whole last axis: shape ``x.shape[:-1]``.
+
+    For activations, whose scales are found when they are there: each token has its own.
+    """
+
+    name = "per_token"
+
+
+@dataclass(frozen=True)
+class PerBlock:
+    """One scale a block of ``rows`` by ``columns`` of a matrix: shape ``(ceil(rows / r), ceil(columns / c))``.
+
+    Blocks at the lower and right edge may be smaller.
+    """
+
+    rows: int = 128
+    columns: int = 128
+    name = "per_block"
+
+
 PER_TENSOR = PerTensor()
 PER_CHANNEL = PerChannel()
-Granularity = PerTensor | PerChannel | PerGroup
+PER_TOKEN = PerToken()
+Granularity = PerTensor | PerChannel | PerGroup | PerToken | PerBlock
+GRANULARITIES = tuple(kind.name for kind in (PerTensor, PerChannel, PerGroup, PerToken, PerBlock))
+"""What granularities are called in configurations and framework YAML."""

@@ -6,7 +6,7 @@ import math
 
 from neural_compressor.errors import QuantizationError
 from neural_compressor.schemes.arrays import Array, array_namespace, as_float32
-from neural_compressor.schemes.granularity import Granularity, PerChannel, PerGroup
+from neural_compressor.schemes.granularity import Granularity, PerBlock, PerChannel, PerGroup, PerToken
 from neural_compressor.schemes.scheme import TensorScheme
 
 
@@ -28,7 +28,9 @@ def value_range(x: Array, granularity: Granularity) -> tuple[Array, Array]:
         axes = tuple(a for a in range(x.ndim) if a != granularity.axis % x.ndim)
         if not axes:
             return x, x
-    elif isinstance(granularity, PerGroup):
+    elif isinstance(granularity, PerToken):
+        axes = -1
+    elif isinstance(granularity, (PerGroup, PerBlock)):
         x, axes = to_parts(x, granularity), -1
     return xp.min(x, axis=axes), xp.max(x, axis=axes)
 
@@ -54,14 +56,20 @@ def scale_shape(shape: tuple[int, ...], granularity: Granularity) -> tuple[int, 
         return (shape[granularity.axis],)
     if isinstance(granularity, PerGroup):
         return (*shape[:-1], -(-shape[-1] // granularity.size))
+    if isinstance(granularity, PerToken):
+        return shape[:-1]
+    if isinstance(granularity, PerBlock):
+        return (-(-shape[0] // granularity.rows), -(-shape[1] // granularity.columns))
     return ()
 
 
 def to_parts(x: Array, granularity: Granularity) -> Array:
-    """``x`` with groups on an axis of their own, behind the others; other granularities leave it as it is.
+    """``x`` with groups or blocks on an axis of their own, behind the others; other granularities leave it as it is.
 
     A last short group is filled up with its last value, which changes neither its minimum nor its maximum.
     """
+    if isinstance(granularity, PerBlock):
+        return _to_blocks(x, granularity)
     if not isinstance(granularity, PerGroup):
         return x
     xp = array_namespace(x)
@@ -76,6 +84,13 @@ def to_parts(x: Array, granularity: Granularity) -> Array:
 
 def from_parts(parts: Array, shape: tuple[int, ...], granularity: Granularity) -> Array:
     """What :func:`to_parts` was made from."""
+    if isinstance(granularity, PerBlock):
+        xp, (rows, columns) = (
+            array_namespace(parts),
+            (min(granularity.rows, shape[0]), min(granularity.columns, shape[1])),
+        )
+        blocks = xp.permute_dims(xp.reshape(parts, (*parts.shape[:2], rows, columns)), (0, 2, 1, 3))
+        return xp.reshape(blocks, (parts.shape[0] * rows, parts.shape[1] * columns))[: shape[0], : shape[1]]
     if not isinstance(granularity, PerGroup):
         return parts
     xp = array_namespace(parts)
@@ -95,7 +110,20 @@ def against_parts(parameter: Array, shape: tuple[int, ...], granularity: Granula
     if isinstance(granularity, PerChannel):
         axis = granularity.axis % len(shape)
         return xp.reshape(parameter, tuple(-1 if a == axis else 1 for a in range(len(shape))))
-    return parameter[..., None] if isinstance(granularity, PerGroup) else parameter
+    return parameter[..., None] if isinstance(granularity, (PerGroup, PerToken, PerBlock)) else parameter
+
+
+def _to_blocks(x: Array, granularity: PerBlock) -> Array:
+    """A matrix as (block rows, block columns, values of a block), the last ones filled up with their last row and column."""
+    xp = array_namespace(x)
+    rows, columns = min(granularity.rows, x.shape[0]), min(granularity.columns, x.shape[1])
+    missing = -x.shape[0] % rows, -x.shape[1] % columns
+    if missing[0]:
+        x = xp.concat([x, xp.broadcast_to(x[-1:, :], (missing[0], x.shape[1]))], axis=0)
+    if missing[1]:
+        x = xp.concat([x, xp.broadcast_to(x[:, -1:], (x.shape[0], missing[1]))], axis=1)
+    blocks = xp.reshape(x, (x.shape[0] // rows, rows, x.shape[1] // columns, columns))
+    return xp.reshape(xp.permute_dims(blocks, (0, 2, 1, 3)), (*blocks.shape[::2], rows * columns))
 
 
 def require_finite(low: Array, high: Array, what: str = "the tensor") -> None:
@@ -116,6 +144,15 @@ def _check(x: Array, granularity: Granularity) -> None:
         raise QuantizationError(f"a tensor of shape {shape} has no values to quantize")
     if isinstance(granularity, PerChannel) and not -len(shape) <= granularity.axis < len(shape):
         raise QuantizationError(f"a tensor of shape {shape} has no channel axis {granularity.axis}")
+    if isinstance(granularity, PerToken) and not shape:
+        raise QuantizationError("a tensor with no axes has no tokens; use granularity per_tensor")
+    if isinstance(granularity, PerBlock):
+        if len(shape) != 2:
+            raise QuantizationError(f"a tensor of shape {shape} is no matrix that could be cut into blocks")
+        if granularity.rows < 1 or granularity.columns < 1:
+            raise QuantizationError(
+                f"a block has at least one row and column, not {granularity.rows} x {granularity.columns}"
+            )
     if isinstance(granularity, PerGroup):
         if not shape:
             raise QuantizationError("a tensor with no axes cannot be cut into groups; use granularity per_tensor")

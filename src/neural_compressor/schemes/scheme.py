@@ -9,7 +9,17 @@ from typing import Any
 from neural_compressor.dtypes import DType, dtype, fp32
 from neural_compressor.errors import ConfigError
 from neural_compressor.registry import close_matches
-from neural_compressor.schemes.granularity import PER_CHANNEL, PER_TENSOR, Granularity, PerChannel, PerGroup
+from neural_compressor.schemes.granularity import (
+    GRANULARITIES,
+    PER_CHANNEL,
+    PER_TENSOR,
+    PER_TOKEN,
+    Granularity,
+    PerBlock,
+    PerChannel,
+    PerGroup,
+    PerTensor,
+)
 from neural_compressor.schemes.method import Method
 
 MODES = ("static", "dynamic", "weight_only", "float")
@@ -23,6 +33,7 @@ _TENSOR_FIELDS = (
     "granularity",
     "algorithm",
     "group_size",
+    "block_size",
     "axis",
     "bits",
     "reduce_range",
@@ -76,6 +87,8 @@ class TensorScheme:
         }
         if isinstance(self.granularity, PerGroup):
             out["group_size"] = self.granularity.size
+        if isinstance(self.granularity, PerBlock):
+            out["block_size"] = [self.granularity.rows, self.granularity.columns]
         if isinstance(self.granularity, PerChannel) and self.granularity.axis:
             out["axis"] = self.granularity.axis
         if self.reduce_range:
@@ -120,9 +133,14 @@ def _granularity(data: Mapping[str, Any]) -> Granularity:
                 f"granularity per_group needs a positive group_size (or -1 for per channel), got {size!r}"
             )
         return PerGroup(size)
-    raise ConfigError(
-        f"unknown granularity {name!r}; {close_matches(name, ('per_tensor', 'per_channel', 'per_group'))}"
-    )
+    if name == "per_token":
+        return PER_TOKEN
+    if name == "per_block":
+        sizes = data.get("block_size", [PerBlock.rows, PerBlock.columns])
+        if not isinstance(sizes, (list, tuple)) or len(sizes) != 2 or not all(type(n) is int and n > 0 for n in sizes):
+            raise ConfigError(f"granularity per_block has a block_size of [rows, columns], got {sizes!r}")
+        return PerBlock(*sizes)
+    raise ConfigError(f"unknown granularity {name!r}; {close_matches(str(name), GRANULARITIES)}")
 
 
 @dataclass(frozen=True)
@@ -221,7 +239,7 @@ def any_cpu_weight(scheme: TensorScheme) -> TensorScheme:
     """
     if not scheme.dtype.is_integer or scheme.dtype.bits != 8 or scheme.reduce_range:
         return scheme
-    if scheme.symmetric and scheme.dtype.signed and not isinstance(scheme.granularity, PerGroup):
+    if scheme.symmetric and scheme.dtype.signed and isinstance(scheme.granularity, (PerTensor, PerChannel)):
         return replace(scheme, pair_safe=True)
     return reduced(scheme)
 

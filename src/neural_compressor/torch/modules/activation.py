@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from neural_compressor.errors import QuantizationError
-from neural_compressor.schemes import PerGroup, QParams, TensorScheme, choose_qparams
+from neural_compressor.schemes import PerChannel, PerTensor, QParams, TensorScheme, choose_qparams
 from neural_compressor.schemes.affine import qparams_over
 from neural_compressor.schemes.quantize import round_values
 from neural_compressor.schemes.ranges import scale_granularity, value_range
@@ -27,8 +27,8 @@ def calibrated_qparams(bounds: Range, scheme: TensorScheme, what: str) -> QParam
 
 
 def has_fixed_range(scheme: TensorScheme | None) -> bool:
-    """Whether calibration can fix the scales: blocks and groups take theirs from each input."""
-    return scheme is not None and not scheme.is_float and not isinstance(scale_granularity(scheme), PerGroup)
+    """Whether calibration can fix the scales: tokens, blocks and groups take theirs from each input."""
+    return scheme is not None and not scheme.is_float and isinstance(scale_granularity(scheme), (PerTensor, PerChannel))
 
 
 def simulate(x: Tensor, scheme: TensorScheme, qparams: QParams | None) -> Tensor:

@@ -21,7 +21,10 @@ def _observer(value: Any) -> str:
     raise ConfigError(f"got {value!r}; {close_matches(str(value), OBSERVERS)}")
 
 
-Granularity = Annotated[str, one_or_more(word(("per_tensor", "per_channel")))]
+Granularity = Annotated[str, one_or_more(word(("per_tensor", "per_channel", "per_block")))]
+ActivationGranularity = Annotated[str, one_or_more(word(("per_tensor", "per_channel", "per_token", "per_group")))]
+_GROUP = 128
+"""The size of groups of activations, which are what blocks of weights are multiplied with."""
 Algorithm = Annotated[str, one_or_more(_observer)]
 
 
@@ -39,7 +42,7 @@ class ActivationConfig(ComposableConfig):
     w_algo: Algorithm = "minmax"
     act_dtype: Dtype = "uint8"
     act_sym: Flag = False
-    act_granularity: Granularity = "per_tensor"
+    act_granularity: ActivationGranularity = "per_tensor"
     act_algo: Algorithm = "minmax"
 
     _mode: ClassVar[str] = "static"
@@ -83,6 +86,8 @@ class ActivationConfig(ComposableConfig):
             for prefix, tensor in _PREFIXES.items()
         }
         fields = {tensor: {**each, "scheme": "sym" if each["scheme"] else "asym"} for tensor, each in given.items()}
+        if self.act_granularity == "per_group":
+            fields["activation"]["group_size"] = _GROUP
         weight, activation = (TensorScheme.from_dict(fields[part]) for part in ("weight", "activation"))
         if weight.is_float and activation.is_float:
             return OpScheme(weight, activation, "float")

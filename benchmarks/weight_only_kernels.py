@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from neural_compressor.schemes import OpScheme
 from neural_compressor.torch.modules import WeightOnlyLinear
 from neural_compressor.torch.modules.kernels.dequantized_product import dequantized_product, product_dtype
-from neural_compressor.torch.modules.kernels.weight_only import DEQUANTIZE, KERNELS, WeightOnlyKernel
+from neural_compressor.torch.modules.kernels.weight_only import DEQUANTIZE, WEIGHT_ONLY_KERNELS, WeightOnlyKernel
 
 WIDTHS, ROWS = (576, 2048, 4096), (1, 4, 16, 128, 512)
 WEIGHTS = {
@@ -77,7 +77,7 @@ def cases_of(weight: str, width: int, device: str) -> dict[str, Case]:
     cases = {
         str(t).removeprefix("torch."): float_case(width, t, copies, device) for t in (torch.float32, torch.bfloat16)
     }
-    for kernel in KERNELS:
+    for kernel in WEIGHT_ONLY_KERNELS:
         if kernel.can_run(layers[0].stored_weight()):
             cases[kernel.name] = kernel_case(kernel, layers)
     cases[DEQUANTIZE] = dequantize_case(layers, device)

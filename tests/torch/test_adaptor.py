@@ -13,7 +13,8 @@ from neural_compressor.errors import CalibrationError, ConfigError, Quantization
 from neural_compressor.strategy.build import build_space
 from neural_compressor.torch import functional, inspection
 from neural_compressor.torch.adaptor import PyTorchAdaptor
-from neural_compressor.torch.modules.kernels import integer
+from neural_compressor.torch.modules.kernels import table
+from neural_compressor.torch.modules.kernels.integer import INTEGER_KERNELS
 
 INT8 = {  # safe in pairs: real on every x86 CPU
     "weight": {
@@ -71,8 +72,8 @@ def test_int8_is_close_smaller_and_real(convnet, images):
 
 def saturating(monkeypatch):
     """Let the kernels be those of a CPU that adds pairs of products in 16 bits."""
-    found = [replace(k, exact=lambda kind, act, codes: codes != "all") for k in integer.KERNELS[:-1]]
-    monkeypatch.setattr(integer, "KERNELS", (*found, integer.KERNELS[-1]))
+    found = [replace(k, exact=lambda kind, act, codes: codes != "all") for k in INTEGER_KERNELS[:-1]]
+    monkeypatch.setattr(table, "KERNELS", [*found, INTEGER_KERNELS[-1]])
 
 
 def test_without_vnni_the_capability_asks_for_weights_that_cannot_overflow(convnet, images, monkeypatch):

@@ -13,6 +13,7 @@ from neural_compressor.errors import NeuralCompressorError, QuantizationError
 from neural_compressor.schemes import OpKey, OpScheme, Plan, QuantizedArray
 from neural_compressor.torch.modules import QuantModule, quantized_module
 from neural_compressor.torch.modules.build import replace_module
+from neural_compressor.torch.modules.input_change import InputChange
 from neural_compressor.torch.modules.relay import Relays, relay, relayed, restore
 from neural_compressor.torch.modules.weighted import WeightedModule
 from neural_compressor.torch.passes.fold import Structure
@@ -36,11 +37,13 @@ def build(
     reasons: Mapping[OpKey, str],
     missed: Mapping[OpKey, str] | None = None,
     weights: Mapping[OpKey, QuantizedArray] | None = None,
+    changes: Mapping[str, InputChange] | None = None,
 ) -> nn.Module:
     """``model``, whose batch norms are folded already, with the ops of ``plan`` replaced, less those ``missed``.
 
     What is quantized already, because a method found its weight, stays as it is. ``weights`` are matrices of codes that were
-    found for ops, of which the others are rounded to nearest. ``reasons`` are of ops that are not in the plan.
+    found for ops, of which the others are rounded to nearest. ``changes`` say by name of op what it does to its input first,
+    ``reasons`` are of ops that are not in the plan.
     """
     missed, ops = dict(missed or {}), dict[OpKey, OpScheme]()
     reasons = {key: why for key, why in reasons.items() if key not in plan}
@@ -53,7 +56,8 @@ def build(
             ops[key] = scheme
 
     def make(key: OpKey, module: nn.Module, scheme: OpScheme) -> nn.Module:
-        new = quantized_module(module, scheme, ranges.get(key, ()), relu=key[0] in structure.relus)
+        relu, change = key[0] in structure.relus, (changes or {}).get(key[0])
+        new = quantized_module(module, scheme, ranges.get(key, ()), relu=relu, change=change)
         if weights is not None and key in weights:
             assert isinstance(new, WeightedModule), f"{key[1]} has no weight that could be found"
             new.store_weight(weights[key])

@@ -16,7 +16,8 @@ from neural_compressor.errors import FormatError, WorkspaceError
 from neural_compressor.torch.adaptor import PyTorchAdaptor
 from neural_compressor.torch.files import checkpoint
 from neural_compressor.torch.files.checkpoint import load_model, save_model
-from neural_compressor.torch.modules.kernels import integer
+from neural_compressor.torch.modules.kernels import table
+from neural_compressor.torch.modules.kernels.integer import INTEGER_KERNELS
 
 STATIC = {
     "weight": {"dtype": "int8", "granularity": "per_channel"},
@@ -208,8 +209,8 @@ def test_a_disk_that_is_full_at_any_step(saved, tmp_path, monkeypatch, step):
 def test_loading_warns_of_int8_ops_that_this_cpu_cannot_run(tmp_path, monkeypatch, caplog):
     model, x = nn.Sequential(nn.Linear(8, 4)).eval(), torch.randn(4, 8)
     save_model(PyTorchAdaptor().quantize({"op": {("0", "Linear"): STATIC}}, model, [x]), tmp_path / "m")
-    saturating = [replace(k, exact=lambda kind, act, codes: codes != "all") for k in integer.KERNELS]
-    monkeypatch.setattr(integer, "KERNELS", tuple(saturating))
+    saturating = [replace(k, exact=lambda kind, act, codes: codes != "all") for k in INTEGER_KERNELS]
+    monkeypatch.setattr(table, "KERNELS", saturating)
     assert load_model(tmp_path / "m", model)[0].simulated
     assert "1 of 1 int8 ops are simulated here" in caplog.text
     assert "16 bits" in caplog.text

@@ -12,7 +12,7 @@ from neural_compressor.schemes import PER_CHANNEL, OpScheme, TensorScheme
 from neural_compressor.torch import functional
 from neural_compressor.torch.adaptor import PyTorchAdaptor
 from neural_compressor.torch.modules import QUANT_MODULES
-from neural_compressor.torch.modules.kernels.integer import SIMULATED
+from neural_compressor.torch.modules.kernels.table import SIMULATED
 
 WEIGHT = TensorScheme(dtype("int8"), granularity=PER_CHANNEL, pair_safe=True)
 OPS = {

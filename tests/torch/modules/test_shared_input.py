@@ -14,9 +14,9 @@ from neural_compressor.algorithms import LayerResult, rtn
 from neural_compressor.dtypes import dtype
 from neural_compressor.schemes import PER_CHANNEL, PER_TENSOR, PerGroup, TensorScheme
 from neural_compressor.torch.modules import WeightOnlyLinear
-from neural_compressor.torch.modules.kernels import weight_only
+from neural_compressor.torch.modules.kernels import table
 from neural_compressor.torch.modules.kernels.stored_weight import stacked
-from neural_compressor.torch.modules.kernels.weight_only import KERNELS
+from neural_compressor.torch.modules.kernels.weight_only import WEIGHT_ONLY_KERNELS
 
 INPUTS = 128
 SCHEMES = {
@@ -65,14 +65,14 @@ def _no_gradients():
 def _one_kernel(request, monkeypatch):
     """Layers of different sizes may have different kernels, which is not what is tested here."""
     name = request.node.callspec.params.get("kernel", "torch") if hasattr(request.node, "callspec") else "torch"
-    kernels = tuple(kernel for kernel in KERNELS if kernel.name.startswith(name))
-    monkeypatch.setattr(weight_only, "KERNELS", kernels)
+    kernels = [kernel for kernel in WEIGHT_ONLY_KERNELS if kernel.name.startswith(name)]
+    monkeypatch.setattr(table, "KERNELS", kernels)
 
 
 @pytest.mark.parametrize("inference", [False, True])
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("kernel", [kernel.name for kernel in KERNELS if "cuda" not in kernel.name])
+@pytest.mark.parametrize("kernel", [kernel.name for kernel in WEIGHT_ONLY_KERNELS if "cuda" not in kernel.name])
 def test_outputs_are_the_same_to_the_bit(kernel, scheme, kind, inference):
     model = Attention(scheme=scheme)
     if model.out.simulated:

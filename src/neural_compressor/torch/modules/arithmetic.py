@@ -11,8 +11,8 @@ from neural_compressor.errors import QuantizationError
 from neural_compressor.torch import functional
 from neural_compressor.torch.modules.activation import Range, calibrated_qparams, has_fixed_range, within_codes
 from neural_compressor.torch.modules.base import QUANT_MODULES, QuantModule
-from neural_compressor.torch.modules.kernels.integer import SIMULATED
 from neural_compressor.torch.modules.kernels.quint8 import to_quint8
+from neural_compressor.torch.modules.kernels.table import SIMULATED
 from neural_compressor.torch.modules.layer_operator import is_compiled
 from neural_compressor.torch.modules.portable import as_type, is_leaving
 

@@ -21,8 +21,10 @@ from neural_compressor.torch.modules.activation import (
     simulate,
     within_codes,
 )
-from neural_compressor.torch.modules.kernels.integer import SIMULATED, is_tensor_int8, kernel_for, why_simulated
+from neural_compressor.torch.modules.input_change import InputChange
+from neural_compressor.torch.modules.kernels.integer import is_tensor_int8, why_simulated
 from neural_compressor.torch.modules.kernels.quint8 import U8
+from neural_compressor.torch.modules.kernels.table import SIMULATED, kernel_for
 from neural_compressor.torch.modules.layer_operator import call_layer, numbered
 from neural_compressor.torch.modules.portable import as_type, is_leaving, rounded
 
@@ -67,14 +69,24 @@ class QuantModule(nn.Module):
 
     @classmethod
     def from_float(
-        cls, module: nn.Module, scheme: OpScheme, act_ranges: Sequence[Range] = (), relu: bool = False
+        cls,
+        module: nn.Module,
+        scheme: OpScheme,
+        act_ranges: Sequence[Range] = (),
+        relu: bool = False,
+        change: InputChange | None = None,
     ) -> Self:
-        """Quantize ``module``; ``act_ranges`` holds ``(low, high)`` of each tensor input where the scheme is static."""
+        """Quantize ``module``; ``act_ranges`` holds ``(low, high)`` of each tensor input where the scheme is static.
+
+        ``change`` is what the op does to its input first (a multiplier a channel, a rotation, an order). ``module`` holds
+        the weight for inputs as they come, which is changed accordingly; ``act_ranges`` are those of the changed input.
+        """
         new = cls(module, scheme, relu)
+        device = next((p.device for p in module.parameters()), torch.device("cpu"))
+        new._keep_input(None if change is None else change.to(device))
         new._keep_qparams(act_ranges)
         new._quantize(module)
         new._settle()
-        device = next((p.device for p in module.parameters()), torch.device("cpu"))
         return new if device.type == "cpu" else new.to(device)
 
     @classmethod
@@ -155,6 +167,11 @@ class QuantModule(nn.Module):
             return self.scheme.activation
         nested = {"scale": "scales", "zero": "zeros"}.get(owner.rpartition("_")[2])
         return weight if weight is None or nested is None else getattr(weight, nested)
+
+    def _keep_input(self, change: InputChange | None) -> None:
+        """Register what is done to the input."""
+        if change:
+            raise QuantizationError(f"a {self.op_type} has no input whose channels could be scaled, turned or ordered")
 
     def _keep_qparams(self, act_ranges: Sequence[Range]) -> None:
         scheme = self.scheme.activation if self._is_calibrated else None

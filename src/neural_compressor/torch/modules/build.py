@@ -11,6 +11,7 @@ from neural_compressor.schemes import OpScheme
 from neural_compressor.torch.modules.activation import Range
 from neural_compressor.torch.modules.base import QuantModule, quant_class
 from neural_compressor.torch.modules.half import HalfModule
+from neural_compressor.torch.modules.input_change import InputChange
 from neural_compressor.torch.modules.matrix_stack import MatrixStack, weight_only_class
 from neural_compressor.torch.modules.weight_only import is_conv1d
 
@@ -21,8 +22,11 @@ def quantized_module(
     act_ranges: Sequence[Range] = (),
     relu: bool = False,
     state: Mapping[str, Tensor] | None = None,
+    change: InputChange | None = None,
 ) -> QuantModule:
     """The module that replaces ``module`` under ``scheme``, quantized from its values or rebuilt from ``state``.
+
+    ``change`` is what it does to its input first; a ``state`` holds that already.
 
     >>> scheme = OpScheme.from_dict({"weight": {"dtype": "nf4", "granularity": "per_channel"}})
     >>> quantized_module(nn.Linear(8, 4), scheme)
@@ -37,7 +41,7 @@ def quantized_module(
         cls = HalfModule if scheme.is_float else quant_class(module)
     if state is not None:
         return cls.from_state(module, scheme, state, relu)
-    return cls.from_float(module, scheme, act_ranges, relu)
+    return cls.from_float(module, scheme, act_ranges, relu, change)
 
 
 def replace_module(model: nn.Module, name: str, new: nn.Module) -> None:

@@ -15,6 +15,7 @@ from neural_compressor.errors import QuantizationError
 from neural_compressor.schemes import OpScheme
 from neural_compressor.torch.modules.activation import has_fixed_range, over_own_range, within_codes
 from neural_compressor.torch.modules.base import QUANT_MODULES
+from neural_compressor.torch.modules.input_change import InputChange
 from neural_compressor.torch.modules.kernels import onednn
 from neural_compressor.torch.modules.kernels.integer import kernel_pairs
 from neural_compressor.torch.modules.kernels.quint8 import U8, codes_of, to_quint8
@@ -31,6 +32,36 @@ class _Convolution(WeightedModule):
     """What convolutions share with transposed ones; ``dims`` is over how many dimensions they go."""
 
     dims: int
+    groups: int
+
+    @property
+    def input_axis(self) -> int:
+        return -1 - self.dims
+
+    @property
+    def input_channels(self) -> int:
+        inside = super().input_channels
+        return inside if self.channel_axis else inside * self.groups
+
+    def _inputs_last(self, weight: Tensor) -> Tensor:
+        if self.channel_axis or self.groups == 1:
+            return super()._inputs_last(weight)
+        outside, inside, *kernel = weight.shape
+        by_group = weight.reshape(self.groups, outside // self.groups, inside, *kernel)
+        return by_group.movedim((0, 2), (-2, -1)).reshape(outside // self.groups, *kernel, self.groups * inside)
+
+    def _from_inputs_last(self, weight: Tensor) -> Tensor:
+        if self.channel_axis or self.groups == 1:
+            return super()._from_inputs_last(weight)
+        by_group = weight.reshape(*weight.shape[:-1], self.groups, -1)
+        return by_group.movedim((-2, -1), (0, 2)).reshape(self.weight_shape)
+
+    def _keep_input(self, change: InputChange | None) -> None:
+        if change is not None and self.groups > 1 and (change.rotation is not None or change.order is not None):
+            raise QuantizationError(
+                f"a {self.op_type} of {self.groups} groups cannot mix or order channels of its input"
+            )
+        super()._keep_input(change)
 
     def _rounded(self, x: Tensor, name: str = "input") -> Tensor:
         if self.scheme.activation is None or has_fixed_range(self.scheme.activation):
@@ -52,13 +83,15 @@ class QuantConv(_Convolution):
         self.dims = len(self.weight_shape) - 2
         padding, self.outer_padding = _split_padding(module)
         self.padding_mode = module.padding_mode
+        self.groups = module.groups
         self.geometry = onednn.ConvGeometry(module.stride, padding, module.dilation, module.groups)
 
     def forward(self, input: Tensor) -> Tensor:
         if is_compiled():
             return self._as_operator(input)
-        batched = input.dim() == self.dims + 2
-        y = self._convolved(input if batched else input.unsqueeze(0))
+        batched, x = input.dim() == self.dims + 2, self.turned(input)
+        y = self._convolved(x if batched else x.unsqueeze(0))
+        y = y if input.is_quantized else as_type(y, input.dtype)
         return y if batched else y.squeeze(0)
 
     def _convolved(self, x: Tensor) -> Tensor:
@@ -204,7 +237,7 @@ class QuantConvTranspose(_Convolution):
         return by_group.transpose(1, 2).reshape(self.weight_shape)
 
     def forward(self, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
-        inside = self._rounded(input)
+        inside = self._rounded(self.turned(input))
         weight, bias = self._parameters_as(inside.dtype)
         extra = self.output_padding if output_size is None else self._padding_for(input, output_size)
         y = _TRANSPOSED[self.dims](inside, weight, bias, self.stride, self.padding, extra, self.groups, self.dilation)

@@ -12,6 +12,7 @@ from neural_compressor.errors import QuantizationError
 from neural_compressor.schemes import OpScheme, PackedArray, PerTensor
 from neural_compressor.schemes.ranges import scale_granularity
 from neural_compressor.torch.modules.base import QUANT_MODULES
+from neural_compressor.torch.modules.input_change import InputChange
 from neural_compressor.torch.modules.layer_operator import is_compiled
 from neural_compressor.torch.modules.weighted import WeightedModule
 
@@ -33,6 +34,13 @@ class QuantEmbedding(WeightedModule):
         self.num_embeddings, self.embedding_dim = self.weight_shape
         self.padding_idx = module.padding_idx
         self.dtype = module.weight.dtype
+
+    def _keep_input(self, change: InputChange | None) -> None:
+        if change:
+            raise QuantizationError("the input of an Embedding are indices: they have no channels to scale or turn")
+
+    def _stored_inputs(self) -> tuple[str, ...]:
+        return ()
 
     def _choose_kernel(self) -> str:
         return "packed rows"

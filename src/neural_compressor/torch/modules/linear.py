@@ -32,12 +32,16 @@ class QuantLinear(WeightedModule):
     def forward(self, input: Tensor) -> Tensor:
         if is_compiled():
             return self._as_operator(input)
+        y = self._product(self.turned(input))
+        return y if input.is_quantized else as_type(y, input.dtype)
+
+    def _product(self, x: Tensor) -> Tensor:
         # TorchScript has no place for the packed weight.
         if self.simulated or is_leaving() or torch._C._get_tracing_state() is not None:
-            return self._simulated(input)
-        if input.dim() == 1:  # the kernel wants rows
-            return self._integer(input.unsqueeze(0)).squeeze(0)
-        return self._integer(input)
+            return self._simulated(x)
+        if x.dim() == 1:  # the kernel wants rows
+            return self._integer(x.unsqueeze(0)).squeeze(0)
+        return self._integer(x)
 
     def _simulated(self, x: Tensor) -> Tensor:
         inside = self._rounded(x)

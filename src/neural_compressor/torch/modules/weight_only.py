@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from neural_compressor.algorithms.float_zero_array import FloatZeroArray
-from neural_compressor.algorithms.hadamard import Rotation
 from neural_compressor.algorithms.layer_result import LayerResult
-from neural_compressor.errors import ConfigError, FormatError, QuantizationError
+from neural_compressor.errors import FormatError, QuantizationError
 from neural_compressor.formats import LinearWeight
 from neural_compressor.schemes import Method, OpScheme, PackedArray, QuantizedArray
 from neural_compressor.schemes.quantized_array import parameter_row
 from neural_compressor.torch.modules.base import finite
-from neural_compressor.torch.modules.input_rotation import rotated
+from neural_compressor.torch.modules.input_change import InputChange
 from neural_compressor.torch.modules.kernels.dequantized_product import dequantized_product, product_dtype
-from neural_compressor.torch.modules.kernels.integer import SIMULATED
 from neural_compressor.torch.modules.kernels.stored_weight import StoredWeight
+from neural_compressor.torch.modules.kernels.table import SIMULATED
 from neural_compressor.torch.modules.kernels.weight_only import DEQUANTIZE, Choice, WeightOnlyKernel, choose
 from neural_compressor.torch.modules.layer_operator import call_layer, is_compiled
 from neural_compressor.torch.modules.packed_weight import (
@@ -69,7 +68,7 @@ class WeightOnlyLinear(WeightedModule):
 
     weight_packed: Tensor
     input_scale: Tensor | None
-    input_order: Tensor | None
+    multiplier_name = "input_scale"
 
     def __init__(self, module: nn.Module, scheme: OpScheme, relu: bool = False) -> None:
         self.transposed = is_conv1d(module)
@@ -82,8 +81,6 @@ class WeightOnlyLinear(WeightedModule):
         self._exact = False
         self._low_bit: WeightOnlyKernel | None = None
         self._most_rows = 0
-        self._rotation: Rotation | None = None
-        self._turns = False
         self.shared_input = SharedInput()
 
     # -- making one -------------------------------------------------------------------------------------------------
@@ -104,7 +101,7 @@ class WeightOnlyLinear(WeightedModule):
                 f"{new.in_features} inputs and {new.out_features} outputs"
             )
         new._keep_array(result.array)
-        new._keep_input(result)
+        new._keep_input(_change_of(result, new._device))
         own = getattr(module, "bias", None) if bias is None else bias
         if own is not None and own.is_meta:
             raise QuantizationError(f"the bias of this {new.op_type} is on the meta device; pass its values as bias")
@@ -120,38 +117,18 @@ class WeightOnlyLinear(WeightedModule):
         keep_parameter(self, "weight_zero", zero.pack() if isinstance(zero, QuantizedArray) else zero)
         self.stored_weight().check()
 
-    def _keep_input(self, result: LayerResult | None) -> None:
-        order = scale = turn = None
-        if result is not None and result.order is not None:
-            order = torch.as_tensor(result.order).to(self._device, torch.int32)
-        if result is not None and result.input_scale is not None:
-            scale = 1 / finite(torch.as_tensor(result.input_scale), "the scale of the inputs").to(self._device)
-        if result is not None and result.rotation is not None:
-            seed = -1 if result.rotation.seed is None else result.rotation.seed
-            turn = torch.tensor([result.rotation.block_size, seed], device=self._device)
-        self.register_buffer("input_order", order)
-        self.register_buffer("input_scale", scale)
-        self.register_buffer("input_rotation", turn)
-
     def _quantize(self, module: nn.Module) -> None:
         super()._quantize(module)
         self.register_buffer("weight_zero", None)
-        self._keep_input(None)
 
     def _stored(self) -> tuple[str, ...]:
         scheme = self.weight_scheme
         weight = *buffer_names("weight", scheme.scales), *parameter_names("weight_zero?", scheme.zeros)
-        return *weight, "bias?", "input_order?", "input_scale?", "input_rotation?"
+        return *weight, "bias?", *self._stored_inputs()
 
-    def _restore(self, module: nn.Module, state: Mapping[str, Tensor]) -> None:
-        super()._restore(module, state)
+    def _check_weight(self) -> None:
+        super()._check_weight()
         self.stored_weight().check()
-        self._check_shape("input_scale", (self.in_features,))
-        self._check_shape("input_order", (self.in_features,))
-        self._check_shape("input_rotation", (2,))
-        order = self.input_order
-        if order is not None and not torch.equal(order.long().sort().values, torch.arange(len(order)).to(order.device)):
-            raise FormatError(f"the stored tensor 'input_order' is not an order of {self.in_features} inputs")
 
     # -- the weight -------------------------------------------------------------------------------------------------
 
@@ -226,8 +203,7 @@ class WeightOnlyLinear(WeightedModule):
     def _settle(self) -> None:
         self.forget_prepacked()
         stored = self.stored_weight()
-        self._rotation = self._stored_rotation()
-        self._turns = any(change is not None for change in self.input_changes())
+        self._settle_input()
         choice = Choice() if self._exact else self._choice(stored)
         self._low_bit, self._most_rows = choice.kernel, choice.most_rows
         self.kernel = SIMULATED if self._low_bit is None else f"{self._low_bit.name} (to {self._most_rows} rows)"
@@ -253,20 +229,6 @@ class WeightOnlyLinear(WeightedModule):
     def most_rows(self) -> int:
         """How many rows :attr:`low_bit_kernel` multiplies at most."""
         return self._most_rows
-
-    def input_changes(self) -> tuple[Any, ...]:
-        """What :meth:`turned` does to an input."""
-        return self._buffers["input_scale"], self._rotation, self._buffers["input_order"]
-
-    def _stored_rotation(self) -> Rotation | None:
-        stored = self._buffers.get("input_rotation")
-        if stored is None:
-            return None
-        block, seed = stored.tolist()
-        try:
-            return Rotation(self.in_features, block, None if seed < 0 else seed)
-        except ConfigError as error:
-            raise FormatError(f"the stored tensor 'input_rotation' is {[block, seed]}: {error}") from error
 
     def _why_no_kernel(self) -> str:
         if self._exact:
@@ -313,15 +275,6 @@ class WeightOnlyLinear(WeightedModule):
         gradient = gradient * (self.forward(x) > 0) if self.relu else gradient
         return [(gradient.float() @ self.dequantized_weight().float()).to(x.dtype)]
 
-    def turned(self, x: Tensor) -> Tensor:
-        """The input as the weight expects it."""
-        if not self._turns:
-            return x
-        scale, rotation, order = self.input_changes()
-        x = x if scale is None else x * scale
-        x = x if rotation is None else rotated(x, rotation)
-        return x if order is None else x.index_select(-1, order)
-
     def _product(self, input: Tensor, rows: Tensor, leaving: bool) -> Tensor:
         count = rows.shape[0]
         if not count:
@@ -344,3 +297,10 @@ class WeightOnlyLinear(WeightedModule):
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, {super().extra_repr()}"
+
+
+def _change_of(result: LayerResult, device: torch.device) -> InputChange:
+    """What ``result`` says of inputs, in tensors on ``device``."""
+    order = None if result.order is None else torch.as_tensor(result.order).to(device)
+    scale = None if result.input_scale is None else 1 / torch.as_tensor(result.input_scale).to(device)
+    return InputChange(scale, result.rotation, order)

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.onnx import is_in_onnx_export
 
 from neural_compressor.algorithms import rtn
-from neural_compressor.errors import QuantizationError
+from neural_compressor.algorithms.hadamard import Rotation
+from neural_compressor.errors import ConfigError, FormatError, QuantizationError
 from neural_compressor.schemes import (
     PER_CHANNEL,
     OpScheme,
@@ -24,7 +25,9 @@ from neural_compressor.schemes import (
 )
 from neural_compressor.torch.modules.activation import Range, calibrated_qparams
 from neural_compressor.torch.modules.base import QuantModule, finite
+from neural_compressor.torch.modules.input_change import InputChange
 from neural_compressor.torch.modules.kernels.integer import takes_int8
+from neural_compressor.torch.modules.kernels.quint8 import U8
 from neural_compressor.torch.modules.packed_weight import (
     buffer_names,
     check_pairs,
@@ -40,13 +43,18 @@ class WeightedModule(QuantModule):
 
     #: The axis of the float weight along which output channels lie.
     channel_axis = 0
+    #: The buffer that holds by what the channels of the input are multiplied.
+    multiplier_name = "input_multiplier"
     bias: Tensor | None
+    input_order: Tensor | None
 
     def __init__(self, module: nn.Module, scheme: OpScheme, relu: bool = False) -> None:
         super().__init__(module, scheme, relu)
         assert isinstance(module.weight, Tensor)
         self.weight_shape = tuple(module.weight.shape)
         self.weight_scheme = self._of_matrix(scheme.weight)
+        self._rotation: Rotation | None = None
+        self._turns = False
 
     def _of_matrix(self, scheme: TensorScheme | None) -> TensorScheme:
         """The scheme of the weight as a matrix, whose output channels are rows."""
@@ -82,16 +90,89 @@ class WeightedModule(QuantModule):
             found = calibrated_qparams(act_ranges[len(self.inputs)], scheme, "output")
         self._register_qparams("output", found)
 
+    # -- the input --------------------------------------------------------------------------------------------------
+
+    @property
+    def input_channels(self) -> int:
+        """How many channels the input has."""
+        return self.weight_shape[1 - self.channel_axis]
+
+    @property
+    def input_axis(self) -> int:
+        """Where the channels of the input lie, counted from the end."""
+        return -1
+
+    def _inputs_last(self, weight: Tensor) -> Tensor:
+        """The weight with all input channels along its last axis."""
+        return weight.movedim(1 - self.channel_axis, -1)
+
+    def _from_inputs_last(self, weight: Tensor) -> Tensor:
+        return weight.movedim(-1, 1 - self.channel_axis).contiguous()
+
+    @property
+    def input_change(self) -> InputChange:
+        """What the op does to its input first; the buffers it is stored in are those of :meth:`_stored_inputs`."""
+        return InputChange(*self.input_changes())
+
+    def input_changes(self) -> tuple[Tensor | None, Rotation | None, Tensor | None]:
+        """The parts of :attr:`input_change`."""
+        return self._buffers.get(self.multiplier_name), self._rotation, self._buffers.get("input_order")
+
+    def turned(self, x: Tensor) -> Tensor:
+        """The input as the weight expects it."""
+        if not self._turns:
+            return x
+        return self.input_change.on_input(x.dequantize() if x.is_quantized else x, self.input_axis)
+
+    @property
+    def input_qparams(self) -> U8 | None:
+        return None if self._turns else super().input_qparams
+
+    def _stored_inputs(self) -> tuple[str, ...]:
+        return f"{self.multiplier_name}?", "input_order?", "input_rotation?"
+
+    def _keep_input(self, change: InputChange | None) -> None:
+        change, turn = change or InputChange(), None
+        change.check(self.input_channels)
+        if change.rotation is not None:
+            seed = -1 if change.rotation.seed is None else change.rotation.seed
+            packed = self._buffers.get("weight_packed")
+            turn = torch.tensor([change.rotation.block_size, seed], device=None if packed is None else packed.device)
+        scale = None if change.multiplier is None else finite(change.multiplier, "the scale of the inputs")
+        self.register_buffer(self.multiplier_name, scale)
+        self.register_buffer("input_order", None if change.order is None else change.order.to(torch.int32))
+        self.register_buffer("input_rotation", turn)
+        self._settle_input()
+
+    def _settle_input(self) -> None:
+        stored, self._rotation = self._buffers.get("input_rotation"), None
+        if stored is not None and not stored.is_meta:
+            block, seed = stored.tolist()
+            try:
+                self._rotation = Rotation(self.input_channels, block, None if seed < 0 else seed)
+            except ConfigError as error:
+                raise FormatError(f"the stored tensor 'input_rotation' is {[block, seed]}: {error}") from error
+        self._turns = any(change is not None for change in self.input_changes())
+
+    def _settle(self) -> None:
+        self._settle_input()
+        super()._settle()
+
+    # -- the weight -------------------------------------------------------------------------------------------------
+
     def _pairs(self) -> np.ndarray:
         """The columns of the matrix whose products a kernel without VNNI adds in 16 bits."""
         return in_pairs(self.matrix_shape[1])
 
     def _stored(self) -> tuple[str, ...]:
-        return *buffer_names("weight"), "bias?", "output_scale?", "output_zero_point?"
+        return *buffer_names("weight"), "bias?", "output_scale?", "output_zero_point?", *self._stored_inputs()
 
     def quantized_weight(self, weight: Tensor) -> QuantizedArray:
-        """``weight``, in the layout of the float module, rounded to nearest as the scheme says: a matrix of codes."""
-        matrix = self._to_matrix(finite(weight, "the weight"))
+        """``weight``, in the layout of the float module for inputs as they come, rounded to nearest: a matrix of codes."""
+        weight = finite(weight, "the weight")
+        if change := self.input_change:
+            weight = self._from_inputs_last(change.on_weight(self._inputs_last(weight)))
+        matrix = self._to_matrix(weight)
         # Beside float activations a scale may have either sign; kernels that multiply integers want it positive.
         alone = self.scheme.mode == "weight_only" and not self.weight_scheme.pair_safe
         return rtn(matrix, self.weight_scheme) if alone else quantized_matrix(matrix, self.weight_scheme, self._pairs())
@@ -110,8 +191,17 @@ class WeightedModule(QuantModule):
 
     def _restore(self, module: nn.Module, state: Mapping[str, Tensor]) -> None:
         super()._restore(module, state)
-        check_pairs(self._packed(), self._pairs())
+        self._check_weight()
         self._check_shape("bias", self.matrix_shape[:1])
+        self._check_shape(self.multiplier_name, (self.input_channels,))
+        self._check_shape("input_order", (self.input_channels,))
+        self._check_shape("input_rotation", (2,))
+        order = self._buffers.get("input_order")
+        if order is not None and not torch.equal(order.long().sort().values, torch.arange(len(order)).to(order.device)):
+            raise FormatError(f"the stored tensor 'input_order' is not an order of {self.input_channels} inputs")
+
+    def _check_weight(self) -> None:
+        check_pairs(self._packed(), self._pairs())
 
     def _packed(self) -> PackedArray:
         return packed_array(self, "weight", self.weight_scheme, self.matrix_shape)
@@ -120,6 +210,14 @@ class WeightedModule(QuantModule):
         return self._packed().unpack()
 
     def dequantized_weight(self) -> Tensor:
+        """The weight the op has in effect for inputs as they come: float32, in the layout of the float module."""
+        weight = self._product_weight()
+        if not self._turns:
+            return weight
+        return self._from_inputs_last(self.input_change.off_weight(self._inputs_last(weight)))
+
+    def _product_weight(self) -> Tensor:
+        """The weight that is multiplied with, in float32."""
         values: Tensor = self.weight_array().dequantize()
         return self._from_matrix(values)
 
@@ -132,7 +230,7 @@ class WeightedModule(QuantModule):
         """Weight and bias for a float op in ``dtype``."""
         if is_leaving() and takes_int8(self.weight_scheme):
             return self._leaving_weight(dtype)
-        weight = self.dequantized_weight().to(dtype)
+        weight = self._product_weight().to(dtype)
         return constant(weight) if is_in_onnx_export() else weight, None if self.bias is None else self.bias.to(dtype)
 
     def _leaving_weight(self, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:

@@ -20,9 +20,9 @@ from neural_compressor.schemes import PER_CHANNEL, OpKey, OpScheme, TensorScheme
 from neural_compressor.torch.batches import feed
 from neural_compressor.torch.hooks import hooked
 from neural_compressor.torch.modules.kernels import fbgemm, onednn
-from neural_compressor.torch.modules.kernels.integer import kernel_for
 from neural_compressor.torch.modules.kernels.quint8 import to_quint8
 from neural_compressor.torch.modules.kernels.race import Race, Work, current_race
+from neural_compressor.torch.modules.kernels.table import kernel_for
 from neural_compressor.torch.structure.watch import Call, Trace
 
 logger = logging.getLogger("neural_compressor")

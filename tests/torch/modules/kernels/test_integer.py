@@ -9,14 +9,15 @@ from torch import nn
 
 from neural_compressor.errors import FormatError
 from neural_compressor.torch.modules import quantized_module
-from neural_compressor.torch.modules.kernels import fbgemm, integer
-from neural_compressor.torch.modules.kernels.integer import KERNELS, kernel_for
+from neural_compressor.torch.modules.kernels import fbgemm, integer, table
+from neural_compressor.torch.modules.kernels.integer import INTEGER_KERNELS
 from neural_compressor.torch.modules.kernels.quint8 import codes_of, to_quint8, with_qparams
+from neural_compressor.torch.modules.kernels.table import kernel_for
 
 
 @pytest.fixture
 def fresh_probes():
-    probes = {kernel.exact for kernel in KERNELS}
+    probes = {kernel.exact for kernel in INTEGER_KERNELS}
     for probe in probes:
         probe.cache_clear()
     yield
@@ -142,8 +143,8 @@ def test_partners_are_mutual_and_of_neighbouring_channels(shape):
 @pytest.fixture
 def without_vnni(monkeypatch):
     """The kernels as a CPU has them that adds pairs of products in 16 bits."""
-    saturating = [replace(k, exact=lambda kind, act, codes: act == 127 or codes != "all") for k in KERNELS[:-1]]
-    monkeypatch.setattr(integer, "KERNELS", (*saturating, KERNELS[-1]))
+    saturating = [replace(k, exact=lambda kind, act, codes: act == 127 or codes != "all") for k in INTEGER_KERNELS[:-1]]
+    monkeypatch.setattr(table, "KERNELS", [*saturating, INTEGER_KERNELS[-1]])
 
 
 @pytest.mark.usefixtures("without_vnni")

@@ -9,10 +9,10 @@ from neural_compressor.dtypes import dtype
 from neural_compressor.schemes import PER_CHANNEL, PerGroup, TensorScheme
 from neural_compressor.torch.modules import WeightOnlyLinear
 from neural_compressor.torch.modules.kernels import ort_matmul
-from neural_compressor.torch.modules.kernels.weight_only import KERNELS
+from neural_compressor.torch.modules.kernels.weight_only import WEIGHT_ONLY_KERNELS
 
 NAME = "onnxruntime MatMulNBits"
-KERNEL = next(kernel for kernel in KERNELS if kernel.name == NAME)
+KERNEL = next(kernel for kernel in WEIGHT_ONLY_KERNELS if kernel.name == NAME)
 needs_ort = pytest.mark.skipif(not ort_matmul._is_installed(), reason="onnx and onnxruntime are not installed")
 
 

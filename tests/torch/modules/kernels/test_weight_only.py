@@ -12,14 +12,20 @@ from neural_compressor.dtypes import dtype
 from neural_compressor.kernel_timings import KernelTimings
 from neural_compressor.schemes import PER_CHANNEL, PER_TENSOR, PerGroup, TensorScheme
 from neural_compressor.torch.modules import WeightOnlyLinear
-from neural_compressor.torch.modules.kernels import weight_only
+from neural_compressor.torch.modules.kernels import table, weight_only
 from neural_compressor.torch.modules.kernels.dequantized_product import dequantized_product, product_dtype
 from neural_compressor.torch.modules.kernels.race import Race, racing
 from neural_compressor.torch.modules.kernels.torch_matmul import pack_int4
-from neural_compressor.torch.modules.kernels.weight_only import KERNELS, Choice, Cost, WeightOnlyKernel, choose
+from neural_compressor.torch.modules.kernels.weight_only import (
+    WEIGHT_ONLY_KERNELS,
+    Choice,
+    Cost,
+    WeightOnlyKernel,
+    choose,
+)
 
 THREE_DIGITS = 0.01
-CPU = [kernel for kernel in KERNELS if "cuda" not in kernel.name]
+CPU = [kernel for kernel in WEIGHT_ONLY_KERNELS if "cuda" not in kernel.name]
 SCHEMES = {
     "int1 g32": TensorScheme(dtype("int1"), granularity=PerGroup(32)),
     "int2 g32": TensorScheme(dtype("int2"), granularity=PerGroup(32)),
@@ -227,15 +233,15 @@ def named(name, cost, runs=True):
 
 
 def test_the_choice_is_the_cheapest_for_one_row(monkeypatch):
-    table = (named("heavy", Cost(1, 50, 1)), named("light", Cost(10, 5, 1)), named("absent", Cost(0, 0, 0), False))
-    monkeypatch.setattr(weight_only, "KERNELS", table)
+    kernels = [named("heavy", Cost(1, 50, 1)), named("light", Cost(10, 5, 1)), named("absent", Cost(0, 0, 0), False)]
+    monkeypatch.setattr(table, "KERNELS", kernels)
     assert choose(stored(16, 32)).kernel.name == "heavy"
     assert choose(stored(1024, 512)).kernel.name == "light"
 
 
 def test_a_small_gain_does_not_displace_the_preferred_kernel(monkeypatch):
-    table = (named("first", Cost(110, 0, 0)), named("second", Cost(100, 0, 0)))
-    monkeypatch.setattr(weight_only, "KERNELS", table)
+    kernels = [named("first", Cost(110, 0, 0)), named("second", Cost(100, 0, 0))]
+    monkeypatch.setattr(table, "KERNELS", kernels)
     assert choose(stored(16, 32)).kernel.name == "first"
 
 
@@ -247,7 +253,7 @@ def test_nothing_fits():
 def test_a_kernel_is_used_up_to_where_unpacking_is_about_as_fast(monkeypatch, row, expected):
     """990 + 16 rows against 1.1 * 26 rows: 78.6."""
     weight = stored(1024, 512)
-    monkeypatch.setattr(weight_only, "KERNELS", (named("only", Cost(0, 0, row)),))
+    monkeypatch.setattr(table, "KERNELS", [named("only", Cost(0, 0, row))])
     monkeypatch.setattr(weight_only, "dequantize_cost", lambda weight: Cost(0, 990, 16))
     assert choose(weight).most_rows == expected
 
@@ -285,7 +291,7 @@ def raced(monkeypatch, timings, **seconds):
         clock.now += 1e-3
         return torch.zeros(len(x), weight.shape[0])
 
-    monkeypatch.setattr(weight_only, "KERNELS", tuple(kernel(*item) for item in seconds.items()))
+    monkeypatch.setattr(table, "KERNELS", [kernel(*item) for item in seconds.items()])
     monkeypatch.setattr(weight_only, "dequantized_product", dequantized)
     return Race(timings, clock), calls
 

@@ -18,8 +18,7 @@ import torch
 from neural_compressor.schemes import OpScheme, PerChannel, PerTensor, TensorScheme, any_cpu_weight, in_pairs
 from neural_compressor.torch.modules.kernels import fbgemm, onednn
 from neural_compressor.torch.modules.kernels.quint8 import codes_of, to_quint8, with_qparams
-
-SIMULATED = "simulated"
+from neural_compressor.torch.modules.kernels.table import Kernel, kernel_for, kernels_of, register
 
 WORST_PAIRS: dict[str, tuple[tuple[int, int], ...]] = {
     "all": ((-128, -128), (127, 127)),
@@ -30,27 +29,25 @@ WORST_PAIRS: dict[str, tuple[tuple[int, int], ...]] = {
 
 
 @dataclass(frozen=True)
-class Kernel:
-    """An integer kernel: the ops and modes it runs, the weights it takes, and a probe of the machine.
+class IntegerKernel(Kernel):
+    """An integer kernel of the CPU: the ops and modes it runs, the weights it takes, and a probe of the machine.
 
     ``exact`` is asked with the largest activation code and a key of :data:`WORST_PAIRS`.
     """
 
-    name: str
     op_types: frozenset[str]
     mode: str
     takes_weight: Callable[[TensorScheme | None], bool]
     exact: Callable[[str, int, str], bool]
 
-    def fits(self, op_type: str, scheme: OpScheme) -> bool:
-        """Whether this kernel is one for ``op_type`` under ``scheme``."""
-        if op_type not in self.op_types or scheme.mode != self.mode or not self.takes_weight(scheme.weight):
+    def fits(self, op_type: str, scheme: OpScheme, device: str = "cpu") -> bool:
+        if device != "cpu" or op_type not in self.op_types or scheme.mode != self.mode:
             return False
-        return scheme.activation is not None and is_tensor_int8(scheme.activation)
+        return self.takes_weight(scheme.weight) and scheme.activation is not None and is_tensor_int8(scheme.activation)
 
-    def runs(self, op_type: str, scheme: OpScheme) -> bool:
+    def runs(self, op_type: str, scheme: OpScheme, device: str = "cpu") -> bool:
         """Whether this kernel computes ``op_type`` under ``scheme`` here, exactly."""
-        if not self.fits(op_type, scheme) or scheme.activation is None:
+        if not self.fits(op_type, scheme, device) or scheme.activation is None:
             return False
         weight, codes = scheme.weight, "all"
         if weight is not None and (weight.reduce_range or weight.pair_safe):
@@ -58,21 +55,16 @@ class Kernel:
         return self.exact(op_type, 127 if scheme.activation.reduce_range else 255, codes)
 
 
-def kernel_for(op_type: str, scheme: OpScheme) -> Kernel | None:
-    """The kernel of this machine for an op, or None."""
-    return next((kernel for kernel in KERNELS if kernel.runs(op_type, scheme)), None)
-
-
 def fits_kernel(op_type: str, scheme: OpScheme) -> bool:
-    """Whether there is a kernel for an op, exact on this machine or not."""
-    return any(kernel.fits(op_type, scheme) for kernel in KERNELS)
+    """Whether there is an integer kernel for an op, exact on this machine or not."""
+    return any(kernel.fits(op_type, scheme) for kernel in kernels_of(IntegerKernel))
 
 
 def why_simulated(op_type: str, scheme: OpScheme) -> str:
     """What stands against a kernel for an op, and what would help."""
-    kernel = next((kernel for kernel in KERNELS if kernel.fits(op_type, scheme)), None)
+    kernel = next((kernel for kernel in kernels_of(IntegerKernel) if kernel.fits(op_type, scheme)), None)
     if kernel is None:
-        known = {k.mode for k in KERNELS if op_type in k.op_types}
+        known = {k.mode for k in kernels_of(IntegerKernel) if op_type in k.op_types}
         if not known:
             return (
                 f"torch has no integer kernel for {op_type}; a rule that keeps it in fp32 makes it faster, not smaller"
@@ -203,11 +195,10 @@ _LINEAR = frozenset({"Linear"})
 _RECURRENT = frozenset({"LSTM", "GRU"})
 _CONV = frozenset({"Conv1d", "Conv2d", "Conv3d"})
 
-KERNELS: tuple[Kernel, ...] = (
-    Kernel("fbgemm int8", _LINEAR, "static", takes_int8, _linear_is_exact),
-    Kernel("fbgemm int8 dynamic", _LINEAR | _RECURRENT, "dynamic", takes_int8, _linear_is_exact),
-    Kernel("onednn int8", _CONV, "static", _takes_symmetric_int8, _conv_is_exact),
-    Kernel("onednn int8 dynamic", _CONV, "dynamic", _takes_symmetric_int8, _conv_is_exact),
-    Kernel("torch int8", frozenset({"Add", "Mul"}), "static", _takes_none, _pointwise_runs),
+INTEGER_KERNELS = register(
+    IntegerKernel("fbgemm int8", _LINEAR, "static", takes_int8, _linear_is_exact),
+    IntegerKernel("fbgemm int8 dynamic", _LINEAR | _RECURRENT, "dynamic", takes_int8, _linear_is_exact),
+    IntegerKernel("onednn int8", _CONV, "static", _takes_symmetric_int8, _conv_is_exact),
+    IntegerKernel("onednn int8 dynamic", _CONV, "dynamic", _takes_symmetric_int8, _conv_is_exact),
+    IntegerKernel("torch int8", frozenset({"Add", "Mul"}), "static", _takes_none, _pointwise_runs),
 )
-"""Every integer kernel the modules know how to call, in order of preference."""

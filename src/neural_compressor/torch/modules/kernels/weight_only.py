@@ -16,10 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from neural_compressor.schemes import OpScheme
 from neural_compressor.torch.modules.kernels.dequantized_product import dequantized_product, product_dtype
 from neural_compressor.torch.modules.kernels.ort_matmul import ort_runs, pack_ort, run_ort
 from neural_compressor.torch.modules.kernels.race import Race, current_race, instructions
 from neural_compressor.torch.modules.kernels.stored_weight import StoredWeight
+from neural_compressor.torch.modules.kernels.table import Kernel, kernels_of, register
 from neural_compressor.torch.modules.kernels.torch_matmul import (
     pack_int4,
     pack_int8,
@@ -49,14 +51,23 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class WeightOnlyKernel:
-    """A kernel that multiplies with packed weights: where it runs, how it is prepared, what it costs by class of device."""
+class WeightOnlyKernel(Kernel):
+    """A kernel that multiplies with packed weights: where it runs, how it is prepared, what it costs by class of device.
 
-    name: str
+    Which of them runs depends on the layout of a weight too: :func:`choose` asks for it.
+    """
+
     can_run: Callable[[StoredWeight], bool]
     pack: Callable[[StoredWeight], Any]
     run: Callable[[Any, Tensor], Tensor]
     costs: Mapping[str, Cost]
+
+    def fits(self, op_type: str, scheme: OpScheme, device: str = "cpu") -> bool:
+        own = "cuda" if "cuda" in self.costs else "cpu"
+        return scheme.mode == "weight_only" and op_type in ("Linear", "Conv1D") and device == own
+
+    def runs(self, op_type: str, scheme: OpScheme, device: str = "cpu") -> bool:
+        return False  # a scheme alone does not tell
 
 
 def _takes_on(device: str, takes: Callable[[StoredWeight], bool], weight: StoredWeight) -> bool:
@@ -71,7 +82,7 @@ def _cpu(avx512: Cost, avx2: Cost) -> dict[str, Cost]:
     return {"avx512": avx512, "avx2": avx2}
 
 
-KERNELS: tuple[WeightOnlyKernel, ...] = (
+WEIGHT_ONLY_KERNELS = register(
     WeightOnlyKernel(
         "onnxruntime MatMulNBits", _on("cpu", ort_runs), pack_ort, run_ort, _cpu(Cost(20, 25, 14), Cost(20, 50, 25))
     ),
@@ -129,7 +140,7 @@ class Choice:
 
 def choose(weight: StoredWeight) -> Choice:
     """What multiplies with ``weight``: by a race on this machine, for small weights and on GPUs by the table."""
-    fitting = [kernel for kernel in KERNELS if kernel.can_run(weight)]
+    fitting = [kernel for kernel in kernels_of(WeightOnlyKernel) if kernel.can_run(weight)]
     if not fitting:
         return Choice()
     race = current_race()

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from neural_compressor.adaptor.contract import adaptor_for
+from neural_compressor.algorithms.qat import trained
 from neural_compressor.config import QuantizationAwareTrainingConfig
 from neural_compressor.errors import ConfigError
 from neural_compressor.strategy.build import build_space
@@ -15,7 +16,7 @@ _TUNING = ("quant_level", "accuracy_criterion", "tuning_criterion", "model_name"
 
 
 class Callbacks:
-    """What a training loop calls at its two ends."""
+    """What a training loop calls; only its two ends have to be called."""
 
     def __init__(self, manager: CompressionManager) -> None:
         self._manager = manager
@@ -26,6 +27,25 @@ class Callbacks:
         A ``dataloader`` shows how the model is called, as ``example_inputs`` do, on more than one batch.
         """
         self._manager.begin(dataloader)
+
+    def on_epoch_begin(self, epoch: int) -> None:
+        """Another run through the data, counted from 0; from ``conf.freeze_after`` on ranges stay as they are."""
+        self._manager.begin_epoch(epoch)
+
+    def on_epoch_end(self) -> None:
+        """For loops that call it: there is nothing to do, nor in the next four."""
+
+    def on_step_begin(self, batch_id: int) -> None:
+        """Before a batch."""
+
+    def on_step_end(self) -> None:
+        """After a batch."""
+
+    def on_before_optimizer_step(self) -> None:
+        """Gradients are there."""
+
+    def on_after_optimizer_step(self) -> None:
+        """Weights have changed."""
 
     def on_train_end(self) -> None:
         """Make ``manager.model`` the quantized model."""
@@ -59,8 +79,17 @@ class CompressionManager:
         if dataloader is not None:
             self._adaptor.info["dataloader"] = dataloader
         plan = build_space(self._adaptor.query_fw_capability(self._float), self._conf).default_plan()
-        self._session = self._adaptor.prepare_training(plan.to_tune_cfg(), self._float)
+        options = {name: given for name, (given, _) in self._conf.changed("learned_step_size", "freeze_after").items()}
+        self._session = self._adaptor.prepare_training(trained(plan, **options).to_tune_cfg(), self._float)
         self.model = self._session.model
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Count the epochs."""
+        if self._session is None:
+            raise ConfigError("on_epoch_begin() without on_train_begin(): call that before training")
+        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
+            raise ConfigError(f"on_epoch_begin: got {epoch!r}, expected the number of the epoch, from 0 on")
+        self._session.begin_epoch(epoch)
 
     def end(self) -> None:
         """Convert what was trained."""

@@ -42,9 +42,12 @@ def test_a_range_is_no_method():
     assert (scheme.method, scheme.weight.algorithm) == (Method("rtn"), "mse")
 
 
-def test_other_modes_have_no_method():
-    with pytest.raises(ConfigError, match="quantized alone"):
-        OpScheme(weight=INT4, activation=INT4, mode="static", method=Method("gptq"))
+def test_a_method_is_for_a_quantized_weight():
+    for weight, mode in ((INT4, "float"), (None, "static")):
+        with pytest.raises(ConfigError, match="finds a quantized weight"):
+            OpScheme(weight=weight, activation=INT4, mode=mode, method=Method("gptq"))
+    trained = OpScheme(weight=INT4, activation=INT4, mode="static", method=Method("qat"))
+    assert OpScheme.from_dict(trained.to_dict()) == trained
 
 
 def test_a_plan_with_methods_and_passes_comes_back_from_json():

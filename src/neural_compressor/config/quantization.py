@@ -95,11 +95,18 @@ class PostTrainingQuantConfig(_RuleConfig):
 class QuantizationAwareTrainingConfig(_RuleConfig):
     """How to quantize a model while it is trained.
 
+    With ``learned_step_size`` scales are trained like weights (LSQ), which pays below 8 bits. From epoch ``freeze_after``
+    on, counted from 0 by ``callbacks.on_epoch_begin``, the ranges of activations stay as they are.
+
     >>> QuantizationAwareTrainingConfig(reduce_range=True).reduce_range
     True
     """
 
     reduce_range: ReduceRange = False
+    learned_step_size: Flag = False
+    freeze_after: Annotated[
+        int | None, BeforeValidator(lambda value: None if value is None else at_least(0)(value))
+    ] = None
     model_name: Annotated[str, BeforeValidator(text)] = ""
 
 

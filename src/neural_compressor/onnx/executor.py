@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import onnx_ir as ir
 
-from neural_compressor.adaptor.capability import check_weight_range
+from neural_compressor.adaptor.capability import check_no_method, check_weight_range
 from neural_compressor.errors import CalibrationError, ConfigError
 from neural_compressor.onnx.files.quantization_record import QuantizationRecord, write_record
 from neural_compressor.onnx.graph.linear_ops import LINEAR_TYPES
@@ -302,6 +302,8 @@ def _check(plan: Plan, model: ir.Model, options: RunOptions) -> None:
         check_weight_range(scheme)
         if scheme.mode == "weight_only":
             check_weight_only(scheme)
+        else:
+            check_no_method(key, scheme)
 
 
 def _smoothed(

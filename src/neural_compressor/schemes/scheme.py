@@ -148,8 +148,8 @@ class OpScheme:
     """How one op computes: the scheme of its weight, of its activation input, and when ranges are known.
 
     ``weight`` is None for an op without a weight; ``activation`` is None where the input stays in float. ``method`` says how
-    a weight that is quantized alone is found; it is None in other modes, where ranges are all there is to find. Where a
-    weight-only scheme is given without one, a weight whose ``algorithm`` names a method instead of a range says it.
+    the weight is found; None is rounding to nearest over its range. Where a weight-only scheme is given without one, a
+    weight whose ``algorithm`` names a method instead of a range says it.
 
     >>> OpScheme(TensorScheme(dtype("int4"), algorithm="gptq"), mode="weight_only").method.name
     'gptq'
@@ -163,11 +163,11 @@ class OpScheme:
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise ConfigError(f"unknown quantization mode {self.mode!r}; {close_matches(self.mode, MODES)}")
+        if self.method is not None and (self.mode == "float" or (self.weight is None and self.mode != "weight_only")):
+            raise ConfigError(
+                f"the method {self.method} finds a quantized weight, and the op has none (mode {self.mode!r})"
+            )
         if self.mode != "weight_only":
-            if self.method is not None:
-                raise ConfigError(
-                    f"the method {self.method} finds weights that are quantized alone, and the mode is {self.mode!r}"
-                )
             return
         if self.weight is not None and self.weight.algorithm not in RANGES:
             named = self.weight.algorithm.lower()

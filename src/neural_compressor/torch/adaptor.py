@@ -21,6 +21,7 @@ from neural_compressor.adaptor.capability import get_optype_wise_ability
 from neural_compressor.adaptor.contract import Adaptor
 from neural_compressor.adaptor.records import OpRecord, with_time_shares
 from neural_compressor.adaptor.user_code import calibrating
+from neural_compressor.algorithms.qat import untrained
 from neural_compressor.config.recipes import with_recipes
 from neural_compressor.errors import CalibrationError, ConfigError, QuantizationError
 from neural_compressor.registry import close_matches
@@ -248,13 +249,14 @@ class PyTorchAdaptor(Adaptor):
         """Start quantization-aware training of a copy of ``model``."""
         survey = self._surveyed(model, None)
         plan = self._with_passes(_plan(tune_cfg))
-        check(survey.model, plan)
+        check(survey.model, untrained(plan))
         if others := [step for step in plan.passes if step.name != FOLD.name]:
             raise ConfigError(
                 f"the pass {others[0]} is for quantization after training; in a training weights find their own place"
             )
         self.tuning_cfg_to_fw(tune_cfg)
-        return QatSession(copy.deepcopy(self._float_model(model)).train(), plan, survey.structure, self._skipped)
+        floats = copy_of(self._float_model(model)).train()
+        return QatSession(floats, plan, survey.structure, self._skipped, self.example)
 
     def train(
         self,

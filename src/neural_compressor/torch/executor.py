@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from neural_compressor.adaptor.capability import check_weight_range
+from neural_compressor.adaptor.capability import check_no_method, check_weight_range
 from neural_compressor.algorithms import options_of
 from neural_compressor.errors import CalibrationError, ConfigError, QuantizationError
 from neural_compressor.observers.input_check import CalibrationInputs
@@ -343,10 +343,7 @@ def _check_op(model: nn.Module, key: OpKey, op: OpScheme) -> None:
     if is_parameter(model, key[0]):
         raise ConfigError(f"a parameter of its module has no {op.mode} form; its weight can be quantized alone")
     quant_class(model.get_submodule(key[0]))
-    if op.method is not None and (op.method.name != "rtn" or op.method.options):
-        raise ConfigError(
-            f"method {op.method} is for linear layers; the weight of a {key[1]} is rounded to nearest (rtn)"
-        )
+    check_no_method(key, op)
 
 
 def _check_absorbers(modules: Mapping[str, nn.Module], ops: Mapping[str, OpScheme]) -> None:

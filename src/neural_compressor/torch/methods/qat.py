@@ -1,131 +1,348 @@
-"""Quantization-aware training: weights and activations are rounded in the forward pass, gradients pass straight through."""
+"""Quantization-aware training: weights and activations are rounded in the forward pass, gradients pass straight through.
+
+Scales follow the weights and the data, or are learned (LSQ, Esser et al. 2020; LSQ+, Bhalgat et al. 2020, for zero points).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from neural_compressor.errors import CalibrationError
+from neural_compressor.algorithms import rtn
+from neural_compressor.algorithms.qat import qat_options
+from neural_compressor.errors import CalibrationError, ConfigError
 from neural_compressor.observers import make_observer
-from neural_compressor.schemes import OpKey, Plan, TensorScheme, quantize_pairs
-from neural_compressor.schemes.affine import choose_qparams
+from neural_compressor.schemes import (
+    PER_TENSOR,
+    OpKey,
+    OpScheme,
+    Plan,
+    QParams,
+    QuantizedArray,
+    TensorScheme,
+    quantize_with,
+)
+from neural_compressor.schemes.affine import choose_qparams, from_steps, integer_limits, to_steps, zero_points
+from neural_compressor.schemes.grid import nearest
+from neural_compressor.schemes.pair_safe import pair_safe_codes
 from neural_compressor.schemes.quantize import fake_quantize
-from neural_compressor.schemes.ranges import value_range
-from neural_compressor.torch.modules.kernels.integer import kernel_pairs
+from neural_compressor.torch.modules.activation import has_fixed_range, simulate
+from neural_compressor.torch.modules.base import quant_class
+from neural_compressor.torch.modules.build import replacing_class
+from neural_compressor.torch.modules.weighted import WeightedModule
 from neural_compressor.torch.passes.fold import Structure
 from neural_compressor.torch.quantized_model import build
 from neural_compressor.torch.structure.ops import FUNCTIONAL
 
+_ROUNDING = "activation_rounding"
 
-def _straight_through(x: torch.Tensor, rounded: torch.Tensor) -> torch.Tensor:
+
+def _straight_through(x: Tensor, rounded: Tensor) -> Tensor:
     return x + (rounded - x).detach()
 
 
+def _scaled_gradient(x: Tensor, factor: float) -> Tensor:
+    return x * factor + (x * (1 - factor)).detach()
+
+
+def _positive(step: Tensor) -> Tensor:
+    return step.abs().clamp(min=torch.finfo(step.dtype).tiny)
+
+
 class WeightRounding(nn.Module):
-    """A parametrization that rounds a weight to its scheme, with the range it has right now."""
+    """A parametrization that rounds a weight as the quantized op will store it, with the range it has right now."""
 
-    def __init__(self, scheme: TensorScheme, op_type: str) -> None:
+    def __init__(self, layout: WeightedModule) -> None:
         super().__init__()
-        self.scheme, self.op_type = scheme, op_type
+        # The quantized op knows how a weight is a matrix. In a tuple, so that it is no part of the model that is trained.
+        self._layout = (layout,)
 
-    def forward(self, weight: torch.Tensor) -> torch.Tensor:
-        fixed = weight.detach()
-        if self.scheme.pair_safe:
-            rounded = quantize_pairs(
-                fixed.flatten(1), self.scheme, kernel_pairs(self.op_type, fixed.shape)
-            ).dequantize()
-            return _straight_through(weight, rounded.reshape(fixed.shape))
-        qparams = choose_qparams(*value_range(fixed, self.scheme.granularity), self.scheme)
-        return _straight_through(weight, fake_quantize(fixed, self.scheme, qparams))
+    @property
+    def layout(self) -> WeightedModule:
+        """The op that the layer will be."""
+        return self._layout[0]
+
+    def forward(self, weight: Tensor) -> Tensor:
+        values: Tensor = self.layout.quantized_weight(weight.detach()).dequantize()
+        return _straight_through(weight, self.layout.from_matrix(values))
+
+    def array(self, weight: Tensor) -> QuantizedArray | None:
+        """Codes and scales for ``weight``, where they are not those of rounding to nearest over its range."""
+        return None
 
 
-class ActivationRounding:
-    """A hook that observes the inputs of an op while training and rounds them to the scheme, with a moving-average range."""
+class LearnedWeightRounding(WeightRounding):
+    """Rounds a weight with scales that are parameters; zero points stay as they were found at first."""
 
-    def __init__(self, scheme: TensorScheme, with_output: bool) -> None:
-        self.scheme = scheme
-        self.with_output = with_output
+    def __init__(self, layout: WeightedModule, weight: Tensor) -> None:
+        super().__init__(layout)
+        scheme = layout.weight_scheme
+        if scheme.dtype.scale_type is not None or scheme.scales is not None:
+            raise ConfigError(
+                f"learned_step_size trains float scales, and those of {scheme.dtype.name} are numbers of another type: "
+                "leave it out for this op"
+            )
+        matrix = layout.to_matrix(weight.detach())
+        if scheme.pair_safe:
+            found = layout.quantized_weight(weight.detach()).qparams
+        else:
+            found = rtn(matrix, scheme, search="mse", full_range=False).qparams
+        assert isinstance(found.scale, Tensor)
+        self.step = nn.Parameter(found.scale.detach().to(weight.device, torch.float32).clone())
+        self.register_buffer("zero_point", found.zero_point)
+        per_scale = matrix.numel() / max(1, self.step.numel())
+        self._factor = 1 / math.sqrt(per_scale * _largest_code(scheme))
+
+    @property
+    def qparams(self) -> QParams:
+        """Scales and zero points."""
+        return QParams(_positive(_scaled_gradient(self.step, self._factor)), self.zero_point)
+
+    def forward(self, weight: Tensor) -> Tensor:
+        scheme, qparams, matrix = self.layout.weight_scheme, self.qparams, self.layout.to_matrix(weight)
+        steps = to_steps(matrix, scheme, qparams)
+        zero = zero_points(scheme, qparams, tuple(matrix.shape))
+        if scheme.pair_safe:
+            assert isinstance(qparams.scale, Tensor)
+            codes = pair_safe_codes(matrix.detach(), qparams.scale.detach(), self.layout.pairs())
+            codes = codes.to(steps.dtype)
+            rounded = _straight_through(torch.where(steps.abs() > codes.abs() + 1, codes, steps), codes)
+        else:
+            rounded = _on_grid(steps, scheme, zero)
+        return self.layout.from_matrix(from_steps(rounded, scheme, qparams, tuple(matrix.shape)))
+
+    def array(self, weight: Tensor) -> QuantizedArray:
+        scheme, matrix = self.layout.weight_scheme, self.layout.to_matrix(weight.detach()).float()
+        qparams = QParams(_positive(self.step.detach()), self.zero_point)
+        if not scheme.pair_safe:
+            return quantize_with(matrix, scheme, qparams)
+        codes = pair_safe_codes(matrix, qparams.scale, self.layout.pairs())
+        return QuantizedArray(codes, qparams.scale, None, scheme, tuple(matrix.shape))
+
+
+def _largest_code(scheme: TensorScheme) -> float:
+    return max(1.0, float(integer_limits(scheme)[1] if scheme.dtype.is_integer else scheme.dtype.peak))
+
+
+def _on_grid(steps: Tensor, scheme: TensorScheme, zero: Tensor | None) -> Tensor:
+    """``steps`` rounded to the grid, less the zero point; the gradient is that of clipping."""
+    if not scheme.dtype.is_integer:
+        inside = steps.clamp(-scheme.dtype.peak, scheme.dtype.peak)
+        return _straight_through(inside, nearest(inside.detach(), scheme.dtype.element_type))
+    inside = (steps if zero is None else steps + zero).clamp(*integer_limits(scheme))
+    rounded = _straight_through(inside, inside.detach().round())
+    return rounded if zero is None else rounded - zero
+
+
+class ActivationRounding(nn.Module):
+    """What stands on the inputs of an op while it is trained: rounds them to the scheme, over a moving-average range.
+
+    Where no range can be fixed, because each input brings its own, they are rounded over that.
+    """
+
+    def __init__(self, scheme: TensorScheme, fixed_range: bool, with_output: bool) -> None:
+        super().__init__()
+        self.scheme, self.fixed_range, self.with_output = scheme, fixed_range, with_output
         self.observer_scheme = replace(scheme, algorithm="moving_average")
         self.observers: list[Any] = []
         self.seen: set[int] = set()
+        self.frozen = False
 
-    def inputs(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def inputs(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         """Forward pre-hook: observe and round each float tensor."""
-        index, rounded = 0, []
-        for arg in args:
-            if isinstance(arg, torch.Tensor):
-                rounded.append(self._round(index, arg, module.training) if arg.is_floating_point() else arg)
-                index += 1
-            else:
-                rounded.append(arg)
-        return tuple(rounded)
+        index = 0
 
-    def output(self, module: nn.Module, args: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
+        def rounded(value: Any) -> Any:
+            nonlocal index
+            if not isinstance(value, Tensor):
+                return value
+            index += 1
+            return self._round(index - 1, value, module.training) if value.is_floating_point() else value
+
+        args = tuple(rounded(value) for value in args)
+        return args, {name: rounded(value) for name, value in kwargs.items()}
+
+    def output(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
         """Forward hook of functional ops, whose output is quantized too."""
-        return self._round(sum(isinstance(a, torch.Tensor) for a in args), output, module.training)
+        return self._round(sum(isinstance(a, Tensor) for a in args), output, module.training)
 
-    def _round(self, index: int, x: torch.Tensor, training: bool) -> torch.Tensor:
-        while len(self.observers) <= index:
-            self.observers.append(make_observer(self.observer_scheme))
-        observer, fixed = self.observers[index], x.detach()
-        if training and x.numel():
-            observer.update(fixed)
-            self.seen.add(index)
+    def _round(self, index: int, x: Tensor, training: bool) -> Tensor:
+        if not x.numel():
+            return x
+        if not self.fixed_range:
+            return _straight_through(x, simulate(x, self.scheme, None).to(x.dtype))
+        if training and not self.frozen:
+            self._observe(index, x.detach())
         if index not in self.seen:
             return x  # not trained yet: there is no range to round to
-        low, high = observer.range(self.scheme)
+        return self._rounded(index, x)
+
+    def _observe(self, index: int, x: Tensor) -> None:
+        while len(self.observers) <= index:
+            self.observers.append(make_observer(self.observer_scheme))
+        self.observers[index].update(x.float())
+        self.seen.add(index)
+
+    def _rounded(self, index: int, x: Tensor) -> Tensor:
+        low, high = self.observers[index].range(self.scheme)
         qparams = choose_qparams(low, high, self.scheme)
-        return _straight_through(x, fake_quantize(fixed, self.scheme, qparams))
+        return _straight_through(x, fake_quantize(x.detach(), self.scheme, qparams).to(x.dtype))
 
     def ranges(self) -> list[tuple[Any, Any]]:
-        """The ranges seen, one a tensor."""
+        """The ranges to quantize over, one a tensor."""
         return [observer.range(self.scheme) for observer in self.observers]
 
 
-class QatSession:
-    """A model on its way through quantization-aware training: :attr:`model` is trained, :meth:`finish` converts it."""
+class LearnedActivationRounding(ActivationRounding):
+    """Rounds inputs with a scale and a zero point that are parameters; the first batch gives them their values."""
 
-    def __init__(self, model: nn.Module, plan: Plan, structure: Structure, reasons: Mapping[OpKey, str]) -> None:
-        self.model = model
-        self.plan = plan
-        self.structure = structure
-        self.reasons = dict(reasons)
+    def __init__(self, scheme: TensorScheme, tensors: int, with_output: bool, device: torch.device) -> None:
+        super().__init__(scheme, fixed_range=True, with_output=with_output)
+        self.steps = nn.ParameterList([nn.Parameter(torch.ones((), device=device)) for _ in range(tensors)])
+        moves = not scheme.symmetric
+        self.zeros = nn.ParameterList(
+            [nn.Parameter(torch.zeros((), device=device)) for _ in range(tensors if moves else 0)]
+        )
+        self._fixed: dict[int, Tensor | None] = {}
+
+    @torch.no_grad()
+    def _observe(self, index: int, x: Tensor) -> None:
+        if index in self.seen:
+            return
+        super()._observe(index, x)
+        low, high = self.observers[index].range(self.scheme)
+        found = choose_qparams(low, high, self.scheme)
+        self.steps[index].fill_(float(found.scale))  # type: ignore[arg-type]
+        zero = None if found.zero_point is None else torch.as_tensor(found.zero_point).to(x.device, torch.float32)
+        if len(self.zeros) and zero is not None:
+            self.zeros[index].copy_(zero)
+        self._fixed[index] = zero
+
+    def _qparams(self, index: int) -> tuple[Tensor, Tensor | None]:
+        step = _positive(self.steps[index])
+        if not len(self.zeros):
+            return step, self._fixed[index]
+        low, high = integer_limits(self.scheme)
+        zero = self.zeros[index].clamp(low, high)
+        return step, _straight_through(zero, zero.round())
+
+    def _rounded(self, index: int, x: Tensor) -> Tensor:
+        step, zero = self._qparams(index)
+        factor = 1 / math.sqrt(x.numel() * _largest_code(self.scheme))
+        step = _scaled_gradient(step, factor)
+        zero = zero if zero is None or not len(self.zeros) else _scaled_gradient(zero, factor)
+        return (_on_grid(x.float() / step, self.scheme, zero) * step).to(x.dtype)
+
+    def ranges(self) -> list[tuple[Any, Any]]:
+        """From the smallest to the largest value that a code stands for."""
+        found = []
+        for index in range(len(self.observers)):
+            step, zero = (None if each is None else each.detach() for each in self._qparams(index))
+            assert step is not None
+            if self.scheme.dtype.is_integer and zero is not None:
+                low, high = integer_limits(self.scheme)
+                found.append(((low - zero) * step, (high - zero) * step))
+            else:
+                found.append((-step * _largest_code(self.scheme), step * _largest_code(self.scheme)))
+        return found
+
+
+class QatSession:
+    """A model on its way through quantization-aware training: :attr:`model` is trained, :meth:`finish` converts it.
+
+    ``example`` are inputs to check the result on.
+    """
+
+    def __init__(
+        self, model: nn.Module, plan: Plan, structure: Structure, reasons: Mapping[OpKey, str], example: Any = None
+    ) -> None:
+        self.model, self.plan, self.structure = model, plan, structure
+        self.reasons, self.example, self.options = dict(reasons), example, qat_options(plan)
         self._activations: dict[OpKey, ActivationRounding] = {}
         self._handles: list[Any] = []
-        for key, scheme in plan.items():
-            module = model.get_submodule(key[0])
-            if scheme.is_float:
-                continue
-            if scheme.weight is not None and isinstance(getattr(module, "weight", None), nn.Parameter):
-                parametrize.register_parametrization(module, "weight", WeightRounding(scheme.weight, key[1]))
-            if scheme.activation is not None and scheme.mode == "static":
-                self._attach(key, module, scheme.activation)
+        self._undo: list[Callable[[], None]] = []
+        try:
+            for key, op in plan.items():
+                if not op.is_float:
+                    self._round(key, model.get_submodule(key[0]), op)
+        except BaseException:
+            self._release()
+            raise
 
-    def _attach(self, key: OpKey, module: nn.Module, scheme: TensorScheme) -> None:
-        rounding = ActivationRounding(scheme, with_output=isinstance(module, FUNCTIONAL))
+    def _round(self, key: OpKey, module: nn.Module, op: OpScheme) -> None:
+        try:
+            if op.weight is not None and isinstance(getattr(module, "weight", None), nn.Parameter):
+                self._round_weight(module, op)
+        except ConfigError as error:
+            raise ConfigError(f"op {key[0]!r} ({key[1]}): {error}") from None
+        if op.activation is None or op.mode == "weight_only":
+            return
+        fixed, with_output = op.mode == "static" and has_fixed_range(op.activation), isinstance(module, FUNCTIONAL)
+        if fixed and self.options.learned_step_size and op.activation.granularity == PER_TENSOR:
+            device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
+            count = len(quant_class(module).inputs)
+            rounding: ActivationRounding = LearnedActivationRounding(op.activation, count, with_output, device)
+        else:
+            rounding = ActivationRounding(op.activation, fixed, with_output)
         self._activations[key] = rounding
-        self._handles.append(module.register_forward_pre_hook(rounding.inputs))
+        module.add_module(_ROUNDING, rounding)  # so that an optimizer sees its parameters
+        self._undo.append(lambda: delattr(module, _ROUNDING))
+        self._handles.append(module.register_forward_pre_hook(rounding.inputs, with_kwargs=True))
         if rounding.with_output:
             self._handles.append(module.register_forward_hook(rounding.output))
 
+    def _round_weight(self, module: nn.Module, op: OpScheme) -> None:
+        layout = replacing_class(module, op)(module, op)
+        weight = module.weight
+        assert isinstance(layout, WeightedModule)
+        assert isinstance(weight, Tensor)
+        learned = self.options.learned_step_size
+        rounding = LearnedWeightRounding(layout, weight) if learned else WeightRounding(layout)
+        parametrize.register_parametrization(module, "weight", rounding, unsafe=True)
+
+    def begin_epoch(self, epoch: int) -> None:
+        """The training loop is about to go through its data for the time ``epoch``, counted from 0."""
+        if self.options.freeze_after is not None and epoch >= self.options.freeze_after:
+            self.stop()
+
+    def stop(self) -> None:
+        """Keep the ranges of activations as they are from now on."""
+        for rounding in self._activations.values():
+            rounding.frozen = True
+
     def finish(self) -> nn.Module:
         """The quantized model with the trained weights and the ranges seen in training."""
-        if self._activations and not any(rounding.seen for rounding in self._activations.values()):
+        fixed = {key: rounding for key, rounding in self._activations.items() if rounding.fixed_range}
+        if fixed and not any(rounding.seen for rounding in fixed.values()):
             raise CalibrationError(
-                f"the ranges of {len(self._activations)} ops are learnt in training, and no batch has run through the model "
+                f"the ranges of {len(fixed)} ops are learnt in training, and no batch has run through the model "
                 "that is to be trained: call it (the manager's model, not the one given to it) in training mode before "
                 "training ends"
             )
+        weights: dict[OpKey, QuantizedArray] = {}
+        for key in self.plan:
+            module = self.model.get_submodule(key[0])
+            if parametrize.is_parametrized(module, "weight"):
+                held: Any = module.parametrizations
+                found = held["weight"][0].array(held["weight"].original)
+                weights |= {} if found is None else {key: found}
+        self._release()
+        ranges = {key: rounding.ranges() for key, rounding in fixed.items() if rounding.seen}
+        return build(self.model.eval(), self.plan, ranges, self.structure, self.reasons, self.example, weights=weights)
+
+    def _release(self) -> None:
+        """Make the model a float one again, with the weights as they were trained."""
         for handle in self._handles:
             handle.remove()
+        for undo in self._undo:
+            undo()
         for key in self.plan:
             module = self.model.get_submodule(key[0])
             if parametrize.is_parametrized(module, "weight"):
                 parametrize.remove_parametrizations(module, "weight", leave_parametrized=False)
-        ranges = {key: rounding.ranges() for key, rounding in self._activations.items() if rounding.seen}
-        return build(self.model.eval(), self.plan, ranges, self.structure, self.reasons)

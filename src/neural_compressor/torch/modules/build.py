@@ -32,16 +32,19 @@ def quantized_module(
     >>> quantized_module(nn.Linear(8, 4), scheme)
     WeightOnlyLinear(in_features=8, out_features=4, nf4, mode=weight_only, kernel='simulated')
     """
-    if scheme.is_float and scheme.precision == "fp32":
-        raise QuantizationError("an op in fp32 stays the float module it is")
-    cls: type[QuantModule]
-    if scheme.mode == "weight_only" and (type(module) in (nn.Linear, MatrixStack) or is_conv1d(module)):
-        cls = weight_only_class(module)
-    else:
-        cls = HalfModule if scheme.is_float else quant_class(module)
+    cls = replacing_class(module, scheme)
     if state is not None:
         return cls.from_state(module, scheme, state, relu)
     return cls.from_float(module, scheme, act_ranges, relu, change)
+
+
+def replacing_class(module: nn.Module, scheme: OpScheme) -> type[QuantModule]:
+    """The class of what replaces ``module`` under ``scheme``."""
+    if scheme.is_float and scheme.precision == "fp32":
+        raise QuantizationError("an op in fp32 stays the float module it is")
+    if scheme.mode == "weight_only" and (type(module) in (nn.Linear, MatrixStack) or is_conv1d(module)):
+        return weight_only_class(module)
+    return HalfModule if scheme.is_float else quant_class(module)
 
 
 def replace_module(model: nn.Module, name: str, new: nn.Module) -> None:

@@ -110,7 +110,7 @@ class QuantConv(_Convolution):
         layout = _layout(x)
         return [y if layout is None else y.contiguous(memory_format=layout)]
 
-    def _pairs(self) -> np.ndarray:
+    def pairs(self) -> np.ndarray:
         return kernel_pairs(self.op_type, self.weight_shape)
 
     def _padded(self, x: Tensor) -> Tensor:
@@ -226,12 +226,12 @@ class QuantConvTranspose(_Convolution):
         inside, outside, *kernel = self.weight_shape
         return outside * self.groups, inside // self.groups * math.prod(kernel)
 
-    def _to_matrix(self, weight: Tensor) -> Tensor:
+    def to_matrix(self, weight: Tensor) -> Tensor:
         inside, outside, *kernel = self.weight_shape
         by_group = weight.reshape(self.groups, inside // self.groups, outside, *kernel)
         return by_group.transpose(1, 2).reshape(self.matrix_shape)
 
-    def _from_matrix(self, matrix: Tensor) -> Tensor:
+    def from_matrix(self, matrix: Tensor) -> Tensor:
         inside, outside, *kernel = self.weight_shape
         by_group = matrix.reshape(self.groups, outside, inside // self.groups, *kernel)
         return by_group.transpose(1, 2).reshape(self.weight_shape)

@@ -137,10 +137,10 @@ class WeightOnlyLinear(WeightedModule):
         rows, columns = self.weight_shape
         return (columns, rows) if self.transposed else (rows, columns)
 
-    def _to_matrix(self, weight: Tensor) -> Tensor:
+    def to_matrix(self, weight: Tensor) -> Tensor:
         return weight.T.contiguous() if self.transposed else weight
 
-    def _from_matrix(self, matrix: Tensor) -> Tensor:
+    def from_matrix(self, matrix: Tensor) -> Tensor:
         return matrix.T.contiguous() if self.transposed else matrix
 
     def stored_weight(self) -> StoredWeight:
@@ -186,7 +186,7 @@ class WeightOnlyLinear(WeightedModule):
 
     def dequantized_weight(self) -> Tensor:
         """The weight the layer has in effect for inputs as they come: float32, in the layout of the float module."""
-        return self._from_matrix(self.layer_result().dequantize())
+        return self.from_matrix(self.layer_result().dequantize())
 
     # -- the kernel -------------------------------------------------------------------------------------------------
 

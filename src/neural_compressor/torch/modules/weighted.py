@@ -77,10 +77,12 @@ class WeightedModule(QuantModule):
         """Output channels, and the weights of each."""
         return self.weight_shape[0], math.prod(self.weight_shape[1:])
 
-    def _to_matrix(self, weight: Tensor) -> Tensor:
+    def to_matrix(self, weight: Tensor) -> Tensor:
+        """A weight in the layout of the float module as a matrix."""
         return weight.reshape(self.matrix_shape)
 
-    def _from_matrix(self, matrix: Tensor) -> Tensor:
+    def from_matrix(self, matrix: Tensor) -> Tensor:
+        """What :meth:`to_matrix` undoes."""
         return matrix.reshape(self.weight_shape)
 
     def _keep_qparams(self, act_ranges: Sequence[Range]) -> None:
@@ -160,7 +162,7 @@ class WeightedModule(QuantModule):
 
     # -- the weight -------------------------------------------------------------------------------------------------
 
-    def _pairs(self) -> np.ndarray:
+    def pairs(self) -> np.ndarray:
         """The columns of the matrix whose products a kernel without VNNI adds in 16 bits."""
         return in_pairs(self.matrix_shape[1])
 
@@ -172,15 +174,15 @@ class WeightedModule(QuantModule):
         weight = finite(weight, "the weight")
         if change := self.input_change:
             weight = self._from_inputs_last(change.on_weight(self._inputs_last(weight)))
-        matrix = self._to_matrix(weight)
+        matrix = self.to_matrix(weight)
         # Beside float activations a scale may have either sign; kernels that multiply integers want it positive.
         alone = self.scheme.mode == "weight_only" and not self.weight_scheme.pair_safe
-        return rtn(matrix, self.weight_scheme) if alone else quantized_matrix(matrix, self.weight_scheme, self._pairs())
+        return rtn(matrix, self.weight_scheme) if alone else quantized_matrix(matrix, self.weight_scheme, self.pairs())
 
     def store_weight(self, array: QuantizedArray) -> None:
         """Have ``array``, which a method found, for the weight instead of the one rounded to nearest."""
         keep_array(self, "weight", array.pack())
-        check_pairs(self._packed(), self._pairs())
+        check_pairs(self._packed(), self.pairs())
         self._settle()
 
     def _quantize(self, module: nn.Module) -> None:
@@ -201,7 +203,7 @@ class WeightedModule(QuantModule):
             raise FormatError(f"the stored tensor 'input_order' is not an order of {self.input_channels} inputs")
 
     def _check_weight(self) -> None:
-        check_pairs(self._packed(), self._pairs())
+        check_pairs(self._packed(), self.pairs())
 
     def _packed(self) -> PackedArray:
         return packed_array(self, "weight", self.weight_scheme, self.matrix_shape)
@@ -219,7 +221,7 @@ class WeightedModule(QuantModule):
     def _product_weight(self) -> Tensor:
         """The weight that is multiplied with, in float32."""
         values: Tensor = self.weight_array().dequantize()
-        return self._from_matrix(values)
+        return self.from_matrix(values)
 
     @property
     def weight(self) -> Tensor:
@@ -248,7 +250,7 @@ class WeightedModule(QuantModule):
 
     def _int8_weight(self) -> tuple[Tensor, Tensor, Tensor | None]:
         codes, scale, zero = signed_codes(self.weight_array())
-        return self._from_matrix(codes), scale, zero
+        return self.from_matrix(codes), scale, zero
 
 
 def signed_codes(array: QuantizedArray) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -9,14 +9,18 @@ from typing import Any
 from torch import nn
 
 from neural_compressor.adaptor.user_code import calibrating
+from neural_compressor.algorithms.qat import trained
 from neural_compressor.errors import ConfigError
 from neural_compressor.report.terminal import print_ops
+from neural_compressor.schemes import OpKey, Plan
 from neural_compressor.torch.batches import fitting
 from neural_compressor.torch.checks import check_finite, copy_of, require_module
 from neural_compressor.torch.executor import Execution
 from neural_compressor.torch.files.checkpoint import save_model
 from neural_compressor.torch.files.streaming import WeightSource, is_empty
 from neural_compressor.torch.inspection import op_records
+from neural_compressor.torch.methods.qat import QatSession
+from neural_compressor.torch.passes.fold import Structure, fold
 from neural_compressor.torch.passes.survey import Survey
 from neural_compressor.torch.quantization.plans import plan_for
 from neural_compressor.torch.quantized_model import Quantization
@@ -31,26 +35,63 @@ def prepare(model: nn.Module, quant_config: Any, inplace: bool = True, example_i
     work. ``inplace=False`` works on a copy. With ``example_inputs`` a model with static ops is checked on these,
     and not on the first batch of the data.
     """
-    require_module(model, "prepare")
-    if _execution(model) is not None:
-        raise ConfigError("the model is prepared already: calibrate and convert it, or prepare the float model again")
-    if isinstance(getattr(model, "quantization", None), Quantization):
-        raise ConfigError("the model is quantized already; prepare takes a float model")
-    check_finite(model)
-    plan, left = plan_for(model, quant_config)
-    model = model if inplace else copy_of(model)
+    model, plan, left = _planned(model, quant_config, inplace, "prepare")
     execution = Execution(model, plan, reasons=left, weights=_weights(model, quant_config), example=example_inputs)
     if example_inputs is not None and plan.passes:
-        execution.survey = Survey(model)
-        with fitting("example_inputs", example_inputs):
-            execution.survey.see(example_inputs)
+        execution.survey = _seen(model, example_inputs)
     if execution.needs_data:
         execution.listen()
     setattr(model, _ATTRIBUTE, execution)
     return model
 
 
-def _execution(model: nn.Module) -> Execution | None:
+def prepare_qat(
+    model: nn.Module,
+    quant_config: Any,
+    inplace: bool = True,
+    example_inputs: Any = None,
+    *,
+    learned_step_size: bool = False,
+) -> nn.Module:
+    """Make ``model`` round as the quantized model will: train it next, in a loop of your own, then :func:`convert` it.
+
+    With ``example_inputs`` batch normalisation is folded first, so that the trained weights are those the kernels will see.
+    ``learned_step_size`` trains the scales too (LSQ): make the optimizer after this call, so that it has them.
+    :func:`finalize_calibration` keeps the ranges of activations as they are from there on.
+    """
+    model, plan, left = _planned(model, quant_config, inplace, "prepare_qat")
+    structure = Structure()
+    if example_inputs is not None:
+        survey = _seen(model, example_inputs)
+        structure = survey.structure
+        fold(model, structure)
+    trainable = trained(plan, learned_step_size=learned_step_size)
+    setattr(model, _ATTRIBUTE, QatSession(model.train(), trainable, structure, left, example_inputs))
+    return model
+
+
+def _planned(
+    model: nn.Module, quant_config: Any, inplace: bool, function: str
+) -> tuple[nn.Module, Plan, dict[OpKey, str]]:
+    """A float model, checked, with what the configuration makes of it and why other ops stay in float."""
+    require_module(model, function)
+    if _execution(model) is not None:
+        raise ConfigError("the model is prepared already: calibrate and convert it, or prepare the float model again")
+    if isinstance(getattr(model, "quantization", None), Quantization):
+        raise ConfigError(f"the model is quantized already; {function} takes a float model")
+    check_finite(model)
+    plan, left = plan_for(model, quant_config)
+    return model if inplace else copy_of(model), plan, left
+
+
+def _seen(model: nn.Module, example_inputs: Any) -> Survey:
+    survey = Survey(model)
+    with fitting("example_inputs", example_inputs):
+        survey.see(example_inputs)
+    return survey
+
+
+def _execution(model: nn.Module) -> Execution | QatSession | None:
     """What :func:`prepare` left on the model."""
     return getattr(model, _ATTRIBUTE, None)
 
@@ -69,7 +110,7 @@ def _weights(model: nn.Module, config: Any) -> WeightSource | None:
 
 
 def finalize_calibration(model: nn.Module) -> nn.Module:
-    """Stop collecting calibration data."""
+    """Stop collecting calibration data; a model in training keeps the ranges it has seen."""
     execution = _execution(model)
     if execution is None:
         raise ConfigError("the model is not prepared: call prepare(model, quant_config) first")
@@ -85,7 +126,7 @@ def convert(
     *,
     quiet: bool = False,
 ) -> nn.Module:
-    """Quantize a prepared and calibrated model.
+    """Quantize a prepared and calibrated model, or one that was trained after :func:`prepare_qat`.
 
     With ``quant_config`` a float model is converted at once, which algorithms that need no data allow. ``inplace=False``
     works on a copy; calibration of the model itself ends all the same. A few lines on standard error say what runs on
@@ -103,7 +144,7 @@ def convert(
     execution = _execution(model)
     assert execution is not None
     delattr(model, _ATTRIBUTE)
-    new = execution.apply(on_block)
+    new = execution.finish() if isinstance(execution, QatSession) else execution.apply(on_block)
     new.save = functools.partial(save_model, new)  # type: ignore[assignment]
     if not quiet:
         print_ops(op_records(new, None, None, {}))
@@ -125,7 +166,7 @@ def quantize(
         raise ConfigError(f"run_fn is a {type(run_fn).__name__}; it must be a function that takes the model")
     prepared = prepare(model, quant_config, inplace, example_inputs)
     execution = _execution(prepared)
-    if run_fn is not None and execution is not None and execution.is_listening:
+    if run_fn is not None and isinstance(execution, Execution) and execution.is_listening:
         arguments = run_args if isinstance(run_args, (tuple, list)) else () if run_args is None else (run_args,)
         with calibrating(run_fn, "run_fn", lambda: execution.runs):
             run_fn(prepared, *arguments)

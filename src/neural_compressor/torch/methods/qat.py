@@ -37,7 +37,7 @@ from neural_compressor.torch.modules.base import quant_class
 from neural_compressor.torch.modules.build import replacing_class
 from neural_compressor.torch.modules.weighted import WeightedModule
 from neural_compressor.torch.passes.fold import Structure
-from neural_compressor.torch.quantized_model import build
+from neural_compressor.torch.quantized_model import build, computes_in_float32, hand_on_integers
 from neural_compressor.torch.structure.ops import FUNCTIONAL
 
 _ROUNDING = "activation_rounding"
@@ -334,7 +334,9 @@ class QatSession:
                 weights |= {} if found is None else {key: found}
         self._release()
         ranges = {key: rounding.ranges() for key, rounding in fixed.items() if rounding.seen}
-        return build(self.model.eval(), self.plan, ranges, self.structure, self.reasons, self.example, weights=weights)
+        single = computes_in_float32(self.model)
+        new = build(self.model.eval(), self.plan, ranges, self.structure, self.reasons, weights=weights)
+        return hand_on_integers(new, self.example) if self.example is not None and single else new
 
     def _release(self) -> None:
         """Make the model a float one again, with the weights as they were trained."""

@@ -46,16 +46,20 @@ class SharedInput:
         self._seen_with.append(weakref.ref(layer))
         return False
 
-    def outputs(self, layer: WeightOnlyLinear, x: Tensor) -> Tensor | None:
-        """The product of few rows ``x`` with the weight of ``layer``; None where it has to multiply alone."""
-        if self._is_open:
+    def outputs(self, layer: WeightOnlyLinear, x: Tensor, rows: int) -> Tensor | None:
+        """The product of ``x``, which has few rows, with the weight of ``layer``; None where it has to multiply alone."""
+        product = self._product
+        if product is None:
+            if not self._is_open or not self.note(layer, x):
+                return None
             self._is_open = False
             found = [other for other in (reference() for reference in self._seen_with or ()) if other is not None]
             if len(found) > 1 and found[0] is layer:
                 _join(found)
-        if self._product is None or x.shape[0] > self._product.most_rows:
+            product = self._product
+        if product is None or rows > product.most_rows:
             return None
-        y = self._product.outputs(self._place, x, layer)
+        y = product.outputs(self._place, x, layer)
         if y is None:
             self.part()
         return y
@@ -82,7 +86,7 @@ class SharedProduct:
     def __init__(self, layers: Sequence[WeightOnlyLinear], weight: StoredWeight, kernel: WeightOnlyKernel) -> None:
         self._layers = [weakref.ref(layer) for layer in layers]
         self._run, self._packed = kernel.run, kernel.pack(weight)
-        self._sizes = [layer.out_features for layer in layers]
+        self._inputs, self._sizes = layers[0].in_features, [layer.out_features for layer in layers]
         self._waiting = _Waiting()
         #: Beyond this one of the layers takes another way.
         self.most_rows = min(layer.most_rows for layer in layers)
@@ -95,9 +99,9 @@ class SharedProduct:
         """The product of ``x`` with the weight of the layer at ``place``; None where layers do not come for theirs."""
         waiting, content = self._waiting, _content(x)
         if not waiting.outputs:
-            parts = self._run(self._packed, layer.turned(x)).split_with_sizes(self._sizes, 1)
+            parts = self._run(self._packed, layer.turned(x)).split_with_sizes(self._sizes, -1)
             waiting.content = content
-            waiting.outputs = dict(enumerate(parts if x.shape[0] == 1 else [part.contiguous() for part in parts]))
+            waiting.outputs = dict(enumerate(parts if x.numel() == self._inputs else [p.contiguous() for p in parts]))
         elif waiting.content != content:
             waiting.outputs = {}
         return waiting.outputs.pop(place, None)
@@ -114,7 +118,7 @@ class _Waiting(threading.local):
 def _content(x: Tensor) -> Any:
     """The values of ``x``. A tensor may change in place, and in inference mode it has no version that would tell."""
     x = x.detach() if x.requires_grad else x
-    numbers = x.view(torch.int16) if x.dtype == torch.bfloat16 else x
+    numbers = x.view(torch.int16) if x.dtype is torch.bfloat16 else x
     return x.dtype, x.shape, numbers.numpy().tobytes()
 
 

@@ -247,9 +247,9 @@ class WeightOnlyLinear(WeightedModule):
         return self._low_bit.pack(self.stored_weight())
 
     def forward(self, input: Tensor) -> Tensor:
-        shape = input.shape
-        if shape[-1] != self.in_features:
-            raise QuantizationError(f"a layer of {self.in_features} inputs cannot take a tensor of {tuple(shape)}")
+        inputs = self.in_features
+        if input.shape[-1] != inputs:
+            raise QuantizationError(f"a layer of {inputs} inputs cannot take a tensor of {tuple(input.shape)}")
         # A decoding step has hundreds of such calls: what changes nothing is not asked for.
         leaving = False
         if makes_graph():
@@ -257,15 +257,18 @@ class WeightOnlyLinear(WeightedModule):
                 outputs: list[Tensor] = call_layer([input], self._number)
                 return outputs[0]
             leaving = is_leaving()
-        flat = len(shape) == 2
-        y = self._product(input, input if flat else input.reshape(-1, self.in_features), leaving)
+        rows = input.numel() // inputs
+        # Low-bit kernels have no gradients, and cannot leave this process.
+        if rows > self._most_rows or leaving or not rows or (input.requires_grad and torch.is_grad_enabled()):
+            y = self._float_product(input, leaving)
+        else:
+            shared = self.shared_input.outputs(self, input, rows)
+            y = self._alone(input) if shared is None else shared
         if (bias := self._buffers["bias"]) is not None:
             y = y + bias
-        if y.dtype != input.dtype:
+        if y.dtype is not input.dtype:
             y = y.to(input.dtype)
-        if self.relu:
-            y = y.relu()
-        return y if flat else y.reshape(*shape[:-1], self.out_features)
+        return y.relu() if self.relu else y
 
     def empty_outputs(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         return [inputs[0].new_empty(*inputs[0].shape[:-1], self.out_features)]
@@ -275,18 +278,19 @@ class WeightOnlyLinear(WeightedModule):
         gradient = gradient * (self.forward(x) > 0) if self.relu else gradient
         return [(gradient.float() @ self.dequantized_weight().float()).to(x.dtype)]
 
-    def _product(self, input: Tensor, rows: Tensor, leaving: bool) -> Tensor:
-        count = rows.shape[0]
-        if not count:
-            return rows.new_empty(0, self.out_features)
-        # Low-bit kernels have no gradients, and cannot leave this process.
-        in_floats = leaving or (rows.requires_grad and torch.is_grad_enabled())
-        was_called = not leaving and self.shared_input.note(self, input)
-        if self._low_bit is None or in_floats or count > self._most_rows:
-            dtype = product_dtype(input.dtype, rows.device.type, exact=self._exact or leaving)
-            return dequantized_product(self.turned(rows), self.stored_weight(), dtype)
-        y = self.shared_input.outputs(self, rows) if was_called else None
-        return self._low_bit.run(self.prepacked(), self.turned(rows)) if y is None else y
+    def _alone(self, input: Tensor) -> Tensor:
+        assert self._low_bit is not None
+        return self._low_bit.run(self.prepacked(), self.turned(input))
+
+    def _float_product(self, input: Tensor, leaving: bool) -> Tensor:
+        rows = input if input.dim() == 2 else input.reshape(-1, self.in_features)
+        if not len(rows):
+            return input.new_empty(*input.shape[:-1], self.out_features)
+        if not leaving:
+            self.shared_input.note(self, input)
+        dtype = product_dtype(input.dtype, input.device.type, exact=self._exact or leaving)
+        y = dequantized_product(self.turned(rows), self.stored_weight(), dtype)
+        return y if input.dim() == 2 else y.reshape(*input.shape[:-1], self.out_features)
 
     @property
     def _device(self) -> torch.device:

@@ -126,6 +126,16 @@ def test_each_kernel_is_the_product(scheme, shape):
     assert found, "no kernel takes the weight"
 
 
+@pytest.mark.parametrize("shape", [(64, 256), (7, 45)], ids=str)
+@pytest.mark.parametrize("scheme", SCHEMES.values(), ids=SCHEMES)
+def test_each_kernel_takes_inputs_along_the_last_axis(scheme, shape):
+    array, x = rtn(torch.randn(shape) * 0.1, scheme), torch.randn(2, 3, shape[1])
+    for product in filter(None, (runs(kernel, array) for kernel in CPU)):
+        assert torch.equal(product(x), product(x.reshape(6, -1)).reshape(2, 3, -1))
+        across = x.transpose(0, 1)  # whose rows do not follow one another in memory
+        assert torch.equal(product(across), product(across.reshape(6, -1)).reshape(3, 2, -1))
+
+
 @pytest.mark.parametrize("scheme", {**SCHEMES, **ONLY_DEQUANTIZED}.values(), ids={**SCHEMES, **ONLY_DEQUANTIZED})
 def test_the_dequantized_product_takes_everything(scheme):
     array = rtn(torch.randn(70, 64) * 0.1, scheme)

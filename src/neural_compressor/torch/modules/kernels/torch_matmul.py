@@ -58,14 +58,15 @@ def pack_int4(weight: StoredWeight) -> Int4Pack:
 
 
 def run_int4(pack: Int4Pack, x: Tensor) -> Tensor:
-    """``x @ weight.T`` for rows ``x``, in bfloat16."""
-    x = x.to(torch.bfloat16)
+    """``x @ weight.T`` for inputs along the last axis of ``x``, in bfloat16."""
+    rows = x.reshape(-1, pack.inputs).to(torch.bfloat16)
     if pack.columns != pack.inputs:
-        x = F.pad(x, (0, pack.columns - pack.inputs))
+        rows = F.pad(rows, (0, pack.columns - pack.inputs))
     if pack.halves == 2:
-        x = torch.cat([x, x], dim=1)
-    y: Tensor = pack.op(x.contiguous(), pack.packed, pack.group, pack.scale_and_offset)
-    return y if y.shape[1] == pack.outputs else y[:, : pack.outputs]
+        rows = torch.cat([rows, rows], dim=1)
+    y: Tensor = pack.op(rows.contiguous(), pack.packed, pack.group, pack.scale_and_offset)
+    y = y if y.shape[1] == pack.outputs else y[:, : pack.outputs]
+    return y if x.dim() == 2 else y.reshape(*x.shape[:-1], pack.outputs)
 
 
 def takes_int4(weight: StoredWeight) -> bool:
@@ -164,15 +165,16 @@ def pack_int8(weight: StoredWeight) -> Int8Pack:
 
 
 def run_int8(pack: Int8Pack, x: Tensor) -> Tensor:
-    """``x @ weight.T`` for rows ``x``, to bfloat16's digits, in float32."""
-    x = x.to(torch.bfloat16)
-    if x.shape[1] != pack.codes.shape[1]:
-        x = F.pad(x, (0, pack.codes.shape[1] - pack.inputs))
+    """``x @ weight.T`` for inputs along the last axis of ``x``, to bfloat16's digits, in float32."""
+    rows = x.reshape(-1, pack.inputs).to(torch.bfloat16)
+    if pack.inputs != pack.codes.shape[1]:
+        rows = F.pad(rows, (0, pack.codes.shape[1] - pack.inputs))
     # The kernel would round scales to bfloat16, so it is given ones.
-    y: Tensor = torch.ops.aten._weight_int8pack_mm(x.contiguous(), pack.codes, pack.ones)
+    y: Tensor = torch.ops.aten._weight_int8pack_mm(rows.contiguous(), pack.codes, pack.ones)
     if pack.zero is not None:
-        y = y - x.float().sum(1, keepdim=True) * pack.zero
-    return y * pack.scale
+        y = y - rows.float().sum(1, keepdim=True) * pack.zero
+    y = y * pack.scale
+    return y if x.dim() == 2 else y.reshape(*x.shape[:-1], len(pack.ones))
 
 
 def takes_int8(weight: StoredWeight) -> bool:

@@ -55,6 +55,7 @@ class WeightOnlyKernel(Kernel):
     """A kernel that multiplies with packed weights: where it runs, how it is prepared, what it costs by class of device.
 
     Which of them runs depends on the layout of a weight too: :func:`choose` asks for it.
+    ``run(packed, x)`` is the product with inputs along the last axis of ``x``, which has any rank.
     """
 
     can_run: Callable[[StoredWeight], bool]

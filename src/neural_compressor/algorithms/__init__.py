@@ -23,6 +23,7 @@ from neural_compressor.algorithms.hadamard import Rotation, hadamard_matrix
 from neural_compressor.algorithms.hqq import HQQOptions, hqq
 from neural_compressor.algorithms.layer_result import LayerResult
 from neural_compressor.algorithms.losses import quadratic_loss
+from neural_compressor.algorithms.orthogonal import Orthogonal
 from neural_compressor.algorithms.rtn import RTNOptions, rtn
 from neural_compressor.algorithms.smoothquant import smooth_scale
 from neural_compressor.algorithms.statistics import InputStatistics
@@ -41,6 +42,7 @@ __all__ = [
     "InputStatistics",
     "LayerOptions",
     "LayerResult",
+    "Orthogonal",
     "RTNOptions",
     "Rotation",
     "TEQOptions",

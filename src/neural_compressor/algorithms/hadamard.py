@@ -70,11 +70,11 @@ class Rotation:
     def apply(self, x: Array) -> Array:
         """``x`` turned along its last axis."""
         x = self._checked(x)
-        return _walsh_hadamard(x if self.seed is None else x * self._signs(x), self.block_size)
+        return walsh_hadamard(x if self.seed is None else x * self._signs(x), self.block_size)
 
     def undo(self, x: Array) -> Array:
         """What :meth:`apply` was made from."""
-        x = _walsh_hadamard(self._checked(x), self.block_size)
+        x = walsh_hadamard(self._checked(x), self.block_size)
         return x if self.seed is None else x * self._signs(x)
 
     def apply_to_hessian(self, hessian: Array, *, overwrite: bool = False) -> Array:
@@ -96,7 +96,7 @@ class Rotation:
         return like(1.0 - 2.0 * flips, x)
 
 
-def _walsh_hadamard(x: Array, block: int) -> Array:
+def walsh_hadamard(x: Array, block: int) -> Array:
     """Multiply runs of ``block`` values by the Hadamard matrix, by butterflies: n log n operations, no matrix."""
     xp = array_namespace(x)
     shape, half = tuple(x.shape), 1

@@ -93,7 +93,7 @@ class Survey:
         """Give up folds that change what the model computes: those that do so alone, or else all of them."""
 
         def wrong(folds: dict[str, str]) -> bool:
-            return not _same(_again(fold(sharing_weights(self.model), Structure(folds)), run), run.outputs)
+            return not same_outputs(_again(fold(sharing_weights(self.model), Structure(folds)), run), run.outputs)
 
         while wrong(self.structure.folded):
             folds = self.structure.folded
@@ -203,7 +203,8 @@ def _again(model: nn.Module, run: Run) -> Any:
             return None
 
 
-def _same(found: Any, expected: Any) -> bool:
+def same_outputs(found: Any, expected: Any) -> bool:
+    """Whether two models gave the same in one run, but for the order of float arithmetic."""
     pairs = list(zip(tensors_in(found), tensors_in(expected), strict=False))
     return len(pairs) == sum(1 for _ in tensors_in(expected)) and all(_close(a, b) for a, b in pairs)
 

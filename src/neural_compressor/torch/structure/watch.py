@@ -47,11 +47,13 @@ class Call:
 class Trace:
     """What was seen of one run of a model.
 
-    ``within`` are functions that a leaf module of the user's own called; that is one call among ``calls``.
+    ``within`` are functions that a leaf module of the user's own called; that is one call among ``calls``. ``shapes`` are
+    those of all tensors, by number.
     """
 
     calls: list[Call] = field(default_factory=list)
     within: list[Call] = field(default_factory=list)
+    shapes: dict[int, tuple[int, ...]] = field(default_factory=dict)
     inputs: frozenset[int] = frozenset()
     outputs: frozenset[int] = frozenset()
 
@@ -112,6 +114,7 @@ class _Recorder(TorchFunctionMode):
     def renumber(self, tensor: torch.Tensor) -> int:
         self._next += 1
         self._numbers[tensor] = self._next
+        self.trace.shapes[self._next] = tuple(tensor.shape)
         return self._next
 
     def record(self, target: str, module: str | None, reads: tuple[int, ...], result: Any) -> None:

@@ -1,0 +1,227 @@
+"""Rotation folded into the weights: the residual stream and the values of heads are turned, and nothing is left at run time.
+
+What the stream is, is found by watching the model run (``structure/residual_stream.py``). Gains of the norms on it go into
+the layers that read them, as a gain does not commute with a turn; then every layer that reads or writes the stream is turned
+on that side. The model computes what it did before, and weights and inputs no longer have channels that stand out (QuaRot,
+arXiv 2404.00456, section 4; SliceGPT, arXiv 2401.15024, section 3.2).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from neural_compressor.algorithms import Orthogonal
+from neural_compressor.algorithms.matrix_parts import row_blocks
+from neural_compressor.errors import QuantizationError
+from neural_compressor.torch.hooks import evaluating
+from neural_compressor.torch.modules.weight_only import is_conv1d, matrix_of
+from neural_compressor.torch.passes.survey import same_outputs, sharing_weights
+from neural_compressor.torch.structure.ops import is_linear
+from neural_compressor.torch.structure.replay import Arguments, CalibrationLimit, call_block
+from neural_compressor.torch.structure.residual_stream import Space, find_spaces, takes_bias
+
+logger = logging.getLogger("neural_compressor")
+
+PROVEN_ON = 4
+"""Calls of the model, one sample of each, on which the turned model has to give the same."""
+_NAMED = 3
+"""So many reasons are named in an error."""
+
+
+@dataclass(frozen=True)
+class FoldedRotation:
+    """What was turned: ``stream`` first, then other ``spaces``; ``untied`` are weights that were one tensor before."""
+
+    stream: Space
+    spaces: tuple[Space, ...] = ()
+    untied: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        widths = {space.width for space in self.spaces}
+        heads = f", and {len(self.spaces)} spaces of width {', '.join(map(str, sorted(widths)))} inside of blocks"
+        layers = len({*self.stream.writers, *self.stream.readers})
+        return f"the residual stream of width {self.stream.width} ({layers} layers){heads if widths else ''}"
+
+
+@torch.no_grad()
+def fold_rotation(model: nn.Module, calls: Sequence[Arguments], seed: int = 0) -> FoldedRotation:
+    """Turn the residual stream of ``model`` and the values of its heads, in place, by changing weights alone.
+
+    The structure is found, and the result is proven, on ``calls``: outputs must be those of the model before, up to
+    rounding. Where that does not hold, or the structure does not allow a turn, the model is left as it was, and the error
+    says why. Weights that were tied get values of their own; the configuration of a transformers model is told so.
+    """
+    if not calls:
+        raise QuantizationError("a rotation is folded where the model was seen to allow it: run it on data first")
+    if empty := next((name for name, p in model.named_parameters() if p.is_meta), None):
+        raise QuantizationError(
+            f"a rotation cannot be folded into {empty!r}, which has no values (meta device): the whole model is turned "
+            "before its first layer is quantized, so load its weights, or rotate at run time (hadamard=True)"
+        )
+    samples = [cut for call in calls[:PROVEN_ON] if (cut := CalibrationLimit(samples=1).cut(call, 0)) is not None]
+    with evaluating(model):
+        spaces = find_spaces(model, samples)
+        stream, others = _checked(model, spaces)
+        new, turned = _proven(model, stream, others, samples, seed)
+    untied = _put(model, new)
+    if untied:
+        logger.warning("%s shared one tensor, and have values of their own now", " and ".join(untied))
+    result = FoldedRotation(stream, tuple(turned), tuple(untied))
+    logger.info("a rotation is folded into the weights: %s", result)
+    return result
+
+
+def _checked(model: nn.Module, spaces: Sequence[Space]) -> tuple[Space, list[Space]]:
+    """The residual stream and what else can be turned."""
+    if not spaces:
+        raise QuantizationError(
+            f"a rotation cannot be folded into a {type(model).__name__}: no values were seen that one layer writes and "
+            "another reads without a function in between that works channel by channel; leave the rotation out, or rotate "
+            "at run time (hadamard=True)"
+        )
+    stream, *others = spaces
+    if not stream.can_turn:
+        more = len(stream.obstacles) - _NAMED
+        reasons = "; ".join(stream.obstacles[:_NAMED]) or "it is one value wide"
+        raise QuantizationError(
+            f"a rotation cannot be folded into a {type(model).__name__}. What most layers share, {stream.width} values that "
+            f"{stream.writers[0]!r} and {len(stream.writers) - 1} more write and {next(iter(stream.readers))!r} and "
+            f"{len(stream.readers) - 1} more read, cannot be turned: {reasons}{f'; and {more} more' if more > 0 else ''}. "
+            "Leave the rotation out, or rotate at run time (hadamard=True)"
+        )
+    return stream, [space for space in others if space.can_turn]
+
+
+def _proven(
+    model: nn.Module, stream: Space, others: list[Space], samples: Sequence[Arguments], seed: int
+) -> tuple[dict[str, Tensor], list[Space]]:
+    """The new parameters with which the model gives the same, and the spaces beside the stream that they turn."""
+    expected = [call_block(model, call) for call in samples]
+    for turned in [others, []] if others else [[]]:
+        new = turned_parameters(model, [stream, *turned], seed)
+        trial = sharing_weights(model)
+        _put(trial, new)
+        if all(same_outputs(call_block(trial, call), out) for call, out in zip(samples, expected, strict=True)):
+            if len(turned) < len(others):
+                logger.warning("the values inside of blocks are not turned, as the model would give something else")
+            return new, turned
+    raise QuantizationError(
+        f"a rotation cannot be folded into a {type(model).__name__}: with its residual stream turned it gives something "
+        "else, so that some code reads a weight or a value in a way that watching it did not show. The model is left as "
+        "it was; leave the rotation out, or rotate at run time (hadamard=True)"
+    )
+
+
+@dataclass(frozen=True)
+class _Input:
+    """How the input side of a layer changes: the turn, and what a norm no longer does to its input."""
+
+    turn: Orthogonal
+    gain: Tensor | None = None
+    offset: Tensor | None = None
+
+
+def turned_parameters(model: nn.Module, spaces: Sequence[Space], seed: int = 0) -> dict[str, Tensor]:
+    """The parameters, by name, with which each of ``spaces`` is turned by a matrix of its own; computed in float64."""
+    modules, new = dict(model.named_modules()), dict[str, Tensor]()
+    inputs: dict[str, _Input] = {}
+    outputs: dict[str, Orthogonal] = {}
+    for place, space in enumerate(spaces):
+        turn = Orthogonal(space.width, seed + place, space.keeps_mean)
+        outputs |= dict.fromkeys(space.writers, turn)
+        behind: dict[str | None, _Input] = {None: _Input(turn)}
+        for name in space.norms:
+            layers = [layer for layer, norm in space.readers.items() if norm == name]
+            changed, behind[name] = _neutral_norm(modules[name], space, name, turn, takes_bias(modules, layers))
+            new |= changed
+        inputs |= {name: behind[norm] for name, norm in space.readers.items()}
+    for name in dict.fromkeys([*inputs, *outputs]):
+        new |= _turned_layer(modules[name], name, inputs.get(name), outputs.get(name))
+    return new
+
+
+def _neutral_norm(
+    norm: nn.Module, space: Space, name: str, turn: Orthogonal, hands_bias_on: bool
+) -> tuple[dict[str, Tensor], _Input]:
+    """A norm with a gain of one, and what the layers behind it take over."""
+    form, new = space.norms[name], dict[str, Tensor]()
+    gain, bias = form.gain(norm), getattr(norm, "bias", None)
+    if gain is not None:
+        assert isinstance(norm.weight, Tensor)
+        new[f"{name}.weight"] = torch.full_like(norm.weight, form.neutral or 0.0)
+    if not isinstance(bias, Tensor):
+        return new, _Input(turn, gain)
+    if hands_bias_on:
+        new[f"{name}.bias"] = torch.zeros_like(bias)
+        return new, _Input(turn, gain, bias.detach().double())
+    # W (g x + b) = (W g) (x + b / g)
+    kept = bias.detach().double() if gain is None else bias.detach().double() / gain
+    new[f"{name}.bias"] = turn.apply(kept).to(bias.dtype)
+    return new, _Input(turn, gain)
+
+
+def _turned_layer(layer: nn.Module, name: str, side: _Input | None, out: Orthogonal | None) -> dict[str, Tensor]:
+    weight, bias = layer.weight, getattr(layer, "bias", None)
+    assert isinstance(weight, Tensor)
+    if not is_linear(layer):
+        assert out is not None
+        return {f"{name}.weight": _turned_rows(weight.detach(), out, weight.dtype)}
+    matrix, shift = matrix_of(layer), bias.detach().double() if isinstance(bias, Tensor) else None
+    if side is not None:
+        if side.offset is not None and shift is not None:
+            shift = shift + matrix.double() @ side.offset
+        matrix = _turned_rows(matrix, side.turn, weight.dtype if out is None else torch.float64, side.gain)
+    if out is not None:
+        matrix = _turned_rows(matrix.T, out, weight.dtype).T
+        shift = out.apply(shift) if shift is not None else None
+    new = {f"{name}.weight": (matrix.T if is_conv1d(layer) else matrix).contiguous()}
+    if shift is not None and isinstance(bias, Tensor):
+        new[f"{name}.bias"] = shift.to(bias.dtype)
+    return new
+
+
+def _turned_rows(matrix: Tensor, turn: Orthogonal, dtype: torch.dtype, gain: Tensor | None = None) -> Tensor:
+    """``matrix`` with each row multiplied by ``gain`` and turned, a few rows in float64 at a time."""
+    found = torch.empty_like(matrix, dtype=dtype, memory_format=torch.contiguous_format)
+    for rows in row_blocks(matrix):
+        part = matrix[rows].double()
+        found[rows] = turn.apply(part if gain is None else part * gain).to(dtype)
+    return found
+
+
+# -- into the model -------------------------------------------------------------------------------------------------
+
+
+def _put(model: nn.Module, new: Mapping[str, Tensor]) -> list[str]:
+    """Give ``model`` the parameters ``new``; returns those that were one tensor with others, and no longer are."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    for name, tensor in new.items():
+        owner, _, own = name.rpartition(".")
+        module = model.get_submodule(owner)
+        module._parameters[own] = nn.Parameter(tensor, requires_grad=module.get_parameter(own).requires_grad)
+    untied = [name for tied in names.values() if len(tied) > 1 and set(tied) & set(new) for name in tied]
+    if untied:
+        _forget_ties(model, set(untied))
+    return untied
+
+
+def _forget_ties(model: nn.Module, untied: set[str]) -> None:
+    """Have a model of transformers know that ``untied`` are no longer one, or it would tie them again when it is loaded."""
+    for prefix, module in model.named_modules():
+        config: Any = getattr(module, "config", None)
+        text = config.get_text_config() if callable(getattr(config, "get_text_config", None)) else config
+        for each in (config, text):
+            if getattr(each, "tie_word_embeddings", False):
+                each.tie_word_embeddings = False
+        ties = getattr(module, "all_tied_weights_keys", None)
+        if isinstance(ties, dict):
+            for name in [n for n in ties if f"{prefix}.{n}".lstrip(".") in untied]:
+                del ties[name]

@@ -1,0 +1,193 @@
+"""A rotation folded into the weights: the same outputs, other weights, and files that plain transformers reads."""
+
+import copy
+import logging
+
+import pytest
+import torch
+from torch import nn
+
+from neural_compressor.errors import QuantizationError
+from neural_compressor.torch.passes.rotation import fold_rotation
+
+transformers = pytest.importorskip("transformers")
+WIDTH, VOCABULARY = 48, 61
+IDS = torch.randint(0, VOCABULARY, (2, 9), generator=torch.Generator().manual_seed(0))
+CALL = ((IDS,), {"use_cache": False})
+SIZES = {
+    "hidden_size": WIDTH,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": VOCABULARY,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "pad_token_id": 0,
+}
+GROUPED = {**SIZES, "num_key_value_heads": 2}
+OPT = {key: value for key, value in SIZES.items() if key != "intermediate_size"} | {"ffn_dim": 80}
+GPT = {"n_embd": WIDTH, "n_layer": 2, "n_head": 4, "vocab_size": VOCABULARY, "bos_token_id": 0, "eos_token_id": 0}
+CASES = {
+    "llama": ("Llama", GROUPED, {}),
+    "llama-tied": ("Llama", GROUPED, {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}),
+    "llama-products": ("Llama", GROUPED, {"attn_implementation": "eager"}),
+    "qwen3": ("Qwen3", GROUPED, {"head_dim": 16}),  # norms of queries and keys
+    "mistral": ("Mistral", GROUPED, {"sliding_window": 4}),
+    "gemma": ("Gemma", GROUPED, {"head_dim": 12}),  # 1 + weight; embeddings multiplied by a number; tied
+    "granite": ("Granite", GROUPED, {"residual_multiplier": 0.5, "embedding_multiplier": 3.0, "logits_scaling": 2.0}),
+    "phi": ("Phi", GROUPED, {}),  # attention and MLP side by side; LayerNorm
+    "phi3": ("Phi3", GROUPED, {}),  # queries, keys and values in one matrix
+    "opt": ("OPT", OPT, {"word_embed_proj_dim": WIDTH}),  # learned positions, LayerNorm, tied
+    "gptj": ("GPTJ", GPT, {"rotary_dim": 4}),  # a LayerNorm with a bias in front of layers without
+    "gpt2": ("GPT2", GPT, {}),  # Conv1D
+}
+VALUES_TURNED = dict.fromkeys(CASES, 2) | {"phi3": 0, "gpt2": 0}
+
+
+def tiny(kind, sizes, more):
+    """A model with random weights and gains that are not one."""
+    torch.manual_seed(1)
+    config = getattr(transformers, f"{kind}Config")(**sizes, **more)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.3 if parameter.dim() == 1 else 0.1)
+    return model
+
+
+def logits(model):
+    with torch.no_grad():
+        return model(*CALL[0], **CALL[1]).logits
+
+
+def assert_same(found, expected):
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_float_logits_stay_and_plain_transformers_reads_the_file(name, tmp_path):
+    model = tiny(*CASES[name])
+    before, expected = copy.deepcopy(model.state_dict()), logits(model)
+    tied = model.get_input_embeddings().weight is model.get_output_embeddings().weight
+    found = fold_rotation(model, [CALL])
+    assert found.stream.width == WIDTH
+    assert len(found.spaces) == VALUES_TURNED[name]
+    assert_same(logits(model), expected)
+    after = model.state_dict()
+    matrices = [key for key in after if after[key].dim() == 2 and "head" not in key]
+    assert all(not torch.allclose(after[key], before[key], atol=1e-2) for key in matrices), "every layer is turned"
+    assert bool(found.untied) == tied
+    assert not model.config.tie_word_embeddings
+    model.save_pretrained(tmp_path)
+    assert_same(logits(transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()), expected)
+
+
+def test_gains_are_in_the_layers_and_norms_have_none():
+    model = tiny(*CASES["llama"])
+    fold_rotation(model, [CALL])
+    norms = [m.weight for n, m in model.named_modules() if n.endswith("norm")]
+    assert len(norms) == 5
+    assert all(bool((weight == 1).all()) for weight in norms)
+
+
+def test_channels_that_stand_out_are_spread():
+    model = tiny(*CASES["llama"])
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                parameter[7] *= 30
+
+    def peak():
+        seen = []
+        hook = model.model.norm.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+        logits(model)
+        hook.remove()
+        return float(seen[0].abs().amax() / seen[0].square().mean().sqrt())
+
+    before = peak()
+    fold_rotation(model, [CALL])
+    assert before > 6
+    assert peak() < before / 1.5
+
+
+def test_a_model_in_float64_gives_the_same_to_the_last_digits():
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.up, self.down = nn.RMSNorm(20), nn.Linear(20, 32), nn.Linear(32, 20)
+
+        def forward(self, x):
+            return x + self.down(torch.relu(self.up(self.norm(x))))
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(9, 20), Block(), Block(), nn.LayerNorm(20), nn.Linear(20, 3)).double()
+    for parameter in model.parameters():
+        parameter.data.add_(torch.randn_like(parameter), alpha=0.3)
+    ids = torch.arange(9)[None]
+    expected = model(ids)
+    fold_rotation(model, [((ids,), {})])
+    torch.testing.assert_close(model(ids), expected, rtol=1e-11, atol=1e-11)
+
+
+def test_half_precision_stays_near():
+    model = tiny(*CASES["llama"]).bfloat16()
+    expected = logits(model)
+    fold_rotation(model, [CALL])
+    assert model.lm_head.weight.dtype == torch.bfloat16
+    assert float((logits(model) - expected).norm() / expected.norm()) < 0.05
+
+
+def test_a_tied_head_is_said(caplog):
+    model = tiny(*CASES["llama-tied"])
+    with caplog.at_level(logging.WARNING, "neural_compressor"):
+        fold_rotation(model, [CALL])
+    assert "model.embed_tokens.weight and lm_head.weight shared one tensor" in caplog.text
+    assert "lm_head.weight" not in model.all_tied_weights_keys
+
+
+REFUSED = {
+    "gemma2": ("Gemma2", GROUPED, {"head_dim": 12}, "adds what norm 'model.layers.0.post_attention_layernorm' gives"),
+    "olmo2": ("Olmo2", GROUPED, {}, "adds what norm 'model.layers.0.post_attention_layernorm' gives"),
+    "opt-350m": ("OPT", OPT, {"word_embed_proj_dim": 24, "do_layer_norm_before": False}, "self_attn_layer_norm"),
+    "mixtral": ("Mixtral", GROUPED, {"num_local_experts": 3}, "MixtralTopKRouter 'model.layers.0.mlp.gate'"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_turned_is_refused_with_the_reason(name):
+    kind, sizes, more, reason = REFUSED[name]
+    model = tiny(kind, sizes, more)
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(QuantizationError, match=f"cannot be folded into a {kind}ForCausalLM.*{reason}.*hadamard=True"):
+        fold_rotation(model, [CALL])
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+
+
+def test_a_weight_that_is_read_behind_the_back_leaves_the_model_as_it_was():
+    class Peeking(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.fc, self.head = nn.Embedding(9, 8), nn.Linear(8, 8), nn.Linear(8, 9)
+
+        def forward(self, ids):
+            x = self.embed(ids)
+            return self.head(x + self.fc(x)) * self.embed.weight.detach().numpy()[0, 0].item()
+
+    torch.manual_seed(0)
+    model, call = Peeking(), ((torch.arange(4)[None],), {})
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(QuantizationError, match="it gives something else"):
+        fold_rotation(model, [call])
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+
+
+def test_models_without_a_stream_data_or_values_are_refused():
+    plain = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    with pytest.raises(QuantizationError, match="no values were seen that one layer writes and another reads"):
+        fold_rotation(plain, [((torch.randn(2, 4),), {})])
+    with pytest.raises(QuantizationError, match="run it on data first"):
+        fold_rotation(plain, [])
+    with torch.device("meta"):
+        empty = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    with pytest.raises(QuantizationError, match=r"'0.weight', which has no values \(meta device\)"):
+        fold_rotation(empty, [((torch.randn(2, 4),), {})])

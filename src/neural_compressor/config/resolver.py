@@ -278,15 +278,17 @@ def _nearest_first(options: Sequence[OpScheme], wanted: OpScheme) -> tuple[OpSch
 
 
 def _completed(option: OpScheme, wanted: OpScheme) -> OpScheme:
-    """``option`` with what no capability lists: options of the method, how scales are stored, a bit less."""
-    weight, method = option.weight, option.method
+    """``option`` with what no capability lists: options of the method, how scales are stored, a bit less, roundings."""
+    weight, activation, method = option.weight, option.activation, option.method
     if weight is not None and wanted.weight is not None:
         own = wanted.weight
-        weight = replace(weight, scales=own.scales, zeros=own.zeros)
+        weight = replace(weight, scales=own.scales, zeros=own.zeros, rounding=own.rounding)
         weight = reduced(weight) if own.reduce_range else weight
-    if method is not None and wanted.method is not None and method.name == wanted.method.name:
+    if activation is not None and wanted.activation is not None:
+        activation = replace(activation, rounding=wanted.activation.rounding)
+    if wanted.method is not None and (method is None or method.name == wanted.method.name):
         method = wanted.method
-    return replace(option, weight=weight, method=method)
+    return replace(option, weight=weight, activation=activation, method=method, output=wanted.output)
 
 
 def _offered(options: Sequence[OpScheme], modes: Sequence[str]) -> tuple[OpScheme, ...]:

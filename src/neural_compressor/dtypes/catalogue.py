@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from statistics import NormalDist
 
 from neural_compressor.dtypes.base import DType
@@ -12,7 +14,30 @@ from neural_compressor.dtypes.minifloat import FloatType
 from neural_compressor.errors import ConfigError
 from neural_compressor.registry import Registry
 
-DTYPES: Registry[DType] = Registry("data type", entry_point_group="neural_compressor.dtypes")
+_OTHER_BLOCKS = re.compile(r"(\w+)_b([1-9]\d{0,5})")
+
+
+class _DataTypes(Registry[DType]):
+    """Data types by name. Of each block format there are those with other blocks: ``mxfp4_b16`` has 16 values to a scale."""
+
+    def __getitem__(self, name: str) -> DType:
+        return self._in_other_blocks(name) or super().__getitem__(name)
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or self._in_other_blocks(name) is not None
+
+    def _in_other_blocks(self, name: object) -> DType | None:
+        found = _OTHER_BLOCKS.fullmatch(name) if isinstance(name, str) and not super().__contains__(name) else None
+        kind = super().__getitem__(found[1]) if found is not None and super().__contains__(found[1]) else None
+        return None if found is None or not isinstance(kind, BlockType) else in_blocks_of(kind, int(found[2]))
+
+
+def in_blocks_of(kind: BlockType, size: int) -> BlockType:
+    """The format ``kind`` with ``size`` values to a scale."""
+    return kind if size == kind.block else replace(kind, name=f"{kind.name}_b{size}", block=size)
+
+
+DTYPES: Registry[DType] = _DataTypes("data type", entry_point_group="neural_compressor.dtypes")
 
 
 def register_dtype(dtype: DType, *aliases: str, replace: bool = False) -> DType:
@@ -36,6 +61,8 @@ def dtype(name: str | DType) -> DType:
 
     >>> dtype("uint3")
     IntType(bits=3, signed=False)
+    >>> dtype("mxfp4").block_size, dtype("mxfp4_b16").block_size
+    (32, 16)
     """
     return DTYPES[name] if isinstance(name, str) else name
 
@@ -94,5 +121,6 @@ for _element, _aliases in (
 ):
     register_dtype(BlockType(f"mx{_element.name}", _element, 32, e8m0), *_aliases)
 register_dtype(BlockType("mxfp4", fp4_e2m1, 32, e8m0), "mxfp4_e2m1")
-register_dtype(BlockType("mxint8", IntType(8), 32, e8m0))
+for _bits in (8, 4, 2):
+    register_dtype(BlockType(f"mxint{_bits}", IntType(_bits), 32, e8m0))
 register_dtype(BlockType("nvfp4", fp4_e2m1, 16, fp8_e4m3, tensor_scale=True))

@@ -76,12 +76,15 @@ OBSERVERS: Registry[type[Observer]] = Registry("calibration algorithm", entry_po
 def make_observer(scheme: TensorScheme) -> Observer:
     """A fresh observer for ``scheme.algorithm`` over the granularity of ``scheme``.
 
+    Of a format whose blocks have a scale of the tensor beside their own (nvfp4) that one is observed.
+
     >>> from neural_compressor.dtypes import dtype
     >>> type(make_observer(TensorScheme(dtype("uint8"), algorithm="kl"))).__name__
     'KLObserver'
     """
     observer = OBSERVERS[scheme.algorithm]
-    if not isinstance(scale_granularity(scheme), (PerTensor, PerChannel)):
+    fixed = scheme.dtype.has_tensor_scale or isinstance(scale_granularity(scheme), (PerTensor, PerChannel))
+    if not fixed:
         what = scheme.granularity.name if scheme.dtype.block_size is None else scheme.dtype.name
         raise ConfigError(
             f"{what} takes its scales from each tensor it is applied to, so there is no range to observe beforehand; "

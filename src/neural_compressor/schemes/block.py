@@ -15,8 +15,13 @@ _EXPONENTS = range(-149, 128)
 _POWERS = np.asarray([math.ldexp(1.0, e) for e in _EXPONENTS], dtype=np.float32)
 
 
-def block_scales(magnitude: Array, kind: DType, scale_type: DType) -> tuple[Array, Array | None]:
+def block_scales(
+    magnitude: Array, kind: DType, scale_type: DType, tensor_scale: Array | None = None
+) -> tuple[Array, Array | None]:
     """Scales, and tensor scale, for blocks whose largest absolute values are ``magnitude``.
+
+    A ``tensor_scale`` that is known already, from other data or of other tensors too, is taken as it is.
+    A block with NaN or Inf in it has no scale: it is NaN, and so are its values, as OCP MX has a code for that.
 
     >>> from neural_compressor.dtypes import dtype
     >>> block_scales(np.float32([6.0, 7.9, 0.3]), dtype("mxfp4"), dtype("e8m0"))[0].tolist()
@@ -26,12 +31,22 @@ def block_scales(magnitude: Array, kind: DType, scale_type: DType) -> tuple[Arra
     if is_power_of_two_scale(scale_type):
         return _shared_exponent(magnitude, peak, scale_type), None
     xp = array_namespace(magnitude)
-    wanted, tensor_scale = magnitude / peak, None
+    wanted = magnitude / peak
     if kind.has_tensor_scale:
-        tensor_scale = step_size(xp.max(magnitude), scale_type.max * peak)
+        tensor_scale = tensor_scale_over(xp.max(magnitude), kind, scale_type) if tensor_scale is None else tensor_scale
         wanted = wanted / tensor_scale
     rounded = storable_scale(wanted, scale_type)
-    return xp.where(magnitude > 0, rounded, xp.ones_like(rounded)), tensor_scale
+    return _one_where_zero(rounded, magnitude), tensor_scale
+
+
+def tensor_scale_over(magnitude: Array, kind: DType, scale_type: DType) -> Array:
+    """The scale of a whole tensor, at which the block of its largest value has the largest scale there is.
+
+    >>> from neural_compressor.dtypes import dtype
+    >>> float(tensor_scale_over(np.float32(2688.0), dtype("nvfp4"), dtype("fp8_e4m3")))
+    1.0
+    """
+    return step_size(magnitude, scale_type.max * kind.element_type.peak)
 
 
 def storable_scale(scale: Array, scale_type: DType) -> Array:
@@ -61,4 +76,10 @@ def _shared_exponent(magnitude: Array, peak: float, scale_type: DType) -> Array:
     highest = math.floor(math.log2(scale_type.max))
     exponent = xp.clip(floor_log2 - largest_power, lowest, highest)
     scale = xp.reshape(xp.take(powers, xp.reshape(exponent - _EXPONENTS[0], (-1,)), axis=0), magnitude.shape)
-    return xp.where(magnitude > 0, scale, xp.ones_like(scale))
+    return _one_where_zero(scale, magnitude)
+
+
+def _one_where_zero(scale: Array, magnitude: Array) -> Array:
+    """``scale``, but 1 where all values are zero and NaN where some are not finite."""
+    xp = array_namespace(scale)
+    return xp.where(magnitude == 0, xp.ones_like(scale), scale + (magnitude - magnitude))

@@ -14,6 +14,7 @@ from array_api_compat import device
 
 from neural_compressor.dtypes import Binades, DType
 from neural_compressor.schemes.arrays import Array, array_namespace, like
+from neural_compressor.schemes.rounding import round_to_whole
 
 _Table = npt.NDArray[Any]
 _EXPONENT_FIELD = 0x7F800000  # of a float32
@@ -22,8 +23,10 @@ _SMALLEST_STEP = 2.0**-126
 _LARGEST = float(np.finfo(np.float32).max)
 
 
-def encode(x: Array, kind: DType) -> Array:
+def encode(x: Array, kind: DType, rounding: str = "even") -> Array:
     """Codes of the values of ``kind`` nearest to ``x``: half to even, saturating.
+
+    Another of :data:`ROUNDINGS` is for integers and for floats whose values are evenly spaced between powers of two.
 
     An integer's code is the integer; a float's is its bit pattern; that of others is the position in their values.
 
@@ -33,13 +36,13 @@ def encode(x: Array, kind: DType) -> Array:
     """
     xp = array_namespace(x)
     if kind.is_integer:
-        return xp.astype(nearest(x, kind), code_dtype(xp, kind))
+        return xp.astype(nearest(x, kind, rounding), code_dtype(xp, kind))
     if not kind.sign_magnitude:
         return xp.astype(_in_table(x, kind), code_dtype(xp, kind))
     if kind.binades is None:
         magnitude = _in_table(xp.abs(x), kind)
     else:
-        binade, digits = _binade_and_digits(xp.abs(x), kind, kind.binades)
+        binade, digits = _binade_and_digits(xp.abs(x), kind, kind.binades, rounding)
         above_lowest = (binade.view(xp.int32) >> 23) - (127 + kind.binades.lowest)
         magnitude = xp.astype(digits, xp.int32) + (above_lowest << kind.binades.mantissa)
     codes = xp.astype(magnitude, code_dtype(xp, kind))
@@ -57,8 +60,8 @@ def decode(codes: Array, kind: DType) -> Array:
     return xp.astype(codes, xp.float32) if kind.is_integer else _look_up(_values_by_code(kind), codes)
 
 
-def nearest(x: Array, kind: DType) -> Array:
-    """``decode(encode(x, kind), kind)``, by a shorter way where there is one.
+def nearest(x: Array, kind: DType, rounding: str = "even") -> Array:
+    """``decode(encode(x, kind, rounding), kind)``, by a shorter way where there is one.
 
     >>> from neural_compressor.dtypes import dtype
     >>> nearest(np.float32([0.3, -2.6, 99.0]), dtype("fp4_e2m1")).tolist()
@@ -66,9 +69,9 @@ def nearest(x: Array, kind: DType) -> Array:
     """
     xp = array_namespace(x)
     if kind.is_integer:
-        return xp.clip(xp.round(x), kind.min, kind.max)
+        return xp.clip(round_to_whole(x, rounding), kind.min, kind.max)
     if kind.binades is not None:
-        binade, digits = _binade_and_digits(x, kind, kind.binades)
+        binade, digits = _binade_and_digits(x, kind, kind.binades, rounding)
         return digits * (binade * 2.0**-kind.binades.mantissa)
     return decode(encode(x, kind), kind)
 
@@ -81,13 +84,13 @@ def code_dtype(xp: Any, kind: DType) -> Any:
     return xp.uint8 if kind.bits <= 8 else xp.int32
 
 
-def _binade_and_digits(x: Array, kind: DType, binades: Binades) -> tuple[Array, Array]:
+def _binade_and_digits(x: Array, kind: DType, binades: Binades, rounding: str) -> tuple[Array, Array]:
     """The power of two below ``x`` (not below the smallest normal number), and ``x`` in units of its last digit."""
     xp = array_namespace(x)
     x = xp.clip(x, -kind.max, kind.max)
     power = (x.view(xp.int32) & _EXPONENT_FIELD).view(xp.float32)
     binade = xp.clip(power, 2.0**binades.lowest, None)
-    return binade, xp.round(x / (binade * 2.0**-binades.mantissa))
+    return binade, round_to_whole(x / (binade * 2.0**-binades.mantissa), rounding)
 
 
 def _in_table(x: Array, kind: DType) -> Array:

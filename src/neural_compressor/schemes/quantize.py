@@ -52,7 +52,7 @@ def quantize_with(x: Array, scheme: TensorScheme, qparams: QParams | None = None
         xp = array_namespace(x)
         codes = xp.astype(_integers(steps, scheme, zero_points(scheme, qparams, shape)), code_dtype(xp, kind))
     else:
-        codes = encode(steps, kind)
+        codes = encode(steps, kind, scheme.rounding)
     codes = from_parts(codes, shape, scale_granularity(scheme))
     return QuantizedArray(codes, qparams.scale, qparams.zero_point, scheme, shape, qparams.tensor_scale)
 
@@ -80,7 +80,7 @@ def round_values(x: Array, scheme: TensorScheme, qparams: QParams) -> Array:
         steps = _integers(steps, scheme, zero_point)
         steps = steps if zero_point is None else steps - zero_point
     else:
-        steps = nearest(steps, scheme.dtype.element_type)
+        steps = nearest(steps, scheme.dtype.element_type, scheme.rounding)
     return from_steps(steps, scheme, qparams, shape)
 
 

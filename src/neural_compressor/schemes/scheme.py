@@ -21,6 +21,7 @@ from neural_compressor.schemes.granularity import (
     PerTensor,
 )
 from neural_compressor.schemes.method import Method
+from neural_compressor.schemes.rounding import ROUNDINGS
 
 MODES = ("static", "dynamic", "weight_only", "float")
 RTN = Method("rtn")
@@ -40,6 +41,7 @@ _TENSOR_FIELDS = (
     "pair_safe",
     "scales",
     "zeros",
+    "rounding",
     "quant_mode",
 )
 
@@ -50,7 +52,8 @@ class TensorScheme:
 
     ``scales`` says how the scales themselves are stored, ``zeros`` how zero points that are no integers are: as codes in
     one long row. Where they are None that is as floats. ``pair_safe`` int8 weights give the same on every x86 CPU: where
-    kernels add two products in 16 bits, no two neighbours of the same sign are so large that these overflow.
+    kernels add two products in 16 bits, no two neighbours of the same sign are so large that these overflow. ``rounding`` is
+    one of :data:`~neural_compressor.schemes.rounding.ROUNDINGS`; other than ties to even is for block formats.
 
     >>> TensorScheme.from_dict({"dtype": "int4", "scheme": "sym", "granularity": "per_channel"}).dtype.name
     'int4'
@@ -64,6 +67,18 @@ class TensorScheme:
     pair_safe: bool = False
     scales: TensorScheme | None = None
     zeros: TensorScheme | None = None
+    rounding: str = "even"
+
+    def __post_init__(self) -> None:
+        if self.rounding not in ROUNDINGS:
+            raise ConfigError(f"unknown rounding {self.rounding!r}; {close_matches(str(self.rounding), ROUNDINGS)}")
+        element = self.dtype.element_type
+        regular = element.is_integer or element.binades is not None
+        if self.rounding != "even" and (self.dtype.scale_type is None or not regular):
+            raise ConfigError(
+                f"rounding {self.rounding!r} is for block formats of integers and floats (mxint8, mxfp4, nvfp4, ...); "
+                f"{self.dtype.name} is rounded to the nearest value, ties to even"
+            )
 
     @property
     def is_float(self) -> bool:
@@ -95,6 +110,8 @@ class TensorScheme:
             out["reduce_range"] = True
         if self.pair_safe:
             out["pair_safe"] = True
+        if self.rounding != "even":
+            out["rounding"] = self.rounding
         nested = {"scales": self.scales, "zeros": self.zeros}
         return out | {name: scheme.to_dict() for name, scheme in nested.items() if scheme is not None}
 
@@ -116,6 +133,7 @@ class TensorScheme:
             algorithm=data.get("algorithm", "minmax"),
             reduce_range=bool(data.get("reduce_range", False)),
             pair_safe=bool(data.get("pair_safe", False)),
+            rounding=data.get("rounding", "even"),
             **{name: cls.from_dict(data[name]) for name in ("scales", "zeros") if name in data},
         )
 
@@ -150,6 +168,7 @@ class OpScheme:
     ``weight`` is None for an op without a weight; ``activation`` is None where the input stays in float. ``method`` says how
     the weight is found; None is rounding to nearest over its range. Where a weight-only scheme is given without one, a
     weight whose ``algorithm`` names a method instead of a range says it.
+    ``output`` is the float type that results are rounded to; None leaves them as they are computed.
 
     >>> OpScheme(TensorScheme(dtype("int4"), algorithm="gptq"), mode="weight_only").method.name
     'gptq'
@@ -159,8 +178,11 @@ class OpScheme:
     activation: TensorScheme | None = None
     mode: str = "float"
     method: Method | None = None
+    output: TensorScheme | None = None
 
     def __post_init__(self) -> None:
+        if self.output is not None and not self.output.is_float:
+            raise ConfigError(f"the output of an op is rounded to a float type, not to {self.output.dtype.name}")
         if self.mode not in MODES:
             raise ConfigError(f"unknown quantization mode {self.mode!r}; {close_matches(self.mode, MODES)}")
         if self.method is not None and (self.mode == "float" or (self.weight is None and self.mode != "weight_only")):
@@ -168,12 +190,22 @@ class OpScheme:
                 f"the method {self.method} finds a quantized weight, and the op has none (mode {self.mode!r})"
             )
         if self.mode != "weight_only":
+            self._check_rounding()
             return
         if self.weight is not None and self.weight.algorithm not in RANGES:
             named = self.weight.algorithm.lower()
             object.__setattr__(self, "weight", replace(self.weight, algorithm="minmax"))
             object.__setattr__(self, "method", self.method or Method(named))
         object.__setattr__(self, "method", self.method or RTN)
+        self._check_rounding()
+
+    def _check_rounding(self) -> None:
+        special = self.weight is not None and self.weight.rounding != "even"
+        if self.weight is not None and special and self.method is not None and self.method.name != RTN.name:
+            raise ConfigError(
+                f"the method {self.method} chooses codes itself, and the weight is to be rounded {self.weight.rounding!r}; "
+                "use rtn, or ties to even"
+            )
 
     @property
     def is_float(self) -> bool:
@@ -197,6 +229,8 @@ class OpScheme:
             out["activation"]["quant_mode"] = self.mode
         if self.method is not None:
             out["method"] = self.method.to_dict()
+        if self.output is not None:
+            out["output"] = self.output.to_dict()
         return out
 
     @classmethod
@@ -213,9 +247,11 @@ class OpScheme:
         if mode is None:
             mode = "float" if all_float else "weight_only" if activation is None or activation.is_float else "static"
         if mode != "float" and activation is not None and activation.is_float:
-            activation = None
+            # In 16 bits beside a quantized weight inputs are rounded when the op runs.
+            activation = None if mode == "weight_only" or activation.dtype.is_float32 else activation
         method = Method.from_dict(data["method"]) if data.get("method") else None
-        return cls(weight=weight, activation=activation, mode=mode, method=method)
+        output = TensorScheme.from_dict(data["output"]) if data.get("output") else None
+        return cls(weight=weight, activation=activation, mode=mode, method=method, output=output)
 
 
 def float_op(name: str = "fp32", has_weight: bool = True) -> OpScheme:

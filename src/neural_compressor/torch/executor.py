@@ -28,6 +28,7 @@ from neural_compressor.torch.methods.ranges import Observing, Ranges
 from neural_compressor.torch.methods.weight_only.methods import is_block_method, limit_of, method_of, option
 from neural_compressor.torch.methods.weight_only.quantizer import WeightOnlyQuantizer, sees_data
 from neural_compressor.torch.modules.base import quant_class
+from neural_compressor.torch.modules.kernels.table import kernel_for
 from neural_compressor.torch.passes.fold import Structure
 from neural_compressor.torch.passes.model_pass import PassState, read_pass
 from neural_compressor.torch.passes.survey import Survey, sharing_weights
@@ -253,7 +254,8 @@ class Execution:
         state = self._passed_over()
         ranges, single = self._ranges_of(state), computes_in_float32(state.model)
         kinds = {name: kind for name, kind in self.plan if name in ops}
-        quantizer = WeightOnlyQuantizer(state.model, ops, self.weights, on_block)
+        seen = {name: found for (name, _), found in ranges.items()}
+        quantizer = WeightOnlyQuantizer(state.model, ops, self.weights, on_block, seen)
         missed = quantizer.run(self.calls) if ops else {}
         left = {(name, kinds[name]): why for name, why in missed.items()}
         new = build(quantizer.model, self.plan, ranges, state.structure, self.reasons, left)
@@ -286,8 +288,10 @@ class Execution:
 
 def _has_method(model: nn.Module, key: OpKey, op: OpScheme) -> bool:
     """Whether a method finds the weight of an op, and not the range of it alone."""
-    if op.mode != "weight_only" or op.precision == "fp32":
+    if op.method is None or op.weight is None or op.precision == "fp32":
         return False
+    if op.mode != "weight_only" and op.weight.dtype.scale_type is None:
+        return False  # rounded to nearest beside integer activations
     return is_parameter(model, key[0]) or is_linear(model.get_submodule(key[0]))
 
 
@@ -330,10 +334,21 @@ def _check_op(model: nn.Module, key: OpKey, op: OpScheme) -> None:
     if op.is_float or op.precision == "fp32":
         return
     check_weight_range(op)
+    runs = op.mode != "weight_only" and kernel_for(key[1], op) is not None
+    if op.output is not None and runs:
+        raise ConfigError(
+            f"results in {op.output.dtype.name} are simulated, and an integer kernel runs this op; leave it out"
+        )
+    if op.output is not None and (is_parameter(model, key[0]) or not is_linear(model.get_submodule(key[0]))):
+        raise ConfigError(
+            f"results in {op.output.dtype.name} are those of a linear layer; leave out the output of a {key[1]}"
+        )
     if _has_method(model, key, op):
         assert op.method is not None
         assert op.weight is not None
         method_of(op).check(op.weight, options_of(op.method))
+        if op.mode != "weight_only":
+            _check_beside_activations(model, key, op)
         if sees_data(op) and is_parameter(model, key[0]):
             raise ConfigError(
                 f"experts fused into one parameter, of which {op.method.name} would have to see the inputs of each; "
@@ -344,6 +359,16 @@ def _check_op(model: nn.Module, key: OpKey, op: OpScheme) -> None:
         raise ConfigError(f"a parameter of its module has no {op.mode} form; its weight can be quantized alone")
     quant_class(model.get_submodule(key[0]))
     check_no_method(key, op)
+
+
+def _check_beside_activations(model: nn.Module, key: OpKey, op: OpScheme) -> None:
+    """Refuse what a layer with quantized activations cannot do to its input: calibration saw that as it came."""
+    quant_class(model.get_submodule(key[0]))
+    for name in ("act_order", "hadamard", "auto_scale") if op.mode == "static" else ():
+        if option(op, name):
+            raise ConfigError(
+                f"{name}=True changes the input of a layer, and calibration fixed its scale; use mode dynamic"
+            )
 
 
 def _check_absorbers(modules: Mapping[str, nn.Module], ops: Mapping[str, OpScheme]) -> None:

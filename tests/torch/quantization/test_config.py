@@ -103,7 +103,7 @@ DOCUMENTED: list[tuple[type, str, dict[str, Any]]] = [
         "mx_quant",
         {
             **{"w_dtype": "int8", "act_dtype": "int8", "out_dtype": "bfloat16", "blocksize": 32},
-            **{"round_method": "nearest", "weight_only": False},
+            **{"round_method": "nearest", "weight_only": False, "w_algo": "minmax"},
         },
     ),
     (DynamicQuantConfig, "dynamic_quant", {**INT8, "w_granularity": "per_tensor", "act_algo": "kl"}),

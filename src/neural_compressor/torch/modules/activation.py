@@ -7,9 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from neural_compressor.dtypes import DType
 from neural_compressor.errors import QuantizationError
 from neural_compressor.schemes import PerChannel, PerTensor, QParams, TensorScheme, choose_qparams
 from neural_compressor.schemes.affine import qparams_over
+from neural_compressor.schemes.block import block_scales, tensor_scale_over
 from neural_compressor.schemes.quantize import round_values
 from neural_compressor.schemes.ranges import scale_granularity, value_range
 from neural_compressor.torch.modules.kernels.quint8 import U8
@@ -19,16 +21,21 @@ Range = tuple[Any, Any]
 
 
 def calibrated_qparams(bounds: Range, scheme: TensorScheme, what: str) -> QParams:
-    """Scale and zero-point for values between the calibrated bounds."""
+    """Scale and zero-point for values between the calibrated bounds; of a block format the scale of the whole tensor."""
     low, high = (torch.as_tensor(bound, dtype=torch.float32) for bound in bounds)
     if not (torch.isfinite(low).all() and torch.isfinite(high).all()):
         raise QuantizationError(f"the calibrated range of {what} is {bounds}: it must be finite")
+    kind = scheme.dtype
+    if kind.has_tensor_scale and kind.scale_type is not None:
+        return QParams(tensor_scale_over(torch.maximum(low.abs(), high.abs()).max(), kind, kind.scale_type))
     return choose_qparams(low, high, scheme)
 
 
 def has_fixed_range(scheme: TensorScheme | None) -> bool:
-    """Whether calibration can fix the scales: tokens, blocks and groups take theirs from each input."""
-    return scheme is not None and not scheme.is_float and isinstance(scale_granularity(scheme), (PerTensor, PerChannel))
+    """Whether calibration fixes a scale: that of a tensor or channel; tokens, blocks and groups take theirs from each input."""
+    if scheme is None or scheme.is_float:
+        return False
+    return scheme.dtype.has_tensor_scale or isinstance(scale_granularity(scheme), (PerTensor, PerChannel))
 
 
 def simulate(x: Tensor, scheme: TensorScheme, qparams: QParams | None) -> Tensor:
@@ -38,11 +45,22 @@ def simulate(x: Tensor, scheme: TensorScheme, qparams: QParams | None) -> Tensor
     x = as_type(x.detach(), torch.float32)
     if not x.numel():
         return x
+    if scheme.dtype.scale_type is not None:
+        return _in_blocks(x, scheme, scheme.dtype.scale_type, None if qparams is None else qparams.scale)
     if not is_leaving():  # else there are no values yet to look at
         x = as_kernels_read(x, fixed_range=qparams is not None)
     if qparams is None:
         qparams = qparams_over(*value_range(x, scale_granularity(scheme)), scheme)
     rounded: Tensor = round_values(x, scheme, qparams)
+    return rounded
+
+
+def _in_blocks(x: Tensor, scheme: TensorScheme, scale_type: DType, tensor_scale: Tensor | None) -> Tensor:
+    """``x`` in blocks with scales of their own; one that holds NaN or Inf is NaN."""
+    low, high = value_range(x, scale_granularity(scheme))
+    magnitude = torch.maximum(low.abs(), high.abs())
+    scale, tensor_scale = block_scales(magnitude, scheme.dtype, scale_type, tensor_scale)
+    rounded: Tensor = round_values(x, scheme, QParams(scale, None, tensor_scale))
     return rounded
 
 

@@ -46,6 +46,7 @@ class QuantLinear(WeightedModule):
     def _simulated(self, x: Tensor) -> Tensor:
         inside = self._rounded(x)
         y = F.linear(inside, *self._parameters_as(inside.dtype))
+        y = self._as_output(y)
         y = y if x.is_quantized else as_type(y, x.dtype)
         return self._leaving(y.relu() if self.relu else y)
 

@@ -12,7 +12,7 @@ from neural_compressor.algorithms.float_zero_array import FloatZeroArray
 from neural_compressor.algorithms.layer_result import LayerResult
 from neural_compressor.errors import FormatError, QuantizationError
 from neural_compressor.formats import LinearWeight
-from neural_compressor.schemes import Method, OpScheme, PackedArray, QuantizedArray
+from neural_compressor.schemes import Method, OpScheme, PackedArray, QuantizedArray, TensorScheme
 from neural_compressor.schemes.quantized_array import parameter_row
 from neural_compressor.torch.modules.base import finite
 from neural_compressor.torch.modules.input_change import InputChange
@@ -87,21 +87,26 @@ class WeightOnlyLinear(WeightedModule):
 
     @classmethod
     def from_layer(
-        cls, module: nn.Module, result: LayerResult, bias: Tensor | None = None, method: Method | None = None
+        cls,
+        module: nn.Module,
+        result: LayerResult,
+        bias: Tensor | None = None,
+        method: Method | None = None,
+        output: TensorScheme | None = None,
     ) -> Self:
         """The layer that replaces ``module`` with the weight that ``method`` found; ``bias`` is the module's by default.
 
         Of ``module`` the shapes are read, and the bias where none is given, so that its weight may be on the meta
         device. The layer is where the arrays of ``result`` are.
         """
-        new = cls(module, OpScheme(weight=result.array.scheme, mode="weight_only", method=method))
+        new = cls(module, OpScheme(weight=result.array.scheme, mode="weight_only", method=method, output=output))
         if tuple(result.array.shape) != new.matrix_shape:
             raise QuantizationError(
                 f"a quantized weight of shape {tuple(result.array.shape)} does not fit a {new.op_type} of "
                 f"{new.in_features} inputs and {new.out_features} outputs"
             )
         new._keep_array(result.array)
-        new._keep_input(_change_of(result, new._device))
+        new._keep_input(change_of(result, new._device))
         own = getattr(module, "bias", None) if bias is None else bias
         if own is not None and own.is_meta:
             raise QuantizationError(f"the bias of this {new.op_type} is on the meta device; pass its values as bias")
@@ -266,6 +271,8 @@ class WeightOnlyLinear(WeightedModule):
             y = self._alone(input) if shared is None else shared
         if (bias := self._buffers["bias"]) is not None:
             y = y + bias
+        if self.scheme.output is not None:
+            y = self._as_output(y)
         if y.dtype is not input.dtype:
             y = y.to(input.dtype)
         return y.relu() if self.relu else y
@@ -303,7 +310,7 @@ class WeightOnlyLinear(WeightedModule):
         return f"in_features={self.in_features}, out_features={self.out_features}, {super().extra_repr()}"
 
 
-def _change_of(result: LayerResult, device: torch.device) -> InputChange:
+def change_of(result: LayerResult, device: torch.device) -> InputChange:
     """What ``result`` says of inputs, in tensors on ``device``."""
     order = None if result.order is None else torch.as_tensor(result.order).to(device)
     scale = None if result.input_scale is None else 1 / torch.as_tensor(result.input_scale).to(device)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -37,6 +38,12 @@ from neural_compressor.torch.modules.packed_weight import (
 )
 from neural_compressor.torch.modules.portable import as_type, constant, dequantized, is_leaving
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+FLOATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""The types of torch by the names of data types."""
+
 
 class WeightedModule(QuantModule):
     """Base of the modules that replace Linear, the convolutions and Embedding."""
@@ -58,7 +65,8 @@ class WeightedModule(QuantModule):
 
     def _of_matrix(self, scheme: TensorScheme | None) -> TensorScheme:
         """The scheme of the weight as a matrix, whose output channels are rows."""
-        if scheme is None or scheme.is_float:
+        beside = self.scheme.activation  # a weight of 16 bits is for inputs that are quantized
+        if scheme is None or (scheme.is_float and (scheme.dtype.is_float32 or beside is None or beside.is_float)):
             given = "none" if scheme is None else scheme.dtype.name
             raise QuantizationError(f"a quantized {self.op_type} needs a quantized weight type, got {given}")
         if not isinstance(scheme.granularity, PerChannel) or scheme.granularity.axis == 0:
@@ -167,7 +175,33 @@ class WeightedModule(QuantModule):
         return in_pairs(self.matrix_shape[1])
 
     def _stored(self) -> tuple[str, ...]:
-        return *buffer_names("weight"), "bias?", "output_scale?", "output_zero_point?", *self._stored_inputs()
+        weight = ("weight_packed",) if self.weight_scheme.is_float else buffer_names("weight")
+        return *weight, "bias?", "output_scale?", "output_zero_point?", *self._stored_inputs()
+
+    @classmethod
+    def from_array(
+        cls,
+        module: nn.Module,
+        scheme: OpScheme,
+        array: QuantizedArray,
+        act_ranges: Sequence[Range] = (),
+        change: InputChange | None = None,
+    ) -> Self:
+        """Replace ``module`` by one with a weight that a method found for changed inputs.
+
+        Of the module only shapes and the bias are read.
+        """
+        new = cls(module, scheme)
+        if tuple(array.shape) != new.matrix_shape:
+            raise QuantizationError(
+                f"a weight of shape {tuple(array.shape)} is none of a {new.op_type} {new.matrix_shape}"
+            )
+        new._keep_input(change)
+        new._keep_qparams(act_ranges)
+        keep_array(new, "weight", array.pack())
+        new._keep_bias(module)
+        new._settle()
+        return new.to(array.codes.device)
 
     def quantized_weight(self, weight: Tensor) -> QuantizedArray:
         """``weight``, in the layout of the float module for inputs as they come, rounded to nearest: a matrix of codes."""
@@ -188,6 +222,9 @@ class WeightedModule(QuantModule):
     def _quantize(self, module: nn.Module) -> None:
         assert isinstance(module.weight, Tensor)
         keep_array(self, "weight", self.quantized_weight(module.weight).pack())
+        self._keep_bias(module)
+
+    def _keep_bias(self, module: nn.Module) -> None:
         bias = getattr(module, "bias", None)
         self.register_buffer("bias", finite(bias, "the bias").clone() if isinstance(bias, Tensor) else None)
 
@@ -227,6 +264,12 @@ class WeightedModule(QuantModule):
     def weight(self) -> Tensor:
         """The dequantized weight, for model code that reads ``layer.weight``; built anew at each access."""
         return self.dequantized_weight()
+
+    def _as_output(self, y: Tensor) -> Tensor:
+        """``y`` rounded to the float type that the scheme has for outputs."""
+        if self.scheme.output is None:
+            return y
+        return as_type(as_type(y, FLOATS[self.scheme.output.dtype.name]), y.dtype)
 
     def _parameters_as(self, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
         """Weight and bias for a float op in ``dtype``."""

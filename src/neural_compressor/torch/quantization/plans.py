@@ -106,6 +106,8 @@ class _Resolver:
                 return None, reason
             if wanted.method is not None and needs_data(wanted.method) and is_parameter(self._model, key[0]):
                 return None, _needs_each_expert(config)
+        if wanted.output is not None and is_parameter(self._model, key[0]):
+            return None, _output_of_experts(config)
         space = self._space(key, config, wanted)
         if wanted.is_float:
             reason = f"the framework YAML lists no {key[1]} in {wanted.precision}"
@@ -113,7 +115,13 @@ class _Resolver:
         return (space.quantized[0], "") if space.quantized else (None, space.reason)
 
     def _space(self, key: OpKey, config: Any, wanted: OpScheme) -> OpSpace:
-        said = dict(config.said)
+        # Where both tensors may be of one type, either may be a float of 16 bits: that is rounded to as well.
+        half, in_half = _in_half(wanted), wanted
+        if half == "activation":
+            wanted = replace(wanted, activation=wanted.weight)
+        elif half == "weight":
+            wanted = replace(wanted, weight=wanted.activation)
+        said = {place: value for place, value in config.said.items() if place[0] != half}
         if not any("weight" in each for each in self._configs[key]):
             wanted = replace(wanted, weight=None)
         source = type(config).__name__
@@ -122,7 +130,23 @@ class _Resolver:
         place = (id(self._configs[key]), request)  # ops of one type have one list
         if place not in self._spaces:
             self._spaces[place] = op_space(key, self._configs[key], request)
-        return self._spaces[place]
+        space = self._spaces[place]
+        if not half:
+            return space
+        return replace(space, quantized=tuple(replace(op, **{half: getattr(in_half, half)}) for op in space.quantized))
+
+
+def _in_half(wanted: OpScheme) -> str:
+    """Which tensor of a quantized op is a float of 16 bits."""
+    sides = {"weight": wanted.weight, "activation": wanted.activation}
+    return next((name for name, side in sides.items() if not wanted.is_float and side and side.is_float), "")
+
+
+def _output_of_experts(config: Any) -> str:
+    return (
+        f"experts fused into one parameter, whose products the model computes itself, so that out_dtype of "
+        f"{type(config).__name__} cannot be had; RTNConfig(dtype=...) for it, with set_local, quantizes it"
+    )
 
 
 def _needs_each_expert(config: Any) -> str:

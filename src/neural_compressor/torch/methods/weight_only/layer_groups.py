@@ -12,13 +12,15 @@ from torch import nn
 
 from neural_compressor.algorithms import InputStatistics, LayerResult
 from neural_compressor.errors import NeuralCompressorError, QuantizationError
-from neural_compressor.schemes import OpScheme
+from neural_compressor.schemes import OpScheme, QuantizedArray
 from neural_compressor.torch.files.streaming import WeightSource, empty_weight, give_back_freed_memory
 from neural_compressor.torch.methods.weight_only.methods import absorber, finished, option, quantized_weight, unscaled
-from neural_compressor.torch.modules.base import QuantModule
+from neural_compressor.torch.modules.activation import Range
+from neural_compressor.torch.modules.base import QuantModule, quant_class
 from neural_compressor.torch.modules.build import replace_module
 from neural_compressor.torch.modules.matrix_stack import weight_only_class
-from neural_compressor.torch.modules.weight_only import matrix_of
+from neural_compressor.torch.modules.weight_only import change_of, matrix_of
+from neural_compressor.torch.modules.weighted import WeightedModule
 from neural_compressor.torch.passes.absorb import absorb, named_norm
 
 logger = logging.getLogger("neural_compressor")
@@ -38,12 +40,13 @@ class LayerGroups:
     """Quantizes layers of ``model`` as ``ops`` say; ``missed`` are those that cannot be, with the reason.
 
     Layers go by their names: whoever holds a float layer that was replaced holds its weight. With a ``source`` weights
-    are read from it, and are gone once they are taken up.
+    are read from it, and are gone once they are taken up. ``ranges`` are of the inputs of those that are static.
     """
 
     model: nn.Module
     ops: Mapping[str, OpScheme]
     source: WeightSource | None = None
+    ranges: Mapping[str, Sequence[Range]] = field(default_factory=dict)
     missed: dict[str, str] = field(default_factory=dict)
 
     def modules(self, names: Iterable[str]) -> dict[str, nn.Module]:
@@ -96,7 +99,13 @@ class LayerGroups:
     def replacement(self, name: str, result: LayerResult) -> nn.Module:
         """The layer that takes the place of ``name``."""
         layer, op = self.model.get_submodule(name), self.ops[name]
-        return weight_only_class(layer).from_layer(layer, finished(op, result), method=op.method)
+        if op.mode != "weight_only":
+            cls = quant_class(layer)
+            assert issubclass(cls, WeightedModule)
+            assert isinstance(result.array, QuantizedArray)
+            change = change_of(result, result.array.codes.device)
+            return cls.from_array(layer, op, result.array, self.ranges.get(name, ()), change)
+        return weight_only_class(layer).from_layer(layer, finished(op, result), method=op.method, output=op.output)
 
     def apply(self, results: Iterable[GroupResult]) -> None:
         """Put results in their places."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
@@ -18,6 +18,7 @@ from neural_compressor.torch.methods.weight_only.block_quantizer import BlockQua
 from neural_compressor.torch.methods.weight_only.layer_groups import LayerGroups
 from neural_compressor.torch.methods.weight_only.lockstep import Lockstep
 from neural_compressor.torch.methods.weight_only.methods import is_block_method, method_of, option
+from neural_compressor.torch.modules.activation import Range
 from neural_compressor.torch.modules.matrix_stack import open_stacks
 from neural_compressor.torch.structure.ops import is_parameter, outer_blocks
 from neural_compressor.torch.structure.replay import Arguments
@@ -43,6 +44,7 @@ class WeightOnlyQuantizer:
     ops: Mapping[str, OpScheme]
     source: WeightSource | None = None
     on_block: Callable[[str, int, int], None] | None = None
+    ranges: Mapping[str, Sequence[Range]] = field(default_factory=dict)
 
     def run(self, calls: Sequence[Arguments] = ()) -> dict[str, str]:
         """Quantize; returns the layers that were left in float, with the reason."""
@@ -52,7 +54,7 @@ class WeightOnlyQuantizer:
             raise CalibrationError(
                 f"{len(waiting)} layers need calibration ({some}): run the prepared model on data before convert"
             )
-        groups = LayerGroups(self.model, self.ops, self.source)
+        groups = LayerGroups(self.model, self.ops, self.source, self.ranges)
         for name in self.ops:
             if name not in waiting:
                 groups.fill(name if not name or is_parameter(self.model, name) else f"{name}.")

@@ -32,7 +32,7 @@ def calibrated_qparams(bounds: Range, scheme: TensorScheme, what: str) -> QParam
 
 
 def has_fixed_range(scheme: TensorScheme | None) -> bool:
-    """Whether calibration fixes a scale: that of a tensor or channel; tokens, blocks and groups take theirs from each input."""
+    """Whether calibration fixes a scale, of a tensor or channel: tokens, blocks and groups take theirs from each input."""
     if scheme is None or scheme.is_float:
         return False
     return scheme.dtype.has_tensor_scale or isinstance(scale_granularity(scheme), (PerTensor, PerChannel))

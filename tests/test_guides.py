@@ -89,3 +89,26 @@ def test_links_lead_somewhere(page):
         if part:
             headings = re.findall(r"^#+ (.+)$", target.read_text(encoding="utf-8"), re.MULTILINE)
             assert part in map(anchor, headings), link
+
+
+def test_training(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 3)).eval()
+    batch, labels = torch.randn(4, 3, 8, 8), torch.zeros(4, dtype=torch.long)
+    names = {"batch": batch, "loader": [(batch, labels)], "train": lambda model: model(batch).mean().backward()}
+    for code in blocks("training.md"):
+        names["model"] = copy.deepcopy(net)
+        exec(compile(code, "docs/training.md", "exec"), names)
+    for model in (names["q_model"], names["manager"].model):
+        assert [type(model[place]).__name__ for place in (0, 4)] == ["QuantConv2d", "QuantLinear"]
+
+
+def test_mixed_precision(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    names = {"model": nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2)).eval(), "evaluate": lambda model: 1.0}
+    for code in blocks("mixed_precision.md"):
+        exec(compile(code, "docs/mixed_precision.md", "exec"), names)
+    assert type(names["converted"].model[0]).__name__ == "HalfModule"
+    assert names["conf"].precisions == ("bf16", "fp16")

@@ -109,15 +109,12 @@ def fit(
             f"{type(adaptor).__name__} does not apply the recipes {', '.join(unapplied)} with the approach "
             f"{conf.approach!r}; leave them out"
         )
-    evaluator = None
-    if eval_func is not None or eval_dataloader is not None:
-        evaluator = Evaluator(adaptor, eval_func=eval_func, eval_dataloader=eval_dataloader, eval_metric=eval_metric)
     best, result = tune(
         adaptor,
         model,
         conf,
         strategy_for(conf, space),
-        evaluator=evaluator,
+        evaluator=evaluator_of(adaptor, eval_func, eval_dataloader, eval_metric),
         calib_dataloader=calib_dataloader,
         calib_func=calib_func,
         workspace=workspace,
@@ -149,6 +146,18 @@ def _check_arguments(
         )
     if calib_func is not None and conf.approach == "dynamic":
         raise ConfigError("approach 'dynamic' does not calibrate, and calib_func would not be called: leave it out")
+    check_evaluation(conf, eval_func, eval_dataloader, eval_metric)
+    if calib_func is not None and not callable(calib_func):
+        raise ConfigError(f"calib_func is a {type(calib_func).__name__}; it must be a function that takes the model")
+    if conf.approach in ("static", "auto") and calib_dataloader is None and calib_func is None:
+        raise CalibrationError(
+            f"approach {conf.approach!r} calibrates activations: pass calib_dataloader or calib_func, "
+            "or use approach='dynamic', which needs no data"
+        )
+
+
+def check_evaluation(conf: Any, eval_func: Any, eval_dataloader: Any, eval_metric: Any) -> None:
+    """Refuse what says twice, or not at all, how a model is evaluated."""
     if eval_func is not None and (eval_dataloader is not None or eval_metric is not None):
         raise ConfigError("eval_func evaluates, and eval_dataloader and eval_metric would not be read: leave them out")
     if eval_func is None and eval_dataloader is None:
@@ -159,11 +168,12 @@ def _check_arguments(
             )
     if (eval_dataloader is None) != (eval_metric is None) and eval_func is None:
         raise ConfigError("eval_dataloader and eval_metric go together: give both, or an eval_func")
-    for name, func in (("eval_func", eval_func), ("calib_func", calib_func)):
-        if func is not None and not callable(func):
-            raise ConfigError(f"{name} is a {type(func).__name__}; it must be a function that takes the model")
-    if conf.approach in ("static", "auto") and calib_dataloader is None and calib_func is None:
-        raise CalibrationError(
-            f"approach {conf.approach!r} calibrates activations: pass calib_dataloader or calib_func, "
-            "or use approach='dynamic', which needs no data"
-        )
+    if eval_func is not None and not callable(eval_func):
+        raise ConfigError(f"eval_func is a {type(eval_func).__name__}; it must be a function that takes the model")
+
+
+def evaluator_of(adaptor: Adaptor, eval_func: Any, eval_dataloader: Any, eval_metric: Any) -> Evaluator | None:
+    """What measures the accuracy of a model, where anything was given for it."""
+    if eval_func is None and eval_dataloader is None:
+        return None
+    return Evaluator(adaptor, eval_func=eval_func, eval_dataloader=eval_dataloader, eval_metric=eval_metric)

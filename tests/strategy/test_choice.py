@@ -47,7 +47,8 @@ def test_a_name_that_level_0_overrides_is_told(caplog: pytest.LogCaptureFixture)
 @pytest.mark.parametrize("level", [0, 1, "auto"])
 def test_an_unknown_strategy_is_an_error_with_the_known_ones(name: str, level: str | int) -> None:
     with pytest.raises(
-        ConfigError, match=rf"unknown strategy '{name}'.*auto, basic, conservative, exhaustive, mse, random"
+        ConfigError,
+        match=rf"unknown strategy '{name}'.*auto, auto_mixed_precision, basic, conservative, exhaustive, mse, random",
     ):
         chosen(level, strategy=name)
 

@@ -38,6 +38,10 @@ class TestAuto(Named):
     name = "auto"
 
 
+class TestAutoMixedPrecision(Named):
+    name = "auto_mixed_precision"
+
+
 class TestRandom(Named):
     name = "random"
 

@@ -5,10 +5,16 @@ from neural_compressor.strategy.basic import AutoStrategy, BasicStrategy, MseStr
 from neural_compressor.strategy.build import build_space, unapplied_recipes
 from neural_compressor.strategy.conservative import ConservativeStrategy
 from neural_compressor.strategy.enumeration import ExhaustiveStrategy, RandomStrategy
+from neural_compressor.strategy.mixed_precision import (
+    AutoMixedPrecisionStrategy,
+    mixed_precision_space,
+    mixed_precision_strategy,
+)
 from neural_compressor.strategy.space import OpSpace, TuningSpace
 
 __all__ = [
     "STRATEGIES",
+    "AutoMixedPrecisionStrategy",
     "AutoStrategy",
     "BasicStrategy",
     "ConservativeStrategy",
@@ -21,6 +27,8 @@ __all__ = [
     "Strategy",
     "TuningSpace",
     "build_space",
+    "mixed_precision_space",
+    "mixed_precision_strategy",
     "strategy_for",
     "unapplied_recipes",
 ]

@@ -132,9 +132,13 @@ def strategy_for(conf: PostTrainingQuantConfig, space: TuningSpace) -> Strategy:
         kind = STRATEGIES["conservative"]
     elif conf.quant_level == "auto" and named == _DEFAULT:
         kind = STRATEGIES["auto"]
-    options = conf.tuning_criterion.strategy_kwargs
+    return kind(space, conf.seed, known_options(kind, named, conf.tuning_criterion.strategy_kwargs))
+
+
+def known_options(kind: type[Strategy], named: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """``options``, which the strategy takes; one that it does not is an error."""
     for name in options:
         if name not in kind.known_options:
             known = close_matches(name, kind.known_options) if kind.known_options else "it takes none"
             raise ConfigError(f"strategy_kwargs has {name!r}, which strategy {named!r} does not take; {known}")
-    return kind(space, conf.seed, options)
+    return options

@@ -13,6 +13,7 @@ from typing import Any
 from neural_compressor.adaptor.capability import FLOAT_PRECISIONS
 from neural_compressor.config import PostTrainingQuantConfig, QuantizationAwareTrainingConfig
 from neural_compressor.config.op_rule import OpRule, read_rules
+from neural_compressor.config.quantization import MixedPrecisionConfig
 from neural_compressor.config.recipes import RECIPES, method_named
 from neural_compressor.config.resolver import MODES_OF, OpSpace, requested, resolve
 from neural_compressor.config.validators import as_list, listed
@@ -42,11 +43,7 @@ def build_space(capability: Mapping[str, Any], conf: Conf, has_data: bool = True
     have is a quantized weight.
     """
     opwise: Mapping[OpKey, Sequence[Mapping[str, Any]]] = capability["opwise"]
-    type_rules = read_rules("op_type_dict", conf.op_type_dict)
-    name_rules = read_rules("op_name_dict", conf.op_name_dict)
-    _check_every_rule_matches(capability, type_rules, name_rules)
-
-    matching = {key: _matching(key, type_rules, name_rules) for key in opwise}
+    matching = matching_rules(capability, conf)
     requests = {
         key: requested(
             rules,
@@ -82,10 +79,15 @@ def build_space(capability: Mapping[str, Any], conf: Conf, has_data: bool = True
     )
 
 
-def _matching(key: OpKey, type_rules: Sequence[OpRule], name_rules: Sequence[OpRule]) -> tuple[OpRule, ...]:
-    """The rules that speak of an op, the ones that win last."""
-    name, kind = key
-    return (*(r for r in type_rules if r.matches(kind)), *(r for r in name_rules if r.matches(name)))
+def matching_rules(capability: Mapping[str, Any], conf: Conf | MixedPrecisionConfig) -> dict[OpKey, tuple[OpRule, ...]]:
+    """The rules that speak of each op, the ones that win last; one that matches nothing is an error."""
+    type_rules = read_rules("op_type_dict", conf.op_type_dict)
+    name_rules = read_rules("op_name_dict", conf.op_name_dict)
+    _check_every_rule_matches(capability, type_rules, name_rules)
+    return {
+        (name, kind): (*(r for r in type_rules if r.matches(kind)), *(r for r in name_rules if r.matches(name)))
+        for name, kind in capability["opwise"]
+    }
 
 
 def _tell_stored(ops: Mapping[OpKey, OpSpace], float_reasons: Mapping[str, Mapping[Any, str]]) -> None:

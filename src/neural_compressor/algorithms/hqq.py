@@ -34,7 +34,9 @@ class HQQOptions(LayerOptions):
     p: Annotated[float, Field(gt=0, le=1)] = Field(default=0.7, description="exponent of the error that is made small")
     iterations: PositiveInt = Field(default=20, description="steps at most")
     optimize_scale: bool = Field(default=True, description="fit the scales too, not the zero points alone")
-    integer_zero: bool = Field(default=False, description="zero points that are integers, as most kernels want them")
+    integer_zero: bool | None = Field(
+        default=None, description="zero points that are integers; None: in ONNX models, where others cost a product"
+    )
 
 
 def hqq(weight: Array, scheme: TensorScheme, **options: Any) -> FloatZeroArray | QuantizedArray:

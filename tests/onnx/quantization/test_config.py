@@ -206,6 +206,7 @@ def test_the_integer_set_has_every_way_to_choose_ranges_and_bias_correction_befo
             Method("awq", {"auto_scale": False, "auto_clip": False}),
         ),
         (HQQConfig(), Method("hqq")),
+        (HQQConfig(integer_zero=False), Method("hqq", {"integer_zero": False})),
     ],
     ids=str,
 )

@@ -429,21 +429,37 @@ def test_groups_that_no_block_divides_are_refused() -> None:
         quantize_weight_only(model, {"mm": job})
 
 
-def test_zero_points_between_integers_where_the_kernel_takes_them() -> None:
-    weight = normal(64, 8)
-    model, feeds = product(weight)
+@pytest.mark.parametrize("form", ["QOperator", "QDQ"])
+@pytest.mark.parametrize(("kind", "inputs"), [("uint2", 64), ("uint4", 64), ("uint8", 64), ("uint4", 80)])
+def test_zero_points_between_integers_are_added_beside_the_fast_kernel(kind: str, inputs: int, form: str) -> None:
+    """MatMulNBits with float zero points writes out the float weight at each call, so it is never given any."""
+    weight = normal(inputs, 8)
+    job = weight_only("hqq", TensorScheme(dtype(kind), False, PerGroup(32)), {"integer_zero": False})
+    for shape in ((5, inputs), (2, 3, inputs)):
+        x = normal(*shape, seed=3)
+        node = helper.make_node("MatMul", ["x", "w"], ["y"], name="mm")
+        model = model_of([node], {"x": x}, {"y": len(shape)}, w=weight)
+        quantized = quantize_weight_only(model, {"mm": job}, options=EXACT[form])
+        zeros = [
+            node.inputs[place].const_value.dtype
+            for node in quantized.graph
+            for name, place in (("MatMulNBits", 3), ("DequantizeLinear", 2))
+            if node.op_type == name
+        ]
+        assert zeros
+        assert all(kind.is_integer() for kind in zeros)
+        matrix = expected(weight.T, job)
+        # Fused, the runtime rounds the inputs of a QDQ model to int8.
+        found = run(quantized, {"x": x}, "none" if form == "QDQ" else "all")[0]
+        np.testing.assert_allclose(found, x @ matrix.T, rtol=1e-4, atol=1e-4)
 
-    def job(kind: str) -> OpScheme:
-        return weight_only("hqq", TensorScheme(dtype(kind), False, PerGroup(32)), {"integer_zero": False})
 
-    quantized = quantize_weight_only(model, {"mm": job("uint4")})
-    matrix = expected(weight.T, job("uint4"))
-    np.testing.assert_allclose(decoded(node_named(quantized, "mm")), matrix, rtol=1e-6, atol=1e-6)
-    np.testing.assert_allclose(run(quantized, feeds)[0], feeds["x"] @ matrix.T, rtol=1e-4, atol=1e-4)
-    with pytest.raises(ConfigError, match="2- and 4-bit weights only"):
-        quantize_weight_only(model, {"mm": job("uint8")})
-    with pytest.raises(ConfigError, match="integer zero points only"):
-        quantize_weight_only(model, {"mm": job("uint4")}, options=EXACT["QDQ"])
+def test_a_table_has_integer_zero_points() -> None:
+    look = helper.make_node("Gather", ["t", "ids"], ["y"], name="look")
+    model = model_of([look], {"ids": np.asarray([[0, 1]])}, {"y": 3}, t=normal(11, 64))
+    job = weight_only("hqq", TensorScheme(dtype("uint4"), False, PerGroup(32)), {"integer_zero": False})
+    with pytest.raises(ConfigError, match="Gather reads have integer zero points only"):
+        quantize_weight_only(model, {"look": job})
 
 
 def test_options_and_jobs_are_checked() -> None:

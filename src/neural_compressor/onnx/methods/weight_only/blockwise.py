@@ -36,8 +36,8 @@ def runs_in_kernel(kind: DType) -> bool:
 class BlockCodes:
     """``value = (code - zero) * scale`` with unsigned codes of ``bits`` bits, (rows, columns) of them.
 
-    ``scales`` and ``zeros`` are (rows, blocks). ``zeros`` is None where every one is the middle of the codes, and float32
-    where they are no integers.
+    ``scales`` and ``zeros`` are (rows, blocks). ``zeros`` is None where every one is the middle of the codes. Where zero
+    points are no integers these are the nearest, and ``offsets`` (rows, blocks) is what the values of a block lack then.
     """
 
     codes: np.ndarray
@@ -45,6 +45,7 @@ class BlockCodes:
     zeros: np.ndarray | None
     bits: int
     block: int
+    offsets: np.ndarray | None = None
 
     @property
     def middle(self) -> int:
@@ -63,10 +64,8 @@ class BlockCodes:
         return np.asarray(pack_bits(codes, self.bits)).reshape(rows, blocks, self.block * self.bits // 8)
 
     def packed_zeros(self) -> np.ndarray | None:
-        """Zero points as bytes, each row by itself; floats stay as they are."""
-        if self.zeros is None or self.zeros.dtype != np.uint8:
-            return self.zeros
-        return np.asarray(pack_bits(self.zeros, self.bits))
+        """Zero points as bytes, each row by itself."""
+        return None if self.zeros is None else np.asarray(pack_bits(self.zeros, self.bits))
 
 
 def block_codes(array: QuantizedArray | FloatZeroArray, widths: Sequence[int] = WIDTHS) -> BlockCodes:
@@ -98,7 +97,9 @@ def block_codes(array: QuantizedArray | FloatZeroArray, widths: Sequence[int] = 
     codes = np.asarray(array.codes).astype(np.uint8) + np.uint8(shift)
     scales = by_block(array.scale)
     if isinstance(array, FloatZeroArray):
-        return BlockCodes(codes, scales, by_block(array.zero) + np.float32(shift), bits, block)
+        zeros = by_block(array.zero) + np.float32(shift)
+        nearest = np.clip(np.rint(zeros), 0, (1 << bits) - 1)
+        return BlockCodes(codes, scales, nearest.astype(np.uint8), bits, block, scales * (nearest - zeros))
     if array.tensor_scale is not None:
         scales = scales * np.asarray(array.tensor_scale)
     zeros = None if array.zero_point is None else (by_block(array.zero_point) + shift).astype(np.uint8)
@@ -134,6 +135,7 @@ class StoredBlocks:
     bits: int
     block: int
     shape: tuple[int, int]
+    offsets: ir.Value | None = None
 
 
 def widths(node: MatrixNode, quant_format: str) -> list[int]:
@@ -149,22 +151,14 @@ def widths(node: MatrixNode, quant_format: str) -> list[int]:
 def store_for_operator(edit: GraphEditor, node: MatrixNode, blocks: BlockCodes) -> StoredBlocks:
     """The constants of MatMulNBits, or of GatherBlockQuantized for a table."""
     is_table = node.node.op_type == "Gather"
-    zeros = blocks.packed_zeros()
-    if zeros is not None and zeros.dtype != np.uint8 and (is_table or blocks.bits == 8):
-        raise ConfigError(
-            "the kernels take zero points that are no integers for products with 2- and 4-bit weights only; leave "
-            "integer_zero at True"
-        )
+    if is_table and blocks.offsets is not None:
+        raise ConfigError("tables that a Gather reads have integer zero points only; leave integer_zero at True")
     codes = blocks.packed() if is_table else blocks.packed_blocks()
-    return _store(edit, node, blocks, codes, blocks.scales, zeros)
+    return _store(edit, node, blocks, codes, blocks.scales, blocks.packed_zeros())
 
 
 def store_for_dequantize(edit: GraphEditor, node: MatrixNode, blocks: BlockCodes) -> StoredBlocks:
     """The constants of a DequantizeLinear that gives the matrix as (inputs, outputs)."""
-    if blocks.zeros is not None and blocks.zeros.dtype != np.uint8:
-        raise ConfigError(
-            "DequantizeLinear takes integer zero points only; leave integer_zero at True, or use QOperator"
-        )
     kinds = _SIGNED if blocks.zeros is None else _UNSIGNED
     codes = blocks.codes - np.uint8(blocks.middle) if blocks.zeros is None else blocks.codes
     zeros = None if blocks.zeros is None else _tensor(blocks.zeros.T, blocks.bits, kinds[blocks.bits])
@@ -215,6 +209,29 @@ def add_float_matmul(
     return product if bias is None else edit.insert(node.node, "Add", [product, bias])[0]
 
 
+def add_offsets(edit: GraphEditor, node: MatrixNode, x: ir.Value, stored: StoredBlocks, product: ir.Value) -> ir.Value:
+    """``product`` plus what the offsets of the blocks add: the sums of ``x`` over each block, times the offsets.
+
+    MatMulNBits takes zero points that are no integers, but then its CPU kernel writes out the float weight at each call.
+    """
+    if stored.offsets is None:
+        return product
+    if node.input.shape is None:
+        raise ConfigError(
+            "the rank of its input is not known, which float zero points need; leave integer_zero at True"
+        )
+    rank, graph, blocks = len(node.input.shape), graph_of(node.weight), -(-stored.shape[1] // stored.block)
+
+    def insert(op_type: str, value: ir.Value, argument: list[int], **attributes: int) -> ir.Value:
+        constant = edit.weight(f"{node.name}_{op_type}_argument", np.int64(argument), graph)
+        return edit.insert(node.node, op_type, [value, constant], attributes)[0]
+
+    if missing := blocks * stored.block - stored.shape[1]:
+        x = insert("Pad", x, [0] * (2 * rank - 1) + [missing])
+    sums = insert("ReduceSum", insert("Reshape", x, [0] * (rank - 1) + [blocks, stored.block]), [-1], keepdims=0)
+    return edit.insert(node.node, "Add", [product, edit.insert(node.node, "MatMul", [sums, stored.offsets])[0]])[0]
+
+
 def add_gather(edit: GraphEditor, node: MatrixNode, stored: StoredBlocks | ir.Value) -> ir.Value:
     """The entries looked up in the stored table, as floats."""
     if isinstance(stored, ir.Value):
@@ -233,8 +250,7 @@ def _store(
     zeros: np.ndarray | ir.TensorProtocol | None,
 ) -> StoredBlocks:
     graph, name, kind = graph_of(node.weight), node.weight.name, node.dtype.numpy()
-    if isinstance(zeros, np.ndarray) and zeros.dtype != np.uint8:
-        zeros = zeros.astype(kind)
+    offsets = None if blocks.offsets is None else np.ascontiguousarray(blocks.offsets.T.astype(kind))
     return StoredBlocks(
         edit.weight(f"{name}_Q{blocks.bits}", codes, graph),
         edit.weight(f"{name}_scales", scales.astype(kind), graph),
@@ -242,6 +258,7 @@ def _store(
         blocks.bits,
         blocks.block,
         node.shape,
+        None if offsets is None else edit.weight(f"{name}_offsets", offsets, graph),
     )
 
 

@@ -66,8 +66,8 @@ def find_weight(scheme: OpScheme, weight: np.ndarray, statistics: InputStatistic
         # The input of MatMulNBits that says which group an input is in is deprecated, and ignored by its kernels.
         options["static_groups"] = True
     if method.name == "hqq":
-        # With zero points that are no integers the CPU kernel writes out the float weight at each call: 90 times slower.
-        options.setdefault("integer_zero", True)
+        # Others cost a float a group and a product of their own, for less than smaller groups give at that size.
+        options["integer_zero"] = options.get("integer_zero") is not False
     result = ALGORITHMS[method.name](weight, weight_of(scheme), statistics, **options)
     if result.order is not None or result.rotation is not None:
         raise QuantizationError(f"{method.name} wants its inputs in another order, which no kernel has")

@@ -196,6 +196,8 @@ class _Quantization:
                 product = nodes.add_matmul_nbits(edit, node, x, stored, vector, self.options.level)
             else:
                 product = nodes.add_dequantized_matmul(edit, node, x, stored, vector)
+            if isinstance(stored, StoredBlocks):
+                product = nodes.add_offsets(edit, node, x, stored, product)
             if rest is not None:
                 product = edit.insert(node.node, "Add", [product, rest])[0]
             edit.replace(node.node, [product])

@@ -97,9 +97,9 @@ def block_codes(array: QuantizedArray | FloatZeroArray, widths: Sequence[int] = 
     codes = np.asarray(array.codes).astype(np.uint8) + np.uint8(shift)
     scales = by_block(array.scale)
     if isinstance(array, FloatZeroArray):
-        zeros = by_block(array.zero) + np.float32(shift)
-        nearest = np.clip(np.rint(zeros), 0, (1 << bits) - 1)
-        return BlockCodes(codes, scales, nearest.astype(np.uint8), bits, block, scales * (nearest - zeros))
+        floats = by_block(array.zero) + np.float32(shift)
+        nearest = np.clip(np.rint(floats), 0, (1 << bits) - 1)
+        return BlockCodes(codes, scales, nearest.astype(np.uint8), bits, block, scales * (nearest - floats))
     if array.tensor_scale is not None:
         scales = scales * np.asarray(array.tensor_scale)
     zeros = None if array.zero_point is None else (by_block(array.zero_point) + shift).astype(np.uint8)
@@ -223,7 +223,7 @@ def add_offsets(edit: GraphEditor, node: MatrixNode, x: ir.Value, stored: Stored
     rank, graph, blocks = len(node.input.shape), graph_of(node.weight), -(-stored.shape[1] // stored.block)
 
     def insert(op_type: str, value: ir.Value, argument: list[int], **attributes: int) -> ir.Value:
-        constant = edit.weight(f"{node.name}_{op_type}_argument", np.int64(argument), graph)
+        constant = edit.weight(f"{node.name}_{op_type}_argument", np.asarray(argument, np.int64), graph)
         return edit.insert(node.node, op_type, [value, constant], attributes)[0]
 
     if missing := blocks * stored.block - stored.shape[1]:

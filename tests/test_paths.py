@@ -54,3 +54,13 @@ def test_links_in_a_circle_are_refused(tmp_path: Path) -> None:
     for where in (output_file, output_folder):
         with pytest.raises(WorkspaceError, match="leads nowhere"):
             where(tmp_path / "a")
+
+
+def test_a_write_protected_file_is_not_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_text("kept")
+    path.chmod(0o444)
+    with pytest.raises(WorkspaceError, match=r"model.onnx is there and nobody may write to it"):
+        output_file(path)
+    path.chmod(0o644)
+    assert output_file(path) == path

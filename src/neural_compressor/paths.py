@@ -33,7 +33,8 @@ def path_of(value: Any, what: str = "") -> Path:
 def output_file(path: str | Path) -> Path:
     """The file to write for ``path``: what a link leads to, so that the link stays one.
 
-    A folder, a device, a pipe or a socket there is an error: putting a file in its place would destroy it.
+    A folder, a device, a pipe, a socket or a write-protected file there is an error: putting a file in its place would
+    destroy it.
 
     >>> output_file("model.onnx").name
     'model.onnx'
@@ -43,6 +44,9 @@ def output_file(path: str | Path) -> Path:
         raise WorkspaceError(f"{path} is a folder; give the path of the file to write")
     if found.exists() and not found.is_file():
         raise WorkspaceError(f"{path} is no regular file but a device, a pipe or a socket; give the path of a file")
+    if found.exists() and not found.stat().st_mode & 0o222:
+        # To put another file in its place needs the right to write to the folder alone.
+        raise WorkspaceError(f"{path} is there and nobody may write to it; make it writable, or give another path")
     return found
 
 

@@ -178,6 +178,17 @@ def test_if_every_evaluation_fails_it_is_an_evaluation_error(run):
         run(scripted("ab", "a"))
 
 
+def test_an_evaluation_that_always_raises_ends_the_run(run):
+    def fail():
+        raise KeyError("labels")
+
+    for call in range(2, 9):
+        run.accuracy.at[call] = fail
+    with pytest.raises(EvaluationError, match=r"each of the 3 trials failed(.|\n)*trial 1, 2, 3: .*raised KeyError"):
+        run(scripted("abcdef", "abcde", "abcd", "abc", "ab", "a"))
+    assert run.accuracy.calls == 4  # the float model, and three trials
+
+
 def test_calibration_that_fails_in_the_first_trial_is_raised_at_once(run):
     def fail(model):
         raise CalibrationError("the dataloader is empty")

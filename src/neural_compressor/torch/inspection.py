@@ -129,7 +129,7 @@ def _record(
         mode=scheme.mode,
         kernel=module.kernel,
         simulated=module.simulated,
-        reason=reasons.get(key, f"the plan keeps it in {scheme.precision}")
+        reason=reasons.get(key, f"the plan has it compute in {scheme.precision}")
         if scheme.is_float
         else module.why_simulated(),
         weight_sqnr=error,

@@ -18,7 +18,7 @@ from neural_compressor.tuning.journal import Journal, TrialRecord
 from neural_compressor.tuning.objective import Scoring, best_trial, finalists
 from neural_compressor.tuning.reporter import Progress
 from neural_compressor.tuning.result import Measurement, Trial, TuningResult
-from neural_compressor.tuning.verdict import all_failed, beats_float, not_faster, verdict
+from neural_compressor.tuning.verdict import all_failed, beats_float, evaluation_error, not_faster, verdict
 from neural_compressor.tuning.workspace import BestModelFolder
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ _MAX_REPEATS = 1000
 _SPREADS = 2
 #: What sums in another order, on another machine, may change of an accuracy.
 _LAST_DIGITS = 1e-6
+#: An evaluation that raises the same in this many trials, and in no other, does so in all.
+_FAILED_ALIKE = 3
 #: How many models that are equally good, as far as was measured, are measured again: all are in memory meanwhile.
 _MOST_FINALISTS = 3
 
@@ -148,6 +150,8 @@ class TuningRun:
             self.strategy.tell(proposal, told[digest])
             # What has passed may be one step of a plan that the strategy is still building up.
             passed = self.best is not None and self.best.passed and self.strategy.may_stop
+            if len(self.trials) == _FAILED_ALIKE and evaluation_error(self.trials):
+                return "the evaluation raises the same for every model but the float one"
             if ended := self.budget.end(len(self.trials), self._spent(), passed):
                 return ended
         return "the strategy has nothing more to try"

@@ -56,6 +56,13 @@ def all_failed(trials: Sequence[Trial]) -> NeuralCompressorError:
     return kind("\n".join([f"{count} failed, so there is no model to return:", *lines]))
 
 
+def evaluation_error(trials: Sequence[Trial]) -> str:
+    """What the user's evaluation raised in each of ``trials``; empty where one went well or they differ."""
+    told = {trial.error for trial in trials}
+    error = told.pop() if len(told) == 1 else ""
+    return error if error.startswith(EvaluationError.__name__) and " raised " in error else ""
+
+
 def _numbers(numbers: list[int]) -> str:
     shown = ", ".join(map(str, numbers[:5]))
     return f"{shown}, ..." if len(numbers) > 5 else shown

@@ -2,8 +2,10 @@
 
 import copy
 
+import pytest
 import torch
 
+from neural_compressor.errors import CalibrationError
 from neural_compressor.torch.quantization import GPTQConfig, RTNConfig, TuningConfig, autotune
 
 
@@ -96,3 +98,12 @@ def test_the_terminal_shows_the_run_unless_it_is_to_be_quiet(stack, tmp_path, ca
     assert "promise met" in out
     assert err.count("integers:") == 0, "trials do not speak of their ops"
     assert tuned(quiet=True) == ("", "")
+
+
+def test_without_run_fn_what_needs_no_data_is_tried(stack, tmp_path, caplog):
+    tune_config = TuningConfig(config_set=[GPTQConfig(), RTNConfig()], workspace=tmp_path)
+    q_model = autotune(stack, tune_config, eval_fn=lambda model: 1.0)
+    assert [str(trial.stage) for trial in q_model.tuning.trials] == [str(RTNConfig())]
+    assert "GPTQConfig() is not tried: it needs calibration data; give a run_fn" in caplog.text
+    with pytest.raises(CalibrationError, match="give a run_fn"):
+        autotune(stack, TuningConfig(config_set=[GPTQConfig()], workspace=tmp_path), eval_fn=lambda model: 1.0)

@@ -21,7 +21,7 @@ from neural_compressor.onnx.methods.weight_only.method import needs_data
 from neural_compressor.onnx.passes.store_weights import STORED, is_stored, storable_nodes
 from neural_compressor.onnx.quantization.config import IntegerConfig, RTNConfig
 from neural_compressor.onnx.quantization.plans import find_capability, find_reader, make_plan, optimize_pass
-from neural_compressor.onnx.quantization.selection import Selection, select
+from neural_compressor.onnx.quantization.selection import NothingToQuantizeError, Selection, select
 from neural_compressor.onnx.quantization.source_model import node_types
 from neural_compressor.onnx.runtime.capability import ProviderCapability
 from neural_compressor.onnx.runtime.data_reader import Samples, rewound
@@ -36,10 +36,6 @@ _MODES = ("weight_only", "static", "dynamic")
 
 Outcome = OpScheme | CapabilityError | str
 """The scheme of a node, or why it has none."""
-
-
-class NothingToQuantizeError(ConfigError):
-    """A configuration that leaves every node of a model in float."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,12 +13,14 @@ from neural_compressor.config.op_selector import OpSelector
 from neural_compressor.errors import ConfigError
 from neural_compressor.onnx.quantization.config.onnx_config import OnnxConfig
 
-logger = logging.getLogger("neural_compressor")
-
 PRODUCTS = ("MatMul", "Gemm")
 """Types of node of which ``quant_last_matmul`` means the last."""
 CONTRIBUTED_TYPES = ("Attention", "EmbedLayerNormalization", "FusedConv")
 """Operators of ONNX Runtime itself that a list of types may name, whether the model has them or not."""
+
+
+class NothingToQuantizeError(ConfigError):
+    """A configuration that leaves every node of a model in float."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ def select(config: Composition, kinds: Mapping[str, str]) -> Selection:
     A rule or a name that matches no node is an error that names close matches.
     """
     for part in config.parts:
-        _tell_absent_types(part, kinds)
+        _require_types(part, kinds)
     given = config.assign(kinds)
     bounds = {id(each): _bounds(each, kinds) for each in every_config(config)}
     configs: dict[str, OnnxConfig] = {}
@@ -149,15 +150,14 @@ def _types(config: OnnxConfig, kinds: Mapping[str, str]) -> tuple[str, ...] | No
     return config.op_types_to_quantize
 
 
-def _tell_absent_types(part: Any, kinds: Mapping[str, str]) -> None:
-    """Say where a list of types speaks of no node at all."""
+def _require_types(part: Any, kinds: Mapping[str, str]) -> None:
+    """Refuse a list of types that speaks of no node at all; what is no type is told of elsewhere."""
     listed, known = part.op_types_to_quantize, sorted(set(kinds.values()))
     if listed and not set(listed) & set(known):
-        logger.warning(
-            "%s.op_types_to_quantize names %s, and the model has no node of these types; it has %s",
-            type(part).__name__,
-            ", ".join(listed),
-            ", ".join(known) or "none",
+        _types(part, kinds)
+        raise NothingToQuantizeError(
+            f"{type(part).__name__}.op_types_to_quantize names {', '.join(listed)}, and the model has no node of these "
+            f"types; it has {', '.join(known) or 'none'}"
         )
 
 

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
-from neural_compressor.errors import ConfigError
+from neural_compressor.errors import CalibrationError, ConfigError
 from neural_compressor.report.run_report import RunReport
 from neural_compressor.schemes import OpKey, Plan
 from neural_compressor.strategy.base import Proposal
 from neural_compressor.strategy.listed import ListedFallbackStrategy
 from neural_compressor.torch.adaptor import PyTorchAdaptor
 from neural_compressor.torch.checks import require_module, require_values
+from neural_compressor.torch.executor import prepare
 from neural_compressor.torch.quantization.config import TuningConfig
 from neural_compressor.torch.quantization.plans import plan_for
 from neural_compressor.tuning.evaluator import with_arguments
 from neural_compressor.tuning.loop import tune
 from neural_compressor.tuning.workspace import DEFAULT_WORKSPACE
+
+logger = logging.getLogger("neural_compressor")
 
 
 def autotune(
@@ -34,7 +38,7 @@ def autotune(
 ) -> nn.Module:
     """The best model among the configurations of ``tune_config``, by the metric that ``eval_fn(model, *eval_args)`` returns.
 
-    ``run_fn(model, *run_args)`` feeds calibration data to algorithms that need it. Where no configuration keeps the promise,
+    ``run_fn(model, *run_args)`` feeds calibration data to algorithms that need it; without it these are not tried. Where no configuration keeps the promise,
     single ops of the best one go back to float. The float model is left untouched. A
     journal in ``tune_config.workspace`` lets a killed run go on; the returned model has the evidence as its attribute
     ``tuning``, also where the promise was not kept. ``quiet`` leaves out what the terminal shows of it.
@@ -49,8 +53,15 @@ def autotune(
     left: dict[OpKey, str] = {}
     for config in tune_config.candidates():
         plan, reasons = plan_for(model, config)  # what makes no sense is said before any work
+        if run_fn is None and prepare(model, plan).needs_data:
+            logger.warning(
+                "%s is not tried: it needs calibration data; give a run_fn that runs the model on some", config
+            )
+            continue
         plans.setdefault(plan, Proposal(plan, str(config)))
         left |= reasons
+    if not plans:
+        raise CalibrationError("every configuration needs calibration data: give a run_fn that runs the model on some")
     workspace = str(tune_config.workspace or DEFAULT_WORKSPACE)
     info = {"example_inputs": example_inputs, "workspace": workspace, "passes": (), "reasons": left}
     best, result = tune(

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neural_compressor.algorithms import InputStatistics
+from neural_compressor.algorithms import InputStatistics, ScarceData
 from neural_compressor.errors import CalibrationError
 
 
@@ -206,3 +206,17 @@ def test_no_update_follows_once_the_hessian_was_taken() -> None:
     statistics.take_hessian()
     with pytest.raises(CalibrationError, match="taken"):
         statistics.update(numbers(5, 3))
+
+
+def test_layers_with_too_few_vectors_are_told_of_together(caplog: pytest.LogCaptureFixture) -> None:
+    told = ScarceData()
+    told.note(["enough"], "gptq", seen(numbers(16, 64)))
+    told.note(["none"], "gptq", None)
+    told.warn()
+    assert not caplog.records
+    told.note(["some"], "gptq", seen(numbers(15, 64)))
+    told.note(["q", "k"], "awq", seen(numbers(1, 64)))
+    told.warn()
+    assert len(caplog.records) == 1
+    assert "awq saw 1 vector of the 64 inputs of layer 'q' (and 2 other layers)" in caplog.text
+    assert "64 vectors would do" in caplog.text

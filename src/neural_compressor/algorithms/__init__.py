@@ -26,7 +26,7 @@ from neural_compressor.algorithms.losses import quadratic_loss
 from neural_compressor.algorithms.orthogonal import Orthogonal
 from neural_compressor.algorithms.rtn import RTNOptions, rtn
 from neural_compressor.algorithms.smoothquant import smooth_scale
-from neural_compressor.algorithms.statistics import InputStatistics
+from neural_compressor.algorithms.statistics import InputStatistics, ScarceData
 from neural_compressor.algorithms.teq import TEQOptions, teq_scale
 from neural_compressor.algorithms.upstream import upstream_pull
 from neural_compressor.algorithms.weight_qparams import weight_qparams
@@ -45,6 +45,7 @@ __all__ = [
     "Orthogonal",
     "RTNOptions",
     "Rotation",
+    "ScarceData",
     "TEQOptions",
     "WeightOnlyAlgorithm",
     "awq_clip",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from array_api_compat import device, is_torch_array
@@ -10,6 +12,11 @@ from neural_compressor.algorithms.gram import add_cross_gram, add_pull, add_uppe
 from neural_compressor.algorithms.upstream import upstream_pull
 from neural_compressor.errors import CalibrationError
 from neural_compressor.schemes.arrays import Array, array_namespace, as_float32, like
+
+logger = logging.getLogger("neural_compressor")
+
+_ENOUGH = 4
+"""Vectors seen for every so many inputs of a layer, below which GPTQ was seen to do worse than rounding to nearest."""
 
 
 @dataclass(frozen=True)
@@ -210,6 +217,33 @@ class InputStatistics:
         if not bool(xp.all(xp.isfinite(reference))):
             raise CalibrationError("the reference holds NaN or Inf; look for an overflow in the float model")
         return reference
+
+
+class ScarceData:
+    """Layers of which a method has seen too few vectors to find better weights than rounding gives, told of together."""
+
+    def __init__(self) -> None:
+        self._found: list[tuple[str, str, int, int]] = []
+
+    def note(self, layers: Sequence[str], method: str, statistics: InputStatistics | None) -> None:
+        """Take the statistics into account that ``method`` has of the input of ``layers``."""
+        if statistics is None or not statistics.count:
+            return
+        inputs = int(statistics.absmax.shape[0])
+        if statistics.count * _ENOUGH < inputs:
+            self._found += [(name, method, statistics.count, inputs) for name in layers]
+
+    def warn(self) -> None:
+        """Log the layer that has seen least, and how many others there are."""
+        if not self._found:
+            return
+        name, method, count, inputs = min(self._found, key=lambda each: each[2] / each[3])
+        others = f" (and {len(self._found) - 1} other layers)" if len(self._found) > 1 else ""
+        logger.warning(
+            "%s saw %d vector%s of the %d inputs of layer %r%s, too few to tell how they are related: it may do worse than rtn. "
+            "Calibrate with more samples or longer ones; %d vectors would do",
+            *(method, count, "" if count == 1 else "s", inputs, name, others, inputs),
+        )
 
 
 def _vectors(x: Array) -> Array:

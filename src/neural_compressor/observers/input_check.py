@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from neural_compressor.errors import CalibrationError
 from neural_compressor.schemes.arrays import Array
 
 _LOG = logging.getLogger("neural_compressor")
@@ -26,15 +27,18 @@ class CalibrationInputs:
         self._ranges: dict[str, tuple[float, float, int]] = {}
         self._told: set[str] = set()
 
-    def note(self, name: str, values: Array) -> None:
-        """Take the float values of an input into account."""
+    def note(self, name: str, values: Array, place: str = "") -> None:
+        """Take the float values of an input into account; NaN, which no model is to see, is an error."""
         count = int(np.prod(values.shape))
         if count == 0:
             return
         low, high, before = self._ranges.get(name, (np.inf, -np.inf, 0))
-        # NaN stays, as NumPy has it: calibration says what is wrong with it.
-        now = float(np.minimum(float(values.min()), low)), float(np.maximum(float(values.max()), high))
-        self._ranges[name] = (*now, before + count)
+        least, largest = float(values.min()), float(values.max())
+        if least != least:  # as NumPy and torch have it where one value is NaN; Inf may be a mask
+            raise CalibrationError(
+                f"calibration data: input {name!r} holds NaN{place}; look for bad values in the data"
+            )
+        self._ranges[name] = (min(least, low), max(largest, high), before + count)
 
     def complaints(self) -> list[str]:
         """What is wrong with the inputs, one sentence each."""

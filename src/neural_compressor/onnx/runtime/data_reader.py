@@ -76,12 +76,12 @@ class Samples:
         for sample in islice(self._given(), self.limit):
             if not isinstance(sample, Mapping):
                 raise CalibrationError(f"sample {count} is of type {type(sample).__name__}, expected inputs by name")
-            count += 1
             self._note(sample)
             if self.passes == 1:
                 for name, array in sample.items():
                     if is_float_array(array):
-                        self._inputs.note(str(name), array)
+                        self._inputs.note(str(name), array, f" in sample {count}")
+            count += 1
             yield sample
         self._inputs.warn()
         if not count:

@@ -38,8 +38,8 @@ def autotune(
 ) -> nn.Module:
     """The best model among the configurations of ``tune_config``, by the metric that ``eval_fn(model, *eval_args)`` returns.
 
-    ``run_fn(model, *run_args)`` feeds calibration data to algorithms that need it; without it these are not tried. Where no configuration keeps the promise,
-    single ops of the best one go back to float. The float model is left untouched. A
+    ``run_fn(model, *run_args)`` feeds calibration data to algorithms that need it; without it these are not tried. Where no
+    configuration keeps the promise, single ops of the best one go back to float. The float model is left untouched. A
     journal in ``tune_config.workspace`` lets a killed run go on; the returned model has the evidence as its attribute
     ``tuning``, also where the promise was not kept. ``quiet`` leaves out what the terminal shows of it.
     """

@@ -452,5 +452,5 @@ def test_data_that_does_not_fit_is_named() -> None:
         quantize_weight_only(model, jobs, samples_of(normal(3, 5)))
     bad = normal(3, 64)
     bad[1, 2] = np.nan
-    with pytest.raises(CalibrationError, match=r"'(r|x)' in sample 1: NaN or Inf"):
+    with pytest.raises(CalibrationError, match="input 'x' holds NaN in sample 1"):
         quantize_weight_only(model, jobs, samples_of(normal(3, 64), bad))

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from neural_compressor.algorithms import FloatZeroArray, InputStatistics, LayerResult
+from neural_compressor.algorithms import FloatZeroArray, InputStatistics, LayerResult, ScarceData
 from neural_compressor.errors import CalibrationError
 from neural_compressor.onnx.files.scratch import scratch_folder
 from neural_compressor.onnx.graph.editor import GraphEditor
@@ -90,6 +90,7 @@ class _Quantization:
         self.groups = weight_groups(self.model, schemes)
         self.layer_wise = any(method_of(scheme).options.get("layer_wise") for scheme in schemes.values())
         self.decoder = Decoder(self.edit)
+        self.scarce = ScarceData()
         self._waiting = {node.node for group in self.groups for node in group.nodes}
         for node, scheme in ((node, group.scheme) for group in self.groups for node in group.nodes):
             with at_node(node.name):
@@ -110,6 +111,7 @@ class _Quantization:
                     with at_node(*(node.name for node in group.nodes)):
                         self._quantize(group, seen.get(group.sources))
             done |= outputs
+        self.scarce.warn()
         return self.model
 
     def _measured_together(self) -> list[list[WeightGroup]]:
@@ -142,6 +144,7 @@ class _Quantization:
         rows = [len(matrix) for matrix in matrices]
         stacked = matrices[0] if len(matrices) == 1 else np.concatenate(matrices)
         del matrices
+        self.scarce.note([node.name for node in group.nodes], method_of(group.scheme).name, statistics)
         result = find_weight(group.scheme, stacked, statistics)
         del stacked
         self._waiting -= {node.node for node in group.nodes}

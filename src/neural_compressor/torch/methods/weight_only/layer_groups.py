@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from neural_compressor.algorithms import InputStatistics, LayerResult
+from neural_compressor.algorithms import InputStatistics, LayerResult, ScarceData
 from neural_compressor.errors import NeuralCompressorError, QuantizationError
 from neural_compressor.schemes import OpScheme, QuantizedArray
 from neural_compressor.torch.files.streaming import WeightSource, empty_weight, give_back_freed_memory
@@ -48,6 +48,8 @@ class LayerGroups:
     source: WeightSource | None = None
     ranges: Mapping[str, Sequence[Range]] = field(default_factory=dict)
     missed: dict[str, str] = field(default_factory=dict)
+    _scarce: ScarceData = field(default_factory=ScarceData, init=False)
+    _unfolded: list[str] = field(default_factory=list, init=False)
 
     def modules(self, names: Iterable[str]) -> dict[str, nn.Module]:
         """Layers by name."""
@@ -77,6 +79,10 @@ class LayerGroups:
             self.note_missed(names)
             return None
         op = self.ops[names[0]]
+        if op.method is not None:
+            self._scarce.note(names, op.method.name, statistics)
+        if option(op, "folding") and norm is None:
+            self._unfolded += names
         weight, rows = self._take(names)
         if self.source is not None:
             give_back_freed_memory()
@@ -123,6 +129,16 @@ class LayerGroups:
         for name in names:
             self.missed[name] = "calibration never reached it"
             logger.warning("layer %r is left in float: calibration never reached it", name)
+
+    def tell(self) -> None:
+        """Log what makes results worse than they could be."""
+        self._scarce.warn()
+        if self._unfolded:
+            logger.warning(
+                "no normalisation can take up a scale of the inputs of %d layers (%s): with folding these stay unscaled; "
+                "folding=False scales them at run time",
+                *(len(self._unfolded), ", ".join([*self._unfolded[:3], *(["..."] if len(self._unfolded) > 3 else [])])),
+            )
 
     def _take(self, names: Sequence[str]) -> tuple[torch.Tensor, list[int]]:
         """The weights of some layers as one tall matrix, and how many rows each has; from here on only shapes are asked."""

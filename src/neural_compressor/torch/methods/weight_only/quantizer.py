@@ -62,6 +62,7 @@ class WeightOnlyQuantizer:
                 _quantize_alone(groups, name, None)
         if waiting:
             self._blockwise(groups, waiting, calls)
+        groups.tell()
         groups.fill()
         self.model = groups.model
         if self.source is not None:

@@ -240,8 +240,8 @@ class ScarceData:
         name, method, count, inputs = min(self._found, key=lambda each: each[2] / each[3])
         others = f" (and {len(self._found) - 1} other layers)" if len(self._found) > 1 else ""
         logger.warning(
-            "%s saw %d vector%s of the %d inputs of layer %r%s, too few to tell how they are related: it may do worse than rtn. "
-            "Calibrate with more samples or longer ones; %d vectors would do",
+            "%s saw %d vector%s of the %d inputs of layer %r%s, too few to tell how they are related: it may do worse than "
+            "rtn. Calibrate with more samples or longer ones; %d vectors would do",
             *(method, count, "" if count == 1 else "s", inputs, name, others, inputs),
         )
 

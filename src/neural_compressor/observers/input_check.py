@@ -34,7 +34,7 @@ class CalibrationInputs:
             return
         low, high, before = self._ranges.get(name, (np.inf, -np.inf, 0))
         least, largest = float(values.min()), float(values.max())
-        if least != least:  # as NumPy and torch have it where one value is NaN; Inf may be a mask
+        if np.isnan(least):  # as NumPy and torch have it where one value is NaN; Inf may be a mask
             raise CalibrationError(
                 f"calibration data: input {name!r} holds NaN{place}; look for bad values in the data"
             )

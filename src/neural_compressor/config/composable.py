@@ -14,6 +14,7 @@ from neural_compressor.config.base import named_arguments, plain
 from neural_compressor.config.composition import Composition
 from neural_compressor.config.op_selector import Claim, OpSelector, Tier, selectors
 from neural_compressor.errors import ConfigError
+from neural_compressor.schemes import Pass
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -133,8 +134,13 @@ class ComposableConfig(Composition):
 
     @property
     def needs_calibration(self) -> bool:
-        """Whether the algorithm has to see data run through the model."""
-        return False
+        """Whether the algorithm, or what is done to the whole model before it, has to see data run through the model."""
+        return any(each.passes for each in self.alone().expand())
+
+    @property
+    def passes(self) -> tuple[Pass, ...]:
+        """What it asks to be done to the whole model before its ops are quantized."""
+        return ()
 
     @property
     def spans(self) -> dict[str, list[Any]]:

@@ -115,6 +115,7 @@ class PyTorchAdaptor(Adaptor):
             ranges=self._ranges,
             source=id(q_func if q_func is not None else data),
             example=self.example,
+            keeps_floats=True,
         )
         if execution.needs_data:
             with execution.listening():

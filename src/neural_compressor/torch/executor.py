@@ -31,6 +31,7 @@ from neural_compressor.torch.modules.base import quant_class
 from neural_compressor.torch.modules.kernels.table import kernel_for
 from neural_compressor.torch.passes.fold import Structure
 from neural_compressor.torch.passes.model_pass import PassState, read_pass
+from neural_compressor.torch.passes.rotation import ROTATE  # noqa: F401 - registers the pass
 from neural_compressor.torch.passes.survey import Survey, sharing_weights
 from neural_compressor.torch.quantized_model import build, computes_in_float32, hand_on_integers
 from neural_compressor.torch.structure.ops import is_linear, is_parameter, op_type, outer_blocks
@@ -59,7 +60,8 @@ class Execution:
     observed as they run, or, where a pass changes what ops receive, when the calls are made again of the changed model.
     ``survey`` and ``ranges`` are what earlier plans for the same model have seen already, of the data that ``source`` stands
     for. ``reasons`` say why ops that are not in the plan stay in float, ``weights`` is where those of an empty model come
-    from, and ``example`` are inputs to check the result on.
+    from, and ``example`` are inputs to check the result on. With ``keeps_floats`` the weights that passes made are kept
+    beside the quantized ones.
     """
 
     def __init__(
@@ -73,11 +75,13 @@ class Execution:
         source: int = 0,
         weights: WeightSource | None = None,
         example: Any = None,
+        keeps_floats: bool = False,
     ) -> None:
         self.model, self.plan = model, plan
         self.reasons = dict(reasons or {})
         self.passes = [read_pass(step) for step in plan.passes]
         # What ops receive in a model that a pass has changed is nothing to other plans, nor theirs to this one.
+        self._keeps_floats = keeps_floats
         self._moved = any(step.moves_ranges for step in self.passes)
         self.ranges = ranges if ranges is not None and not self._moved else Ranges()
         self.weights, self.example = weights, example
@@ -119,8 +123,17 @@ class Execution:
     @property
     def _replays(self) -> bool:
         """Whether calls are made again before :meth:`apply` is done, for a pass or for ranges of the changed model."""
-        moved_ranges = self._moved and any(op.mode == "static" for op in self.plan.values())
-        return moved_ranges or any(step.sees_data for step in self.passes)
+        return self._moves_static or any(step.sees_data for step in self.passes)
+
+    @property
+    def _surveys(self) -> bool:
+        """Whether a pass looks at how the model ran on all of the data."""
+        return self._moves_static or any(step.sees_data and not step.calls_alone for step in self.passes)
+
+    @property
+    def _moves_static(self) -> bool:
+        """Whether ranges are those of the changed model."""
+        return self._moved and any(op.mode == "static" for op in self.plan.values())
 
     @property
     def is_listening(self) -> bool:
@@ -137,7 +150,7 @@ class Execution:
         """
         limits = [limit_of(op) for op in self.weight_only.values() if sees_data(op)]
         limits += [step.limit for step in self.passes] if self._replays else []
-        observing, watching = bool(self._unobserved), self._replays and self.survey is None
+        observing, watching = bool(self._unobserved), self._surveys and self.survey is None
         empty = is_empty(self.model)
         with ExitStack() as stack:
             if observing or watching:
@@ -270,7 +283,7 @@ class Execution:
         state = PassState(self.model.eval(), self.plan, self.survey, Structure(), self.calls)
         for step in self.passes:
             state = replace(state, structure=step.before(state) or state.structure)
-        if self._moved:
+        if self._moved and self._keeps_floats:
             self.floats = sharing_weights(state.model)
         return state
 

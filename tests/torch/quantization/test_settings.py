@@ -74,6 +74,7 @@ SETTINGS = {
         "use_auto_scale": [{"use_auto_scale": False}],
         "use_auto_clip": [{"use_auto_clip": False}],
         "absorb_layer_dict": [{"absorb_layer_dict": NORM}],
+        "hadamard": [{"hadamard": "folded"}],
     },
     TEQConfig: {
         **SCALED,
@@ -83,6 +84,7 @@ SETTINGS = {
             {"absorb_to_layer": NORM, "folding": False, "bits": 3},
             {"folding": False, "bits": 3},
         ],
+        "hadamard": [{"hadamard": "folded"}],
     },
     HQQConfig: {
         "dtype": [{"dtype": "int8"}],
@@ -92,6 +94,7 @@ SETTINGS = {
         "quant_scale": [{"quant_scale": True}],
         "scale_quant_group_size": [{"scale_quant_group_size": 8}],
         "quant_lm_head": [{"quant_lm_head": True}],
+        "hadamard": [{"hadamard": "folded"}],
     },
     AutoRoundConfig: {
         **{name: WEIGHT[name] for name in ("dtype", "bits", "use_sym", "group_size", "quant_lm_head")},
@@ -110,6 +113,7 @@ SETTINGS = {
         "enable_quanted_input": [{"enable_quanted_input": False}],
         "seed": [{"seed": 1}],
         "scheme": [{"scheme": "W3A16"}],
+        "hadamard": [{"hadamard": "folded"}],
         "use_full_range": [{"use_full_range": False}],
         "amp": AMP,
     },

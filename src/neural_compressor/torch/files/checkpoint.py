@@ -34,6 +34,7 @@ from neural_compressor.torch.modules.relay import Relays
 from neural_compressor.torch.passes.fold import Structure
 from neural_compressor.torch.quantized_model import Quantization, rebuild
 from neural_compressor.torch.structure.ops import op_type
+from neural_compressor.torch.structure.ties import untie_stored
 
 logger = logging.getLogger("neural_compressor")
 
@@ -106,6 +107,7 @@ def load_model(path: str | Path, model: nn.Module) -> nn.Module:
         new, used = rebuild(base, done, tensors)
         rest = {name: tensor for name, tensor in tensors.items() if name not in used}
         _check_floats(new, rest)
+        untie_stored(new, rest)
         missing, unexpected = new.load_state_dict(rest, strict=False, assign=any(p.is_meta for p in new.parameters()))
     except (NeuralCompressorError, AttributeError, RuntimeError, KeyError) as error:
         raise FormatError(f"{path} does not fit a model of type {type(model).__name__}: {error}") from error

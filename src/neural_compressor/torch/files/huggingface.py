@@ -25,6 +25,7 @@ from neural_compressor.torch.modules.build import replace_module
 from neural_compressor.torch.passes.fold import Structure
 from neural_compressor.torch.quantized_model import Quantization
 from neural_compressor.torch.structure.ops import find_ops, not_weight_only
+from neural_compressor.torch.structure.ties import untie_stored
 
 logger = logging.getLogger("neural_compressor")
 LAYOUTS = {"compressed-tensors": "pack-quantized", "gptq": "gptq", "gptq_v2": "gptq_v2", "awq": "awq"}
@@ -126,6 +127,7 @@ def _convert(folder: Path, model: nn.Module, dtype: torch.dtype | None) -> nn.Mo
         others = {name: checkpoint.tensors[name] for name in checkpoint.others}
     if dtype is not None:
         others = {name: t.to(dtype) if t.is_floating_point() else t for name, t in others.items()}
+    untie_stored(model, others)
     unexpected = model.load_state_dict(others, strict=False, assign=True).unexpected_keys
     tie = getattr(model, "tie_weights", None)
     if callable(tie):

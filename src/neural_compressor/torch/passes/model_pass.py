@@ -62,6 +62,8 @@ class ModelPass:
     Options: ClassVar[type[PassOptions]] = PassOptions
     #: Whether it looks at ``survey`` or ``calls``, so that the model has to run on data first.
     sees_data: ClassVar[bool] = False
+    #: Whether of the data it looks at ``calls`` alone, so that nothing has to be watched while that runs.
+    calls_alone: ClassVar[bool] = False
     #: Whether ops receive other values after :meth:`before`, so that ranges are those of the changed model alone.
     moves_ranges: ClassVar[bool] = False
     #: What is remembered of the data at most.

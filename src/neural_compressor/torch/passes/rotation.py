@@ -11,20 +11,24 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from neural_compressor.algorithms import Orthogonal
 from neural_compressor.algorithms.matrix_parts import row_blocks
-from neural_compressor.errors import QuantizationError
+from neural_compressor.errors import ConfigError, QuantizationError
+from neural_compressor.schemes import Pass, Plan
 from neural_compressor.torch.hooks import evaluating
 from neural_compressor.torch.modules.weight_only import is_conv1d, matrix_of
+from neural_compressor.torch.passes.model_pass import PASSES, ModelPass, PassOptions, PassState
 from neural_compressor.torch.passes.survey import same_outputs, sharing_weights
 from neural_compressor.torch.structure.ops import is_linear
 from neural_compressor.torch.structure.replay import Arguments, CalibrationLimit, call_block
 from neural_compressor.torch.structure.residual_stream import Space, find_spaces, takes_bias
+from neural_compressor.torch.structure.ties import forget_ties, set_parameter, tied_parameters
 
 logger = logging.getLogger("neural_compressor")
 
@@ -32,6 +36,34 @@ PROVEN_ON = 4
 """Calls of the model, one sample of each, on which the turned model has to give the same."""
 _NAMED = 3
 """So many reasons are named in an error."""
+
+
+ROTATE = Pass("rotate")
+"""The residual stream and the values of heads are turned, by changing weights alone."""
+
+
+class RotateOptions(PassOptions):
+    """``seed`` is that of the matrices, which are random."""
+
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+
+
+@PASSES.register("rotate")
+class Rotate(ModelPass):
+    """Fold a rotation into the weights; it is an error where the structure of the model does not allow that."""
+
+    Options = RotateOptions
+    sees_data = True
+    calls_alone = True
+    moves_ranges = True
+
+    def check(self, model: nn.Module, plan: Plan) -> None:
+        """Refuse a model without values."""
+        _require_values(model)
+
+    def before(self, state: PassState) -> None:
+        """Turn the model."""
+        fold_rotation(state.model, state.calls, self.options.seed)
 
 
 @dataclass(frozen=True)
@@ -59,11 +91,7 @@ def fold_rotation(model: nn.Module, calls: Sequence[Arguments], seed: int = 0) -
     """
     if not calls:
         raise QuantizationError("a rotation is folded where the model was seen to allow it: run it on data first")
-    if empty := next((name for name, p in model.named_parameters() if p.is_meta), None):
-        raise QuantizationError(
-            f"a rotation cannot be folded into {empty!r}, which has no values (meta device): the whole model is turned "
-            "before its first layer is quantized, so load its weights, or rotate at run time (hadamard=True)"
-        )
+    _require_values(model)
     samples = [cut for call in calls[:PROVEN_ON] if (cut := CalibrationLimit(samples=1).cut(call, 0)) is not None]
     with evaluating(model):
         spaces = find_spaces(model, samples)
@@ -75,6 +103,14 @@ def fold_rotation(model: nn.Module, calls: Sequence[Arguments], seed: int = 0) -
     result = FoldedRotation(stream, tuple(turned), tuple(untied))
     logger.info("a rotation is folded into the weights: %s", result)
     return result
+
+
+def _require_values(model: nn.Module) -> None:
+    if empty := next((name for name, p in model.named_parameters() if p.is_meta), None):
+        raise ConfigError(
+            f"a rotation cannot be folded into {empty!r}, which has no values (meta device): the whole model is turned "
+            "before its first layer is quantized, so load its weights, or rotate at run time (hadamard=True)"
+        )
 
 
 def _checked(model: nn.Module, spaces: Sequence[Space]) -> tuple[Space, list[Space]]:
@@ -200,28 +236,9 @@ def _turned_rows(matrix: Tensor, turn: Orthogonal, dtype: torch.dtype, gain: Ten
 
 def _put(model: nn.Module, new: Mapping[str, Tensor]) -> list[str]:
     """Give ``model`` the parameters ``new``; returns those that were one tensor with others, and no longer are."""
-    names: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name)
+    untied = [name for tied in tied_parameters(model) if set(tied) & set(new) for name in tied]
     for name, tensor in new.items():
-        owner, _, own = name.rpartition(".")
-        module = model.get_submodule(owner)
-        module._parameters[own] = nn.Parameter(tensor, requires_grad=module.get_parameter(own).requires_grad)
-    untied = [name for tied in names.values() if len(tied) > 1 and set(tied) & set(new) for name in tied]
+        set_parameter(model, name, tensor)
     if untied:
-        _forget_ties(model, set(untied))
+        forget_ties(model, untied)
     return untied
-
-
-def _forget_ties(model: nn.Module, untied: set[str]) -> None:
-    """Have a model of transformers know that ``untied`` are no longer one, or it would tie them again when it is loaded."""
-    for prefix, module in model.named_modules():
-        config: Any = getattr(module, "config", None)
-        text = config.get_text_config() if callable(getattr(config, "get_text_config", None)) else config
-        for each in (config, text):
-            if getattr(each, "tie_word_embeddings", False):
-                each.tie_word_embeddings = False
-        ties = getattr(module, "all_tied_weights_keys", None)
-        if isinstance(ties, dict):
-            for name in [n for n in ties if f"{prefix}.{n}".lstrip(".") in untied]:
-                del ties[name]

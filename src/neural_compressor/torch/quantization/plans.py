@@ -64,9 +64,15 @@ def plan_for(model: nn.Module, config: Any) -> tuple[Plan, dict[OpKey, str]]:
     if not ops:
         raise _nothing(model, bool(found), [reason for _, reason in refused.values()])
     static = any(scheme.mode == "static" and scheme.activation is not None for scheme in ops.values())
-    plan = Plan(ops, passes=(FOLD,) if static else ())
+    asked = dict.fromkeys(step for name, _ in ops for step in _config_of(assigned[name]).passes)
+    plan = Plan(ops, passes=(*asked, *((FOLD,) if static else ())))
     check(model, plan)
     return plan, left
+
+
+def _config_of(given: Assignment[ComposableConfig]) -> ComposableConfig:
+    assert given.config is not None
+    return given.config
 
 
 def _nothing(model: nn.Module, has_ops: bool, reasons: list[str]) -> ConfigError:

@@ -14,6 +14,7 @@ from neural_compressor.torch.quantization.config.fields import (
     FLOAT,
     Count,
     Flag,
+    FoldedHadamard,
     GroupSize,
     Seed,
     dtype_of,
@@ -100,6 +101,7 @@ class AutoRoundConfig(WeightOnlyConfig):
     quant_lm_head: Flag = False
     amp: Flag = True
     use_full_range: Flag = True
+    hadamard: FoldedHadamard = False
 
     @property
     def wanted(self) -> OpScheme:

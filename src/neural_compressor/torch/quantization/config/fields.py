@@ -25,9 +25,13 @@ from neural_compressor.dtypes import DType, dtype
 from neural_compressor.errors import ConfigError
 from neural_compressor.paths import path_of
 from neural_compressor.registry import close_matches
+from neural_compressor.schemes import Pass
+from neural_compressor.torch.passes.rotation import ROTATE
 
 FLOAT = "fp32"
 """The data type that leaves an op as it is."""
+FOLDED = "folded"
+"""The rotation that goes into the weights of the whole model, so that nothing is turned at run time."""
 
 
 def weight_dtype(value: Any) -> str:
@@ -98,6 +102,20 @@ def _group_dim(value: Any) -> int:
     raise ConfigError(f"got {value!r}, expected 1: groups run along the inputs of a weight, as every kernel reads them")
 
 
+def _folded(value: Any) -> bool | str:
+    if value is False or value == FOLDED:
+        return bool(value) and FOLDED
+    raise ConfigError(
+        f"got {value!r}, expected False or {FOLDED!r}: inputs are turned at run time (True) by RTNConfig and GPTQConfig"
+    )
+
+
+def _hadamard(value: Any) -> bool | str:
+    if isinstance(value, bool) or value == FOLDED:
+        return FOLDED if value == FOLDED else bool(value)
+    raise ConfigError(f"got {value!r}, expected False, True (inputs are turned at run time), or {FOLDED!r}")
+
+
 Flag = Annotated[bool, one_or_more(flag)]
 Bits = Annotated[int, one_or_more(whole_between(1, 8, "bits"))]
 GroupSize = Annotated[int, one_or_more(group_size)]
@@ -109,7 +127,14 @@ LayerMap = Annotated[dict[str, list[str]], PlainValidator(layer_map)]
 Count = Annotated[int, one_or_more(at_least(1))]
 Seed = Annotated[int, one_or_more(seed)]
 Fraction = Annotated[float, one_or_more(number_between(0, 1))]
+Hadamard = Annotated[bool | str, one_or_more(_hadamard)]
+FoldedHadamard = Annotated[bool | str, one_or_more(_folded)]
 ScaleSearch = Annotated[str, one_or_more(word(("none", "mse", "importance")))]
+
+
+def rotation_passes(config: ComposableConfig) -> tuple[Pass, ...]:
+    """The pass that folds a rotation into the weights, where the configuration asks for it with ``hadamard="folded"``."""
+    return (ROTATE,) if getattr(config, "hadamard", False) == FOLDED else ()
 
 
 def spelled(known: tuple[str, ...], same: Callable[[str], str]) -> Any:

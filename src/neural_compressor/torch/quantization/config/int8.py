@@ -11,8 +11,8 @@ from neural_compressor.dtypes import dtype
 from neural_compressor.errors import ConfigError
 from neural_compressor.observers import OBSERVERS
 from neural_compressor.registry import close_matches
-from neural_compressor.schemes import OpScheme, TensorScheme
-from neural_compressor.torch.quantization.config.fields import Dtype, Flag
+from neural_compressor.schemes import OpScheme, Pass, TensorScheme
+from neural_compressor.torch.quantization.config.fields import Dtype, Flag, FoldedHadamard, rotation_passes
 
 
 def _observer(value: Any) -> str:
@@ -46,6 +46,11 @@ class ActivationConfig(ComposableConfig):
     act_algo: Algorithm = "minmax"
 
     _mode: ClassVar[str] = "static"
+
+    @property
+    def passes(self) -> tuple[Pass, ...]:
+        """What it asks to be done to the whole model before its ops are quantized."""
+        return rotation_passes(self)
 
     @property
     def quantizes(self) -> bool:
@@ -112,6 +117,7 @@ class DynamicQuantConfig(ActivationConfig):
 
     w_granularity: Granularity = "per_tensor"
     act_algo: Algorithm = "kl"
+    hadamard: FoldedHadamard = False
 
     _mode: ClassVar[str] = "dynamic"
 
@@ -121,6 +127,7 @@ class StaticQuantConfig(ActivationConfig):
     """Weights and activations quantized with ranges known beforehand, from calibration data."""
 
     excluded_precisions: ExcludedPrecisions = ()
+    hadamard: FoldedHadamard = False
 
     @property
     def needs_calibration(self) -> bool:

@@ -16,9 +16,11 @@ from neural_compressor.torch.quantization.config.fields import (
     Bits,
     Count,
     Flag,
+    FoldedHadamard,
     Fraction,
     GroupDim,
     GroupSize,
+    Hadamard,
     LayerMap,
     Path,
     ScaleSearch,
@@ -57,7 +59,8 @@ class RTNConfig(RoundingConfig):
 
     ``scale_search`` narrows the range of each group to where the error is least: ``"mse"`` (``use_mse_search=True`` is
     the same), or ``"importance"``, which weighs inputs by calibration data. ``hadamard`` rotates the input side of the
-    weight first, which helps at 2 and 3 bits.
+    weight first: ``True`` turns inputs as the model runs; ``"folded"`` turns the residual stream and the values of heads
+    once, by changing weights alone, and needs a batch of data on which that is proven.
 
     >>> config = RTNConfig(bits=[4, 8], group_size=128).set_local("lm_head", RTNConfig(dtype="fp32"))
     >>> [each.weight_scheme().dtype.name for each in config.expand()]
@@ -65,7 +68,7 @@ class RTNConfig(RoundingConfig):
     """
 
     scale_search: ScaleSearch = "none"
-    hadamard: Flag = RTNOptions().hadamard
+    hadamard: Hadamard = RTNOptions().hadamard
 
 
 @register_config("torch", "gptq")
@@ -103,7 +106,7 @@ class GPTQConfig(DoubleQuantConfig):
     quant_lm_head: Flag = False
     correct_upstream: Flag = _GPTQ.upstream
     scale_search: ScaleSearch = _GPTQ.search or "none"
-    hadamard: Flag = _GPTQ.hadamard
+    hadamard: Hadamard = _GPTQ.hadamard
     use_full_range: Flag = True
     amp: Flag = True
 
@@ -126,7 +129,8 @@ class AWQConfig(RoundingConfig):
     ``use_auto_scale`` searches the scales, ``use_auto_clip`` (or ``use_mse_search``) then the ranges. ``folding`` lets the
     normalisation before take the scales in, and leaves them out where there is none; without it they are applied to the
     input at run time. ``absorb_layer_dict`` lists layers by the normalisation that takes in their scale, where watching
-    the model run does not find it. ``amp`` is that of :class:`GPTQConfig`.
+    the model run does not find it. ``amp`` is that of :class:`GPTQConfig`. ``hadamard="folded"`` is that of
+    :class:`RTNConfig`, for every algorithm.
     """
 
     use_layer_wise: Flag = False
@@ -136,6 +140,7 @@ class AWQConfig(RoundingConfig):
     folding: Flag = _AWQ.folding
     absorb_layer_dict: LayerMap = Field(default_factory=dict)
     amp: Flag = True
+    hadamard: FoldedHadamard = False
 
 
 @register_config("torch", "teq")
@@ -152,6 +157,7 @@ class TEQConfig(RoundingConfig):
     absorb_to_layer: LayerMap = Field(default_factory=dict)
     folding: Flag = True
     amp: Flag = True
+    hadamard: FoldedHadamard = False
 
 
 @register_config("torch", "hqq")
@@ -167,6 +173,7 @@ class HQQConfig(WeightOnlyConfig):
     quant_scale: Flag = False
     scale_quant_group_size: GroupSize = 128
     quant_lm_head: Flag = False
+    hadamard: FoldedHadamard = False
 
     def _parameters(self) -> tuple[TensorScheme | None, TensorScheme | None]:
         size = self.scale_quant_group_size

@@ -9,8 +9,14 @@ from neural_compressor.config.composition import register_config
 from neural_compressor.config.validators import one_or_more, word
 from neural_compressor.dtypes import dtype
 from neural_compressor.errors import ConfigError
-from neural_compressor.schemes import Method, OpScheme, PerGroup, TensorScheme, float_op
-from neural_compressor.torch.quantization.config.fields import Count, Flag, spelled
+from neural_compressor.schemes import Method, OpScheme, Pass, PerGroup, TensorScheme, float_op
+from neural_compressor.torch.quantization.config.fields import (
+    Count,
+    Flag,
+    FoldedHadamard,
+    rotation_passes,
+    spelled,
+)
 
 
 def _dtypes(*known: str) -> Any:
@@ -45,7 +51,8 @@ class MXQuantConfig(ComposableConfig):
     with both, the layer computes in it.
 
     ``w_algo`` says how weights are found: ``"minmax"`` is the definition, ``"mse"`` searches the scales for the least error,
-    ``"gptq"`` and ``"autoround"`` see calibration data, with their usual options.
+    ``"gptq"`` and ``"autoround"`` see calibration data, with their usual options. ``hadamard="folded"`` is that of
+    :class:`RTNConfig`.
 
     >>> MXQuantConfig(w_dtype="fp4_e2m1").w_dtype, MXQuantConfig(w_dtype="nvfp4", act_dtype="nvfp4").blocksize
     ('fp4', 16)
@@ -58,6 +65,12 @@ class MXQuantConfig(ComposableConfig):
     round_method: Annotated[str, one_or_more(word(("nearest", "dither", "floor", "even")))] = "nearest"
     weight_only: Flag = False
     w_algo: Annotated[str, one_or_more(word(tuple(_METHODS)))] = "minmax"
+    hadamard: FoldedHadamard = False
+
+    @property
+    def passes(self) -> tuple[Pass, ...]:
+        """What it asks to be done to the whole model before its ops are quantized."""
+        return rotation_passes(self)
 
     @property
     def quantizes(self) -> bool:
@@ -66,8 +79,8 @@ class MXQuantConfig(ComposableConfig):
 
     @property
     def needs_calibration(self) -> bool:
-        """Whether weights are found with data."""
-        return any(each.w_algo in ("gptq", "autoround") for each in self.alone().expand())
+        """Whether weights are found with data, or the model is changed as data shows it can be."""
+        return any(each.w_algo in ("gptq", "autoround") or each.passes for each in self.alone().expand())
 
     @property
     def wanted(self) -> OpScheme:

@@ -10,8 +10,16 @@ from neural_compressor.algorithms.weight_qparams import has_full_range
 from neural_compressor.config.composable import ComposableConfig
 from neural_compressor.config.method_options import OptionTable, method_of
 from neural_compressor.errors import ConfigError
-from neural_compressor.schemes import PER_CHANNEL, Method, OpScheme, PerGroup, TensorScheme
-from neural_compressor.torch.quantization.config.fields import FLOAT, Bits, Flag, GroupSize, WeightDtype, dtype_of
+from neural_compressor.schemes import PER_CHANNEL, Method, OpScheme, Pass, PerGroup, TensorScheme
+from neural_compressor.torch.quantization.config.fields import (
+    FLOAT,
+    Bits,
+    Flag,
+    GroupSize,
+    WeightDtype,
+    dtype_of,
+    rotation_passes,
+)
 
 
 def _search(value: str | None) -> dict[str, Any]:
@@ -24,6 +32,7 @@ TORCH_OPTIONS: OptionTable = {
     "use_full_range": lambda value: {} if value else {"full_range": False},
     "amp": lambda value: {} if value else {"amp": False},
     "use_auto_clip": "auto_clip",
+    "hadamard": lambda value: {"hadamard": value is True},
     "range_search": _search,
     "use_auto_scale": "auto_scale",
     "correct_upstream": "upstream",
@@ -65,8 +74,13 @@ class WeightOnlyConfig(ComposableConfig):
 
     @property
     def needs_calibration(self) -> bool:
-        """Whether the method sees data."""
-        return any(needs_data(each.method()) for each in self.alone().expand())
+        """Whether the method, or what is done to the model before it, sees data."""
+        return any(needs_data(each.method()) or each.passes for each in self.alone().expand())
+
+    @property
+    def passes(self) -> tuple[Pass, ...]:
+        """What it asks to be done to the whole model before its ops are quantized."""
+        return rotation_passes(self)
 
     def method(self) -> Method:
         """How the weights are found."""

@@ -284,8 +284,11 @@ def _completed(option: OpScheme, wanted: OpScheme) -> OpScheme:
         own = wanted.weight
         weight = replace(weight, scales=own.scales, zeros=own.zeros, rounding=own.rounding)
         weight = reduced(weight) if own.reduce_range else weight
+        weight = replace(weight, scaling=own.scaling) if weight.dtype == own.dtype else weight
     if activation is not None and wanted.activation is not None:
         activation = replace(activation, rounding=wanted.activation.rounding)
+        if activation.dtype == wanted.activation.dtype:
+            activation = replace(activation, scaling=wanted.activation.scaling)
     if wanted.method is not None and (method is None or method.name == wanted.method.name):
         method = wanted.method
     return replace(option, weight=weight, activation=activation, method=method, output=wanted.output)

@@ -21,6 +21,7 @@ from neural_compressor.schemes.plan import OpKey, Plan
 from neural_compressor.schemes.quantize import fake_quantize, qparams_of, quantize, quantize_with
 from neural_compressor.schemes.quantized_array import PackedArray, QuantizedArray
 from neural_compressor.schemes.ranges import value_range
+from neural_compressor.schemes.scaling import Scaling
 from neural_compressor.schemes.scheme import OpScheme, TensorScheme, any_cpu_op, any_cpu_weight, float_op, reduced
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "Plan",
     "QParams",
     "QuantizedArray",
+    "Scaling",
     "TensorScheme",
     "any_cpu_op",
     "any_cpu_weight",

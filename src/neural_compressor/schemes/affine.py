@@ -82,6 +82,8 @@ def qparams_over(low: Array, high: Array, scheme: TensorScheme) -> QParams:
     if kind.scale_type is not None:
         scale, tensor_scale = block_scales(magnitude, kind, kind.scale_type)
         return QParams(scale, None, tensor_scale)
+    if scheme.scaling is not None:
+        return QParams(scheme.scaling.scale(magnitude, kind))
     return QParams(step_size(magnitude, kind.peak))
 
 

@@ -8,7 +8,7 @@ from neural_compressor.schemes.arrays import Array, array_namespace, as_float32,
 from neural_compressor.schemes.granularity import PER_TENSOR
 from neural_compressor.schemes.grid import code_dtype, encode, nearest
 from neural_compressor.schemes.quantized_array import QuantizedArray
-from neural_compressor.schemes.ranges import from_parts, require_finite, scale_granularity, value_range
+from neural_compressor.schemes.ranges import from_parts, part_sums, require_finite, scale_granularity, value_range
 from neural_compressor.schemes.scheme import TensorScheme
 
 
@@ -38,7 +38,24 @@ def qparams_of(x: Array, scheme: TensorScheme, low: Array | None = None, high: A
         own = value_range(x, scale_granularity(scheme))
         require_finite(*own)
         low, high = (own[0] if low is None else low), (own[1] if high is None else high)
-    return choose_qparams(like(low, x), like(high, x), scheme)
+    found = choose_qparams(like(low, x), like(high, x), scheme)
+    return _searched(x, scheme, found) if scheme.scaling is not None and scheme.scaling.value == "opt" else found
+
+
+def _searched(x: Array, scheme: TensorScheme, start: QParams) -> QParams:
+    """The scales of least squared error among those that the scheme's scaling tries, each part for itself."""
+    assert scheme.scaling is not None
+    x = as_float32(x)
+    xp = array_namespace(x)
+    best, least = start.scale, None
+    for scale in scheme.scaling.candidates(start.scale):
+        error = part_sums((x - round_values(x, scheme, QParams(scale))) ** 2, scale_granularity(scheme))
+        if least is None:
+            best, least = scale, error
+            continue
+        better = error < least
+        best, least = xp.where(better, scale, best), xp.where(better, error, least)
+    return QParams(best)
 
 
 def quantize_with(x: Array, scheme: TensorScheme, qparams: QParams | None = None) -> QuantizedArray:

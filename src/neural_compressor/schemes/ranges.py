@@ -35,6 +35,18 @@ def value_range(x: Array, granularity: Granularity) -> tuple[Array, Array]:
     return xp.min(x, axis=axes), xp.max(x, axis=axes)
 
 
+def part_sums(x: Array, granularity: Granularity) -> Array:
+    """The sum of each part of ``x`` that has its own scale; a last short group counts its last value more than once."""
+    xp = array_namespace(x)
+    axes: int | tuple[int, ...] | None = None
+    if isinstance(granularity, PerChannel):
+        axes = tuple(a for a in range(x.ndim) if a != granularity.axis % x.ndim)
+        return xp.sum(x, axis=axes) if axes else x
+    if isinstance(granularity, (PerGroup, PerBlock, PerToken)):
+        x, axes = to_parts(x, granularity), -1
+    return xp.sum(x, axis=axes)
+
+
 def scale_granularity(scheme: TensorScheme) -> Granularity:
     """The granularity scales really have: a block format brings its own.
 

@@ -22,6 +22,7 @@ from neural_compressor.schemes.granularity import (
 )
 from neural_compressor.schemes.method import Method
 from neural_compressor.schemes.rounding import ROUNDINGS
+from neural_compressor.schemes.scaling import Scaling
 
 MODES = ("static", "dynamic", "weight_only", "float")
 RTN = Method("rtn")
@@ -42,6 +43,7 @@ _TENSOR_FIELDS = (
     "scales",
     "zeros",
     "rounding",
+    "scaling",
     "quant_mode",
 )
 
@@ -54,6 +56,8 @@ class TensorScheme:
     one long row. Where they are None that is as floats. ``pair_safe`` int8 weights give the same on every x86 CPU: where
     kernels add two products in 16 bits, no two neighbours of the same sign are so large that these overflow. ``rounding`` is
     one of :data:`~neural_compressor.schemes.rounding.ROUNDINGS`; other than ties to even is for block formats.
+    ``scaling`` says how scales of types that are no integers follow from magnitudes; None is the largest over that of the
+    type.
 
     >>> TensorScheme.from_dict({"dtype": "int4", "scheme": "sym", "granularity": "per_channel"}).dtype.name
     'int4'
@@ -68,6 +72,7 @@ class TensorScheme:
     scales: TensorScheme | None = None
     zeros: TensorScheme | None = None
     rounding: str = "even"
+    scaling: Scaling | None = None
 
     def __post_init__(self) -> None:
         if self.rounding not in ROUNDINGS:
@@ -79,6 +84,8 @@ class TensorScheme:
                 f"rounding {self.rounding!r} is for block formats of integers and floats (mxint8, mxfp4, nvfp4, ...); "
                 f"{self.dtype.name} is rounded to the nearest value, ties to even"
             )
+        if self.scaling is not None and (self.dtype.is_integer or self.dtype.scale_type is not None or self.is_float):
+            raise ConfigError(f"{self.dtype.name} has scales of its own kind; a scaling is for floats and codebooks")
 
     @property
     def is_float(self) -> bool:
@@ -112,7 +119,7 @@ class TensorScheme:
             out["pair_safe"] = True
         if self.rounding != "even":
             out["rounding"] = self.rounding
-        nested = {"scales": self.scales, "zeros": self.zeros}
+        nested = {"scales": self.scales, "zeros": self.zeros, "scaling": self.scaling}
         return out | {name: scheme.to_dict() for name, scheme in nested.items() if scheme is not None}
 
     @classmethod
@@ -135,6 +142,7 @@ class TensorScheme:
             pair_safe=bool(data.get("pair_safe", False)),
             rounding=data.get("rounding", "even"),
             **{name: cls.from_dict(data[name]) for name in ("scales", "zeros") if name in data},
+            scaling=Scaling.from_dict(data["scaling"]) if "scaling" in data else None,
         )
 
 

@@ -61,7 +61,7 @@ class Execution:
     ``survey`` and ``ranges`` are what earlier plans for the same model have seen already, of the data that ``source`` stands
     for. ``reasons`` say why ops that are not in the plan stay in float, ``weights`` is where those of an empty model come
     from, and ``example`` are inputs to check the result on. With ``keeps_floats`` the weights that passes made are kept
-    beside the quantized ones.
+    beside the quantized ones; of ``every`` so many runs one counts for ranges.
     """
 
     def __init__(
@@ -76,6 +76,7 @@ class Execution:
         weights: WeightSource | None = None,
         example: Any = None,
         keeps_floats: bool = False,
+        every: int = 1,
     ) -> None:
         self.model, self.plan = model, plan
         self.reasons = dict(reasons or {})
@@ -90,7 +91,7 @@ class Execution:
         #: The float model that was quantized, where passes made it another one than folding does.
         self.floats: nn.Module | None = None
         self.runs = 0
-        self._source = source
+        self._source, self._every = source, every
         self._samples = 0
         self._inputs = CalibrationInputs()
         self._listening: ExitStack | None = None
@@ -160,7 +161,8 @@ class Execution:
                 stack.enter_context(evaluating(self.model))
                 self.survey = self.survey or Survey(self.model)
                 if observing:
-                    self._seen = stack.enter_context(self.ranges.observing(self.model, self.plan, self._source))
+                    observing_ops = self.ranges.observing(self.model, self.plan, self._source, every=self._every)
+                    self._seen = stack.enter_context(observing_ops)
                 stack.enter_context(watched(self.model, self._note))
             elif limits:
                 # A model without weights has no outputs to give: calls are remembered and return None.

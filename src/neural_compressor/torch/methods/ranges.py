@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from neural_compressor.errors import CalibrationError
 from neural_compressor.observers import Observer, make_observer
+from neural_compressor.observers.minmax import MinMaxObserver
 from neural_compressor.schemes import OpKey, Plan, TensorScheme
 from neural_compressor.torch.hooks import hooked
 from neural_compressor.torch.passes.fold import Structure, added_modules, has_output_range
 from neural_compressor.torch.structure.ops import FUNCTIONAL
 from neural_compressor.torch.structure.watch import Trace
+
+logger = logging.getLogger("neural_compressor")
 
 Range = tuple[Any, Any]
 _Estimator = tuple[str, str]
@@ -38,13 +43,29 @@ class Ranges:
         """The ops of ``plan`` whose ranges were not collected yet, on the data that ``source`` stands for."""
         return {key: s for key, s in _static(plan).items() if _slot(key[0], s, plan, source) not in self._inputs}
 
+    @classmethod
+    def given(cls, plan: Plan, ranges: Mapping[OpKey, Sequence[Range]]) -> Ranges:
+        """Ranges of inputs that are known, from files; ops of ``plan`` that are not among them count as never reached."""
+        new = cls()
+        for key, scheme in _static(plan).items():
+            observers = []
+            for bounds in ranges.get(key, ()):
+                observer = MinMaxObserver()
+                observer.update(np.asarray(bounds, np.float32))
+                observers.append(observer)
+            new._inputs[_slot(key[0], scheme, plan, 0)] = list(observers)
+        return new
+
     @contextmanager
     def observing(
-        self, model: nn.Module, plan: Plan, source: int = 0, structure: Structure | None = None
+        self, model: nn.Module, plan: Plan, source: int = 0, structure: Structure | None = None, every: int = 1
     ) -> Iterator[Observing]:
-        """Collect what is :meth:`missing` while ``model`` runs, for :meth:`keep`; what is folded left an ``Identity``."""
+        """Collect what is :meth:`missing` while ``model`` runs, for :meth:`keep`; what is folded left an ``Identity``.
+
+        Of ``every`` so many runs the first is looked at.
+        """
         missing = self.missing(plan, source)
-        seen = Observing(missing)
+        seen = Observing(missing, every)
         ops = {key: model.get_submodule(key[0]) for key in missing}
         folded = structure.folded if structure is not None else {}
         summable = {n: module for n, module in model.named_modules() if n in folded or has_output_range(module)}
@@ -58,6 +79,7 @@ class Ranges:
             raise CalibrationError(
                 "calibration reached none of the ops to quantize: run the model on data that goes through them"
             )
+        _warn_of_constants(seen.inputs)
         for key, scheme in missing.items():
             self._inputs[_slot(key[0], scheme, plan, source)] = seen.inputs.get(key, [])
         size = plan.calib_sampling_size
@@ -78,14 +100,15 @@ class Ranges:
                 output = self._outputs.get(_slot(tails.get(key[0], key[0]), scheme, plan, source))
                 observers += [] if output is None else [output]
             found[key] = [observer.range(scheme) for observer in observers]
-        return found
+        functional = {cls.__name__ for cls in FUNCTIONAL}
+        return found | {key: [(0.0, 0.0)] * (2 if key[1] in functional else 1) for key in _of_any_range(plan)}
 
 
 class Observing:
     """What is seen in the runs of one calibration, of ops whose inputs have the ``schemes``."""
 
-    def __init__(self, schemes: Mapping[OpKey, TensorScheme]) -> None:
-        self._schemes = schemes
+    def __init__(self, schemes: Mapping[OpKey, TensorScheme], every: int = 1) -> None:
+        self._schemes, self._every = schemes, every
         self._alike = {_estimator(scheme): scheme for scheme in schemes.values()}
         self.inputs: dict[OpKey, list[Observer]] = {}
         self.outputs: dict[tuple[str, str, str], Observer] = {}
@@ -102,6 +125,8 @@ class Observing:
         self, key: OpKey, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
         """Observe what an op is given, and what it gives where that is quantized too."""
+        if self._runs % self._every:
+            return
         tensors = [t for t in (*args, *kwargs.values()) if isinstance(t, torch.Tensor)]
         observers = self.inputs.setdefault(key, [])
         for index, tensor in enumerate([*tensors, output] if isinstance(module, FUNCTIONAL) else tensors):
@@ -128,8 +153,34 @@ def _update(observer: Observer, tensor: torch.Tensor, what: str) -> None:
         raise CalibrationError(f"{what}: {error}") from error
 
 
+def _warn_of_constants(inputs: Mapping[OpKey, list[Observer]]) -> None:
+    for (name, kind), observers in inputs.items():
+        first = observers[0] if observers else None
+        if (
+            isinstance(first, MinMaxObserver)
+            and first.axis is None
+            and first.low is not None
+            and first.low == first.high
+        ):
+            logger.warning(
+                "op %r (%s): its input was %g in every sample; a range of that fits no other data",
+                name,
+                kind,
+                first.low[0],
+            )
+
+
 def _static(plan: Plan) -> Mapping[OpKey, TensorScheme]:
-    return {key: s.activation for key, s in plan.items() if s.mode == "static" and s.activation is not None}
+    found = {key: s.activation for key, s in plan.items() if s.mode == "static" and s.activation is not None}
+    return {key: scheme for key, scheme in found.items() if scheme.scaling is None or scheme.scaling.value != "unit"}
+
+
+def _of_any_range(plan: Plan) -> Iterator[OpKey]:
+    """The static ops whose scales do not depend on the range."""
+    for key, op in plan.items():
+        scheme = op.activation if op.mode == "static" else None
+        if scheme is not None and scheme.scaling is not None and scheme.scaling.value == "unit":
+            yield key
 
 
 def _estimator(scheme: TensorScheme) -> _Estimator:

@@ -11,7 +11,7 @@ from neural_compressor.torch.modules.conv import (
     QuantConvTranspose2d,
     QuantConvTranspose3d,
 )
-from neural_compressor.torch.modules.embedding import QuantEmbedding
+from neural_compressor.torch.modules.embedding import QuantEmbedding, QuantEmbeddingBag
 from neural_compressor.torch.modules.half import HalfModule
 from neural_compressor.torch.modules.linear import QuantLinear
 from neural_compressor.torch.modules.recurrent import QuantGRU, QuantLSTM
@@ -28,6 +28,7 @@ __all__ = [
     "QuantConvTranspose2d",
     "QuantConvTranspose3d",
     "QuantEmbedding",
+    "QuantEmbeddingBag",
     "QuantGRU",
     "QuantLSTM",
     "QuantLinear",

@@ -36,7 +36,8 @@ class QuantArithmetic(QuantModule):
         if self._is_calibrated and len(act_ranges) < 2:
             raise QuantizationError(f"a static {self.op_type} needs the ranges of its operands; got {len(act_ranges)}")
         for index, name in enumerate(self.inputs):
-            known = self._is_calibrated and index < len(act_ranges)
+            # Integer kernels return codes; no other type has its output rounded.
+            known = self._is_calibrated and index < len(act_ranges) and (name != "output" or scheme.dtype.is_integer)
             self._register_qparams(name, calibrated_qparams(act_ranges[index], scheme, name) if known else None)
 
     def _quantize(self, module: nn.Module) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from neural_compressor.errors import QuantizationError
@@ -21,12 +23,12 @@ from neural_compressor.torch.modules.weighted import WeightedModule
 class QuantEmbedding(WeightedModule):
     """Replaces ``nn.Embedding``; the output is of the float module's type."""
 
-    replaces = nn.Embedding
+    replaces: ClassVar[type[nn.Module]] = nn.Embedding
     inputs = ()
 
     def __init__(self, module: nn.Module, scheme: OpScheme, relu: bool = False) -> None:
         super().__init__(module, scheme, relu)
-        assert isinstance(module, nn.Embedding)
+        assert isinstance(module, (nn.Embedding, nn.EmbeddingBag))
         if module.max_norm is not None:
             raise QuantizationError(
                 "an Embedding with max_norm rewrites its weight at each call: it cannot be quantized"
@@ -67,6 +69,37 @@ class QuantEmbedding(WeightedModule):
 
     def extra_repr(self) -> str:
         return f"{self.num_embeddings}, {self.embedding_dim}, {super().extra_repr()}"
+
+
+@QUANT_MODULES.register("EmbeddingBag")
+class QuantEmbeddingBag(QuantEmbedding):
+    """Replaces ``nn.EmbeddingBag``: the rows that a call looks up are dequantized, each once."""
+
+    replaces: ClassVar[type[nn.Module]] = nn.EmbeddingBag
+
+    def __init__(self, module: nn.Module, scheme: OpScheme, relu: bool = False) -> None:
+        super().__init__(module, scheme, relu)
+        assert isinstance(module, nn.EmbeddingBag)
+        self.mode, self.include_last_offset = module.mode, module.include_last_offset
+
+    def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
+        wanted, places = torch.unique(input, return_inverse=True)
+        if not wanted.numel():
+            wanted = wanted.new_zeros(1)
+        table = _rows_of(self._packed(), wanted).unpack().dequantize().to(self.dtype)
+        padding = None
+        if self.padding_idx is not None and bool((found := wanted == self.padding_idx).any()):
+            padding = int(found.nonzero()[0])
+        y = F.embedding_bag(
+            places,
+            table,
+            offsets,
+            mode=self.mode,
+            per_sample_weights=per_sample_weights,
+            include_last_offset=self.include_last_offset,
+            padding_idx=padding,
+        )
+        return y.relu() if self.relu else y
 
 
 def _rows_of(table: PackedArray, indices: Tensor) -> PackedArray:

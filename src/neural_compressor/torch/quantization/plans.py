@@ -36,6 +36,8 @@ def plan_for(model: nn.Module, config: Any) -> tuple[Plan, dict[OpKey, str]]:
     for part in config.parts:
         if isinstance(part, FP8Config):
             part.check_ops(found)
+            floats = [p for p in model.parameters() if p.is_floating_point()]
+            part.check_model({str(p.dtype).removeprefix("torch.") for p in floats}, {p.device.type for p in floats})
     with_head = any(getattr(part, "quant_lm_head", False) for part in config.parts)
     resolver = _Resolver(model, found, not_weight_only(model, found, with_head))
     ops: dict[OpKey, OpScheme] = {}
@@ -63,7 +65,7 @@ def plan_for(model: nn.Module, config: Any) -> tuple[Plan, dict[OpKey, str]]:
             raise ConfigError(f"{claim} asks for what cannot be done: {reason}")
     if not ops:
         raise _nothing(model, bool(found), [reason for _, reason in refused.values()])
-    static = any(scheme.mode == "static" and scheme.activation is not None for scheme in ops.values())
+    static = any(map(_is_static_integer, ops.values()))
     asked = dict.fromkeys(step for name, _ in ops for step in _config_of(assigned[name]).passes)
     plan = Plan(ops, passes=(*asked, *((FOLD,) if static else ())))
     check(model, plan)
@@ -73,6 +75,11 @@ def plan_for(model: nn.Module, config: Any) -> tuple[Plan, dict[OpKey, str]]:
 def _config_of(given: Assignment[ComposableConfig]) -> ComposableConfig:
     assert given.config is not None
     return given.config
+
+
+def _is_static_integer(scheme: OpScheme) -> bool:
+    """Whether an op wants its neighbours folded: integer kernels take them up, and 8-bit floats gain nothing by it."""
+    return scheme.mode == "static" and scheme.activation is not None and scheme.activation.dtype.is_integer
 
 
 def _nothing(model: nn.Module, has_ops: bool, reasons: list[str]) -> ConfigError:
@@ -105,7 +112,7 @@ class _Resolver:
             )
         if reason := config.excludes(*key) if hasattr(config, "excludes") else "":
             return None, reason
-        wanted: OpScheme = config.wanted
+        wanted: OpScheme = config.wanted_for(*key) if hasattr(config, "wanted_for") else config.wanted
         if wanted.mode == "weight_only":
             reason = self._not_alone.get(key, "")
             if reason and not ("output head" in reason and given.explicit):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -22,10 +23,13 @@ from neural_compressor.torch.inspection import op_records
 from neural_compressor.torch.methods.qat import QatSession
 from neural_compressor.torch.passes.fold import Structure, fold
 from neural_compressor.torch.passes.survey import Survey
+from neural_compressor.torch.quantization.fp8_runs import FP8Run, fp8_run
 from neural_compressor.torch.quantization.plans import plan_for
 from neural_compressor.torch.quantized_model import Quantization
 
 _ATTRIBUTE = "_prepared"
+_FP8_RUN = "_fp8_run"
+logger = logging.getLogger("neural_compressor")
 
 
 def prepare(model: nn.Module, quant_config: Any, inplace: bool = True, example_inputs: Any = None) -> nn.Module:
@@ -36,12 +40,25 @@ def prepare(model: nn.Module, quant_config: Any, inplace: bool = True, example_i
     and not on the first batch of the data.
     """
     model, plan, left = _planned(model, quant_config, inplace, "prepare")
-    execution = Execution(model, plan, reasons=left, weights=_weights(model, quant_config), example=example_inputs)
+    run = fp8_run(model, quant_config, plan)
+    every, ranges = (1, None) if run is None else (run.config.calibration_sample_interval, run.ranges())
+    execution = Execution(
+        model,
+        plan,
+        reasons=left,
+        ranges=ranges,
+        weights=_weights(model, quant_config),
+        example=example_inputs,
+        every=every,
+    )
     if example_inputs is not None and plan.passes:
         execution.survey = _seen(model, example_inputs)
-    if execution.needs_data:
+    if execution.needs_data and (run is None or run.config.quantize):
         execution.listen()
+    if run is not None and run.measuring is not None:
+        run.measuring.start()
     setattr(model, _ATTRIBUTE, execution)
+    setattr(model, _FP8_RUN, run)
     return model
 
 
@@ -114,8 +131,22 @@ def finalize_calibration(model: nn.Module) -> nn.Module:
     execution = _execution(model)
     if execution is None:
         raise ConfigError("the model is not prepared: call prepare(model, quant_config) first")
-    execution.stop()
+    _stop(model, converting=False)
     return model
+
+
+def _stop(model: nn.Module, converting: bool) -> None:
+    """End of calibration; statistics are written, and a model that was only measured is a float model again."""
+    execution = _execution(model)
+    assert execution is not None
+    execution.stop()
+    run: FP8Run | None = getattr(model, _FP8_RUN, None)
+    if run is not None and run.measuring is not None:
+        file, run.measuring = run.measuring.finish(), None
+        logger.info("statistics are in %s", file)
+        if not run.config.quantize and not converting:
+            delattr(model, _ATTRIBUTE)
+            delattr(model, _FP8_RUN)
 
 
 def convert(
@@ -139,12 +170,21 @@ def convert(
                 "the model is not prepared: call prepare(model, quant_config), calibrate, then convert(model)"
             )
         model, inplace = prepare(model, quant_config, inplace=inplace), True
-    finalize_calibration(model)
+    _stop(model, converting=True)
+    run: FP8Run | None = getattr(model, _FP8_RUN, None)
+    if run is not None and not run.config.quantize:
+        raise ConfigError(
+            f"FP8Config.mode is {run.config.mode!r}, which measures: the statistics are in {run.files.own}, and "
+            "convert(float_model, FP8Config(mode='QUANTIZE', ...)) quantizes with them"
+        )
     model = model if inplace else copy_of(model)
     execution = _execution(model)
     assert execution is not None
     delattr(model, _ATTRIBUTE)
+    vars(model).pop(_FP8_RUN, None)
     new = execution.finish() if isinstance(execution, QatSession) else execution.apply(on_block)
+    if run is not None:
+        run.keep_scales(new)
     new.save = functools.partial(save_model, new)  # type: ignore[assignment]
     if not quiet:
         print_ops(op_records(new, None, None, {}))

@@ -36,7 +36,7 @@ def op_classes() -> dict[str, type[nn.Module]]:
     """The module classes that count as ops, by type name."""
     names = (
         *("Linear", "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"),
-        *("Embedding", "LSTM", "GRU"),
+        *("Embedding", "EmbeddingBag", "LSTM", "GRU"),
     )
     classes: dict[str, type[nn.Module]] = {name: getattr(nn, name) for name in names}
     return classes | {cls.__name__: cls for cls in FUNCTIONAL}

@@ -2,32 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Annotated, Any
+import os
+import tempfile
+from collections.abc import Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field, PlainValidator
+from pydantic import Field, PlainValidator, PrivateAttr
 
 from neural_compressor.config.composable import ComposableConfig
 from neural_compressor.config.composition import register_config
-from neural_compressor.config.validators import as_list, one_or_more, word
+from neural_compressor.config.validators import as_list, at_least, flag, one_or_more, word
 from neural_compressor.dtypes import DType, dtype
 from neural_compressor.errors import ConfigError
 from neural_compressor.name_pattern import NamePattern
 from neural_compressor.registry import close_matches
-from neural_compressor.schemes import OpScheme, TensorScheme
-from neural_compressor.torch.quantization.config.fields import Flag, Path, refuse_changed, spelled
-
-_RANGES = ("hw", "pow2", "arbitrary")
-SCALE_METHODS = (
-    "unit_scale",
-    *(f"maxabs_{kind}" for kind in _RANGES),
-    *(f"maxabs_{kind}_opt_weight" for kind in ("hw", "pow2")),
-    *(f"act_maxabs_{act}_weights_pcs_{kind}" for act in ("hw", "pow2") for kind in ("maxabs_pow2", "opt_pow2")),
+from neural_compressor.schemes import OpScheme
+from neural_compressor.schemes.scaling import DEVICE_SCALES
+from neural_compressor.torch.quantization.config.fields import Flag, Path, spelled
+from neural_compressor.torch.quantization.config.fp8_scales import (
+    DYNAMIC,
+    SCALE_METHODS,
+    STATIC,
+    names_of,
+    read_scale_method,
+    read_scale_params,
+    scale_method,
+    with_backoff,
 )
-"""How scales are chosen: none, the largest value (rounded as the hardware wants), or the best one for the weight; ``pcs``
-is a scale a channel."""
-_RUN_SCALES = ("maxabs_hw", "maxabs_arbitrary")
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 TENSORS = ("INPUT", "OUTPUT", "PARAMS", "ALL", "NONE")
+MODES = ("AUTO", "MEASURE", "QUANTIZE", "LOAD", "SHAPE")
+OBSERVERS = ("maxabs", "maxabs_per_channel", "save", "shape")
+_LOOK_UPS = ("Embedding", "EmbeddingBag")
+_HIGH_PRECISION = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
 def _any_case(*known: str) -> Any:
@@ -62,37 +72,102 @@ def _is_listed(ops: Mapping[str, list[str]], name: str, op_type: str) -> bool:
     return op_type in ops["types"] or any(NamePattern.of(f".*(?:{text}).*").matches(name) for text in ops["names"])
 
 
+def _device(value: Any) -> str | None:
+    """The device whose scales ``hw`` means."""
+    if value is None:
+        return None
+    found: str = spelled(tuple(DEVICE_SCALES), str.lower)(value)
+    return found
+
+
 OpList = Annotated[dict[str, list[str]], PlainValidator(_op_list)]
+
+
+def _rank(value: Any) -> int | None:
+    if value is None or value == -1:
+        return None
+    return at_least(0)(value)
+
+
+def _no_modules(value: Any) -> dict[str, str]:
+    """A class is quantized as what it is: a map of class names has nothing to add but what holds already."""
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"got {value!r}, expected a dict of op types by the name of a class")
+    for name, kind in value.items():
+        if str(name).lower() != str(kind).lower():
+            raise ConfigError(
+                f"got {{{name!r}: {kind!r}}}: a module is quantized by its own class; derive {name} from that of torch "
+                "without a forward of its own, and it is taken for it"
+            )
+    return dict(value)
+
+
+Rank = Annotated[int | None, PlainValidator(_rank)]
 
 
 @register_config("torch", "fp8_quant")
 class FP8Config(ComposableConfig):
     """Weights and activations in an 8-bit float.
 
-    ``mode`` is ``"AUTO"`` (measure, then quantize), or one of the two steps with files under ``dump_stats_path`` between
-    them. ``allowlist`` and ``blocklist`` are ``{"names": [...], "types": [...]}``; empty ones admit and exclude nothing.
+    ``mode`` is ``"AUTO"`` (prepare, data, convert), or one step of it with statistics in files under the prefix
+    ``dump_stats_path``: ``"MEASURE"`` (prepare, data, ``finalize_calibration``), ``"QUANTIZE"`` (convert with these),
+    ``"LOAD"`` (convert with the scales that QUANTIZE wrote), ``"SHAPE"`` (shapes of tensors alone). ``scale_method`` is
+    one of ``SCALE_METHODS`` or a dict of its parts; ``scale_params`` has ``input_backoff`` and ``weight_backoff``, and
+    ``device_for_scales`` (gaudi2, gaudi3) the set of scales that ``hw`` means. ``allowlist`` and ``blocklist`` are
+    ``{"names": [...], "types": [...]}``; empty ones admit and exclude nothing.
+
+    Results do not depend on ``scale_format``, as scales are tensors of a layer, nor on ``fake_quant`` and ``use_qdq`` where
+    there is no fp8 kernel. Statistics are measured where the model is.
 
     >>> FP8Config(fp8_config="e5m2").fp8_config
     'E5M2'
     """
 
     fp8_config: Annotated[str, one_or_more(_any_case("E4M3", "E5M2"))] = "E4M3"
-    mode: Annotated[str, PlainValidator(_any_case("AUTO", "MEASURE", "QUANTIZE"))] = "AUTO"
+    mode: Annotated[str, PlainValidator(_any_case(*MODES))] = "AUTO"
     hp_dtype: Annotated[str, one_or_more(word(("bf16", "fp16", "fp32")))] = "bf16"
-    observer: Annotated[str, one_or_more(word(("maxabs", "maxabs_per_channel", "save")))] = "maxabs"
+    observer: Annotated[str, one_or_more(word(OBSERVERS))] = "maxabs"
     allowlist: OpList = Field(default_factory=_no_ops)
     blocklist: OpList = Field(default_factory=_no_ops)
-    scale_method: Annotated[str, one_or_more(word(SCALE_METHODS))] = "maxabs_hw"
+    scale_method: Annotated[str | dict[str, Any], one_or_more(read_scale_method)] = STATIC
     measure_exclude: Annotated[str, PlainValidator(_any_case(*TENSORS))] = "OUTPUT"
-    dump_stats_path: Path = "./nc_workspace/fp8_stats"
+    dump_stats_path: Path = "./hqt_output/measure"
     fake_quant: Flag = False
     use_qdq: Flag = False
     dynamic_quantization: Flag = False
+    scale_params: Annotated[dict[str, float], PlainValidator(read_scale_params)] = Field(default_factory=dict)
+    scale_format: Annotated[str, PlainValidator(spelled(("scalar", "const"), str.lower))] = "scalar"
+    device_for_scales: Annotated[str | None, PlainValidator(_device)] = None
+    recalc_scales: Annotated[bool, PlainValidator(flag)] = False
+    ignore_modules_wo_measures: Annotated[bool, PlainValidator(flag)] = False
+    seperate_measure_files: Annotated[bool, PlainValidator(flag)] = True
+    calibration_sample_interval: Annotated[int, PlainValidator(at_least(1))] = 1
+    local_rank: Rank = None
+    global_rank: Rank = None
+    world_size: Rank = None
+    mod_dict: Annotated[dict[str, str], PlainValidator(_no_modules)] = Field(default_factory=dict)
+    measure_on_hpu: Annotated[bool, PlainValidator(flag)] = True
+
+    _json_file: str | None = PrivateAttr(default=None)
+
+    @property
+    def measure(self) -> bool:
+        """Whether data is run through the model."""
+        return self.mode in ("AUTO", "MEASURE", "SHAPE")
+
+    @property
+    def quantize(self) -> bool:
+        """Whether the model is quantized."""
+        return self.mode in ("AUTO", "QUANTIZE", "LOAD")
 
     @property
     def needs_calibration(self) -> bool:
         """Unless scales are fixed, or taken from each batch."""
-        return self.scale_method != "unit_scale" and not self.dynamic_quantization
+        fixed = (
+            isinstance(self.scale_method, str)
+            and SCALE_METHODS[self.scale_method].activation.scale_value_type == "unit"
+        )
+        return not fixed and not self.dynamic_quantization
 
     @property
     def dtype(self) -> DType:
@@ -102,24 +177,61 @@ class FP8Config(ComposableConfig):
 
     @property
     def wanted(self) -> OpScheme:
-        """How an op computes."""
-        refuse_changed(self, "mode", "hp_dtype", "observer", "measure_exclude", "dump_stats_path")
-        if self.scale_method not in _RUN_SCALES:
+        """How a Linear computes of which nothing else is said."""
+        return self.wanted_for("", "Linear")
+
+    def wanted_for(self, name: str, op_type: str) -> OpScheme:
+        """How the op ``name`` computes."""
+        method = scale_method(self.scale_method, name, op_type, self.dynamic_quantization)
+        method = with_backoff(method, self.scale_params)
+        device = self.device_for_scales or "gaudi3"
+        if not self.dynamic_quantization and method.activation.granularity == "pcs":
             raise ConfigError(
-                f"FP8Config.scale_method: got {self.scale_method!r}; what is run are scales of any size, the "
-                f"largest value over that of the type: {', '.join(_RUN_SCALES)}"
+                "FP8Config.scale_method: a scale a channel of an activation would have to be known beforehand; take pts, or "
+                "dynamic_quantization=True, where each token has a scale"
             )
-        mode = "dynamic" if self.dynamic_quantization else "static"
-        return OpScheme(TensorScheme(self.dtype), TensorScheme(self.dtype), mode)
+        if method.activation.scale_value_type == "opt":
+            raise ConfigError(
+                "FP8Config.scale_method: opt looks at all values, which there are of weights alone; take maxabs"
+            )
+        parts = {
+            tensor: getattr(method, tensor).scheme(self.dtype, tensor, device) for tensor in ("weight", "activation")
+        }
+        activation = None if op_type in _LOOK_UPS else parts["activation"]
+        return OpScheme(parts["weight"], activation, "dynamic" if self.dynamic_quantization else "static")
 
     @property
     def said(self) -> dict[tuple[str, str], Any]:
         """The fields of :attr:`wanted` that nothing else will do for: the data types."""
         return {(tensor, "dtype"): self.dtype.name for tensor in ("weight", "activation")}
 
+    def check_model(self, kinds: Collection[str], devices: Collection[str]) -> None:
+        """Refuse what the types of the model's parameters, or the devices they are on, contradict."""
+        wanted = _HIGH_PRECISION[self.hp_dtype]
+        if "hp_dtype" in self.model_fields_set and kinds and wanted not in kinds:
+            raise ConfigError(
+                f"FP8Config.hp_dtype: got {self.hp_dtype!r}, and the model computes in {', '.join(sorted(kinds))}: bring it "
+                f"to torch.{wanted} first, or leave hp_dtype out"
+            )
+        if "hpu" in devices and not self.measure_on_hpu:
+            raise ConfigError("FP8Config.measure_on_hpu: got False, and the model is there; move it before prepare")
+        if (self.fake_quant or self.use_qdq) and set(devices) - {"cpu"}:
+            raise ConfigError(
+                f"FP8Config.{'fake_quant' if self.fake_quant else 'use_qdq'}: got True, and the model is on "
+                f"{', '.join(sorted(devices))}, where kernels run it if there are any; simulate on the CPU"
+            )
+
     def check_ops(self, ops: Iterable[tuple[str, str]]) -> None:
-        """Refuse an entry of the lists that speaks of none of ``ops``, (name, type) each."""
+        """Refuse an entry of the lists, or of a dict of scale methods, that speaks of none of ``ops``, (name, type) each."""
         ops = list(ops)
+        for place, text in names_of(self.scale_method):
+            alone = {**_no_ops(), "types" if place == "layer_types" else "names": [text]}
+            known = sorted({key[place == "layer_types"] for key in ops})
+            if text not in known if place == "nodes" else not any(_is_listed(alone, *key) for key in ops):
+                raise ConfigError(
+                    f"FP8Config.scale_method: {text!r} among the {place} matches no op of the model; "
+                    f"{close_matches(text, known)}"
+                )
         for field in ("allowlist", "blocklist"):
             for part, texts in getattr(self, field).items():
                 for text in texts:
@@ -143,4 +255,64 @@ class FP8Config(ComposableConfig):
     def _settled(cls, values: dict[str, Any], given: frozenset[str]) -> dict[str, Any]:
         if values["fake_quant"] and values["use_qdq"] and {"fake_quant", "use_qdq"} <= given:
             raise ConfigError(f"{cls.__name__}: fake_quant and use_qdq are two ways to run the model; choose one")
-        return {**super()._settled(values, given), "use_qdq": values["use_qdq"] and not values["fake_quant"]}
+        values = {**super()._settled(values, given), "use_qdq": values["use_qdq"] and not values["fake_quant"]}
+        method = values["scale_method"]
+        if isinstance(method, str) and SCALE_METHODS[method].dynamic:
+            values = cls._with(values, {"dynamic_quantization": True}, given, f"scale_method {method!r}")
+        elif values["dynamic_quantization"] and "scale_method" not in given:
+            values = {**values, "scale_method": DYNAMIC}
+        if values["observer"] in ("save", "shape") and values["mode"] == "AUTO":
+            raise ConfigError(
+                f"{cls.__name__}.observer: {values['observer']!r} writes files, from which a later run may quantize; take "
+                "mode='MEASURE'"
+            )
+        if values["mode"] == "SHAPE":
+            values = cls._with(values, {"observer": "shape"}, given, "mode 'SHAPE'")
+        if values["measure_exclude"] in ("INPUT", "ALL") and values["mode"] == "AUTO":
+            raise ConfigError(
+                f"{cls.__name__}.measure_exclude: got {values['measure_exclude']!r}, and scales of activations come from "
+                "the inputs of ops; exclude OUTPUT or PARAMS"
+            )
+        cls._check_ranks(values)
+        return values
+
+    @classmethod
+    def _check_ranks(cls, values: dict[str, Any]) -> None:
+        world, rank = values["world_size"], values["global_rank"]
+        rank = values["local_rank"] if rank is None else rank
+        if world is not None and (rank is None or not 0 <= rank < world):
+            raise ConfigError(
+                f"{cls.__name__}.global_rank: got {rank}, expected 0 to {world - 1} of world_size {world}"
+            )
+
+    # -- files ------------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Read what :meth:`to_dict` writes, or a JSON file of the fields alone."""
+        given = dict(data)
+        if given.pop("method", "HOOKS") != "HOOKS":
+            raise ConfigError(f"FP8Config.method: got {data['method']!r}, expected 'HOOKS'")
+        return super().from_dict(given)
+
+    @classmethod
+    def from_json_file(cls, path: str | os.PathLike[str]) -> Self:
+        """Read a JSON file of the fields."""
+        new = super().from_json_file(path)
+        new._json_file = os.fspath(path)
+        return new
+
+    @property
+    def json_file(self) -> str:
+        """The file it was read from, or a temporary one with its fields."""
+        if self._json_file is None:
+            self.save_temp_json_file()
+        assert self._json_file is not None
+        return self._json_file
+
+    def save_temp_json_file(self) -> str:
+        """Write the fields to a temporary JSON file and return its path."""
+        handle, self._json_file = tempfile.mkstemp(prefix="fp8_config_", suffix=".json")
+        os.close(handle)
+        self.to_json_file(self._json_file)
+        return self._json_file

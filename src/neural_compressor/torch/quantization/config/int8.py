@@ -13,6 +13,7 @@ from neural_compressor.observers import OBSERVERS
 from neural_compressor.registry import close_matches
 from neural_compressor.schemes import OpScheme, Pass, TensorScheme
 from neural_compressor.torch.quantization.config.fields import Dtype, Flag, FoldedHadamard, rotation_passes
+from neural_compressor.torch.quantization.config.fp8 import FP8Config
 
 
 def _observer(value: Any) -> str:
@@ -124,7 +125,14 @@ class DynamicQuantConfig(ActivationConfig):
 
 @register_config("torch", "static_quant")
 class StaticQuantConfig(ActivationConfig):
-    """Weights and activations quantized with ranges known beforehand, from calibration data."""
+    """Weights and activations quantized with ranges known beforehand, from calibration data.
+
+    With ``fp8_config`` the call gives an :class:`FP8Config`.
+    """
+
+    def __new__(cls, *args: Any, **values: Any) -> Any:
+        """An instance, or the other configuration that ``fp8_config`` asks for."""
+        return FP8Config(*args, **values) if "fp8_config" in values else super().__new__(cls)
 
     excluded_precisions: ExcludedPrecisions = ()
     hadamard: FoldedHadamard = False

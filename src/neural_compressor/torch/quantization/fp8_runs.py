@@ -1,0 +1,136 @@
+"""The modes of :class:`FP8Config`: measuring and quantizing in one run, or in two with statistics in files between them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from neural_compressor.config.composition import Composition
+from neural_compressor.errors import ConfigError, FormatError
+from neural_compressor.schemes import OpKey, OpScheme, Plan
+from neural_compressor.torch.methods.measurements import (
+    MeasurementFiles,
+    Measuring,
+    Range,
+    measured_ranges,
+    model_digest,
+    read_measurements,
+    write_measurements,
+)
+from neural_compressor.torch.methods.ranges import Ranges
+from neural_compressor.torch.modules import QuantModule
+from neural_compressor.torch.quantization.config import FP8Config
+
+logger = logging.getLogger("neural_compressor")
+
+
+class FP8Run:
+    """What an :class:`FP8Config` asks of files while a plan is prepared and carried out."""
+
+    def __init__(self, model: nn.Module, config: FP8Config, plan: Plan) -> None:
+        rank = config.local_rank if config.global_rank is None else config.global_rank
+        if config.world_size is not None and not config.seperate_measure_files:
+            raise ConfigError(
+                "FP8Config.seperate_measure_files: got False with a world_size: ranks write a file each, and QUANTIZE "
+                "merges them; leave it at True"
+            )
+        self.config, self._model, self._plan = config, model, plan
+        self.files = MeasurementFiles(
+            config.dump_stats_path,
+            config.observer,
+            config.measure_exclude,
+            config.calibration_sample_interval,
+            rank,
+            config.world_size,
+        )
+        self._measured, self._digest = "", model_digest(model)
+        self.measuring = Measuring(model, plan, self.files) if self._writes else None
+
+    @property
+    def _writes(self) -> bool:
+        """AUTO leaves statistics behind where the path is said."""
+        return self.config.measure and (self.config.mode != "AUTO" or "dump_stats_path" in self.config.model_fields_set)
+
+    def ranges(self) -> Ranges | None:
+        """What earlier runs measured; None where this one does."""
+        if self.config.mode in ("QUANTIZE", "LOAD") and self.config.needs_calibration:
+            return Ranges.given(self._plan, self._scaled() if self.config.mode == "LOAD" else self._found())
+        return None
+
+    def _found(self) -> Mapping[OpKey, list[Range]]:
+        found, self._measured = measured_ranges(self.files, self._model, self._plan)
+        if not self.config.recalc_scales and self.files.scales.exists():
+            stored = read_measurements(self.files.scales, self._model, "quantize with recalc_scales=True")
+            if stored["measured"] == self._measured and stored["scale_method"] == self._method:
+                return self._scaled()
+        wanting = [key for key, op in self._plan.items() if op.activation is not None and key not in found]
+        if wanting and not self.config.ignore_modules_wo_measures:
+            raise FormatError(
+                f"op {wanting[0][0]!r} ({wanting[0][1]}) and {len(wanting) - 1} others have no statistics in "
+                f"{self.files.own}: data did not reach them, or they were not measured; put them on the blocklist, or leave "
+                "them in float with ignore_modules_wo_measures=True"
+            )
+        return found
+
+    def _scaled(self) -> Mapping[OpKey, list[Range]]:
+        """The ranges that give the scales of an earlier run."""
+        stored = read_measurements(self.files.scales, self._model, "run convert with mode='QUANTIZE' first")
+        if stored["scale_method"] != self._method:
+            raise FormatError(
+                f"{self.files.scales} has scales of {stored['scale_method']}, and the configuration asks for "
+                f"{self._method}: quantize with mode='QUANTIZE'"
+            )
+        found: dict[OpKey, list[Range]] = {}
+        for key, op in self._plan.items():
+            scales = stored["ops"].get(key[0])
+            if scales and op.activation is not None:
+                found[key] = [_range_of(scale, op) for scale in scales]
+        return found
+
+    @property
+    def _method(self) -> list[Any]:
+        config = self.config
+        return [config.fp8_config, config.scale_method, config.scale_params, config.device_for_scales]
+
+    def keep_scales(self, model: nn.Module) -> None:
+        """Write the scales of inputs for later runs (LOAD)."""
+        if self.config.mode != "QUANTIZE" or not self._measured:
+            return
+        ops: dict[str, list[float]] = {}
+        for name, module in model.named_modules():
+            if isinstance(module, QuantModule):
+                found = [module.qparams(each) for each in module.inputs]
+                ops[name] = [float(q.scale) for q in found if q is not None and q.scale is not None]
+        write_measurements(
+            self.files.scales,
+            {
+                "complete": True,
+                "model": self._digest,
+                "measured": self._measured,
+                "scale_method": self._method,
+                "ops": {name: scales for name, scales in ops.items() if scales},
+            },
+        )
+
+
+def _range_of(scale: float, op: OpScheme) -> Range:
+    """The range that a scheme finds ``scale`` for: scales are rounded up to what they are already."""
+    scheme = op.activation
+    assert scheme is not None
+    kind = scheme.dtype
+    magnitude = scale * (kind.peak if scheme.scaling is None else scheme.scaling.full_scale(kind))
+    return -magnitude, magnitude
+
+
+def fp8_run(model: nn.Module, config: Composition, plan: Plan) -> FP8Run | None:
+    """The files that ``config`` speaks of, if any."""
+    found = [part for part in config.parts if isinstance(part, FP8Config)]
+    apart = [part for part in found if part.mode != "AUTO"]
+    if apart and len(config.parts) > 1:
+        raise ConfigError(
+            f"FP8Config.mode: {apart[0].mode!r} is a run of its own, and other configurations are added to it; take AUTO"
+        )
+    return FP8Run(model, found[0], plan) if found else None

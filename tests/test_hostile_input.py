@@ -660,7 +660,8 @@ def test_evaluations(call, error, said, tmp_path):
                                  "eval_func": lambda m: 1.0}, ConfigError, "'basic'"),
     ("examples that are text", {"conf": PTQ(example_inputs="x")}, CalibrationError, "str"),
     ("examples of another width", {"conf": PTQ(example_inputs=torch.zeros(3, 3))}, CalibrationError, "(3, 3)"),
-    ("a recipe that is none of this adaptor", {"conf": PTQ(recipes={"smooth_quant": True})}, ConfigError, "smooth_quant"),
+    ("a recipe that is none of this adaptor", {"conf": PTQ(recipes={"dedicated_qdq_pair": True})}, ConfigError,
+     "dedicated_qdq_pair"),
 )  # fmt: skip
 def test_arguments_of_fit(call, error, said, tmp_path):
     must_raise(error, said, lambda: fit(tmp_path, **call))

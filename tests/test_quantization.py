@@ -347,8 +347,8 @@ def test_the_first_and_last_product_can_be_kept_in_float(fit):
 
 
 def test_recipes_that_are_not_there_are_refused(fit):
-    with pytest.raises(ConfigError, match="smooth_quant"):
-        fit(PostTrainingQuantConfig(recipes={"smooth_quant": True}))
+    with pytest.raises(ConfigError, match="dedicated_qdq_pair"):
+        fit(PostTrainingQuantConfig(recipes={"dedicated_qdq_pair": True}))
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,7 @@ def _check_arguments(
             "calib_func calibrates, and calib_dataloader would not be read: give one of them (conf.example_inputs is for a "
             "batch that shows how the model is called)"
         )
-    if calib_func is not None and conf.approach == "dynamic":
+    if calib_func is not None and conf.approach == "dynamic" and not conf.recipes.get("smooth_quant"):
         raise ConfigError("approach 'dynamic' does not calibrate, and calib_func would not be called: leave it out")
     check_evaluation(conf, eval_func, eval_dataloader, eval_metric)
     if calib_func is not None and not callable(calib_func):

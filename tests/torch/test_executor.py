@@ -33,6 +33,7 @@ from neural_compressor.torch.quantization import (
     MixedPrecisionConfig,
     MXQuantConfig,
     RTNConfig,
+    SmoothQuantConfig,
     StaticQuantConfig,
     TEQConfig,
     TuningConfig,
@@ -113,6 +114,7 @@ STATIC = StaticQuantConfig(white_list=["Conv2d"])
 REACHING = {
     "static": (StaticQuantConfig(), {"conv1": QuantConv2d, "out": QuantLinear}, 0.1),
     "static-kl": (StaticQuantConfig(act_algo="kl"), {"conv1": QuantConv2d, "out": QuantLinear}, 0.2),
+    "smooth": (SmoothQuantConfig(folding=True), {"conv1": QuantConv2d, "out": QuantLinear}, 0.1),
     "dynamic": (DynamicQuantConfig(), {"conv1": nn.Conv2d, "out": QuantLinear}, 0.1),
     "fp8": (FP8Config(), {"conv1": QuantConv2d, "out": QuantLinear}, 0.2),
     "fp8-e5m2": (FP8Config(fp8_config="E5M2"), {"conv1": QuantConv2d, "out": QuantLinear}, 0.3),
@@ -600,6 +602,6 @@ def test_passes_of_a_training_are_not_passed_over(net, batches, louder):
 
 
 def test_recipes_of_a_training_are_not_passed_over(net, batches):
-    cfg = {**Plan({CONV: INT8}).to_tune_cfg(), "recipe_cfgs": {"smooth_quant": True}}
-    with pytest.raises(ConfigError, match="unknown pass of PyTorch 'smooth'"):
+    cfg = {**Plan({OUT: INT8}).to_tune_cfg(), "recipe_cfgs": {"smooth_quant": True}}
+    with pytest.raises(ConfigError, match=r"the pass smooth\(\) is for quantization after training"):
         PyTorchAdaptor({"dataloader": batches}).prepare_training(cfg, net)

@@ -80,7 +80,7 @@ def with_recipes(
     if (level := recipes.get("graph_optimization_level")) is not None:
         passes["optimize"] = passes.get("optimize", Pass("optimize")).with_options(level=level)
     if recipes.get("smooth_quant"):
-        passes["smooth"] = Pass("smooth", recipes.get("smooth_quant_args") or {})
+        passes["smooth"] = Pass("smooth", _smoothing(recipes.get("smooth_quant_args") or {}))
     if (correct := recipes.get("fast_bias_correction")) is not None:
         passes["correct_biases"] = Pass("correct_biases", {"required": True})
         if not correct:
@@ -99,6 +99,13 @@ def with_recipes(
     if adds_in_pairs and word(TARGET_CPUS)(recipes.get("target_cpu", "any")) == "any":
         ops |= {key: any_cpu_op(s) for key, s in ops.items() if key in adds_in_pairs.get(s.mode, ())}
     return replace(plan, ops=ops, passes=tuple(passes.values()))
+
+
+def _smoothing(args: Any) -> Mapping[str, Any]:
+    """The options of smoothing, of which 2.x keeps those of ``alpha="auto"`` in a dict of their own."""
+    if not isinstance(args, Mapping) or not isinstance(args.get("auto_alpha_args", {}), Mapping):
+        raise ConfigError(f"smooth_quant_args is {args!r}; expected a dict such as {{'alpha': 0.5}}")
+    return {**{n: value for n, value in args.items() if n != "auto_alpha_args"}, **args.get("auto_alpha_args", {})}
 
 
 def _with_options(scheme: OpScheme, options: Mapping[str, Mapping[str, Any]], every: Mapping[str, Any]) -> OpScheme:

@@ -45,6 +45,12 @@ from neural_compressor.torch.structure.int8_race import slower_in_integers
 from neural_compressor.torch.structure.ops import find_functions, find_ops, ops_by_block
 from neural_compressor.tuning.identity import identity
 
+RECIPES: Mapping[str, tuple[str, ...]] = {
+    "smooth_quant": ("static", "dynamic"),
+    "smooth_quant_args": ("static", "dynamic"),
+}
+"""The recipes that are applied, with the modes of quantization they are about."""
+
 
 class PyTorchAdaptor(Adaptor):
     """Quantizes eager ``torch.nn.Module`` models.
@@ -81,6 +87,7 @@ class PyTorchAdaptor(Adaptor):
             "optypewise": get_optype_wise_ability(details),
             "blocks": ops_by_block(model, list(ops)),
             "skipped": dict(self._skipped),
+            "recipes": RECIPES,
             "passes": (FOLD,),
             "in_float_unless_named": slower_in_integers(floats, ops, self.example, traces[0] if traces else None),
         }

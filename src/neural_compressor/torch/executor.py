@@ -29,6 +29,7 @@ from neural_compressor.torch.methods.weight_only.methods import is_block_method,
 from neural_compressor.torch.methods.weight_only.quantizer import WeightOnlyQuantizer, sees_data
 from neural_compressor.torch.modules.base import quant_class
 from neural_compressor.torch.modules.kernels.table import kernel_for
+from neural_compressor.torch.passes import smooth  # noqa: F401 - registered by being imported
 from neural_compressor.torch.passes.fold import Structure
 from neural_compressor.torch.passes.model_pass import PassState, read_pass
 from neural_compressor.torch.passes.rotation import ROTATE  # noqa: F401 - registers the pass
@@ -273,7 +274,7 @@ class Execution:
         quantizer = WeightOnlyQuantizer(state.model, ops, self.weights, on_block, seen)
         missed = quantizer.run(self.calls) if ops else {}
         left = {(name, kinds[name]): why for name, why in missed.items()}
-        new = build(quantizer.model, self.plan, ranges, state.structure, self.reasons, left)
+        new = build(quantizer.model, self.plan, ranges, state.structure, self.reasons, left, changes=state.changes)
         for step in self.passes:
             step.after(replace(state, model=new))
         if self.example is not None and single:
@@ -292,7 +293,7 @@ class Execution:
     def _ranges_of(self, state: PassState) -> Mapping[OpKey, Any]:
         if self._moved and self.ranges.missing(self.plan, self._source):
             with (
-                self.ranges.observing(state.model, self.plan, self._source, state.structure) as seen,
+                self.ranges.observing(state.model, self.plan, self._source, state.structure, state.changes) as seen,
                 watched(state.model, lambda run: seen.end_run(run.trace)),
             ):
                 for _ in state.replay():

@@ -6,17 +6,16 @@ import onnx_ir as ir
 import pytest
 from onnx import helper
 
+from neural_compressor.algorithms.smoothquant import AUTO_ALPHAS, check_alpha
 from neural_compressor.dtypes import dtype
 from neural_compressor.errors import CalibrationError, ConfigError
 from neural_compressor.onnx.graph.linear_ops import linear_ops
 from neural_compressor.onnx.graph.normalise import normalise
 from neural_compressor.onnx.methods.static.quantizer import quantize_static
 from neural_compressor.onnx.passes.smooth_quant import (
-    AUTO_ALPHAS,
     INT8_A_CHANNEL,
     ChannelStatistics,
     channel_statistics,
-    check_alpha,
     group_scale,
     output_error,
     smooth,

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from neural_compressor.algorithms import smooth_scale
+from neural_compressor.algorithms.smoothquant import Alpha, check_alpha, smooth_scale
 from neural_compressor.dtypes import dtype
-from neural_compressor.errors import CalibrationError, ConfigError
+from neural_compressor.errors import CalibrationError
 from neural_compressor.onnx.graph.editor import GraphEditor
 from neural_compressor.onnx.graph.linear_ops import LINEAR_TYPES, LinearOp, linear_ops
 from neural_compressor.onnx.graph.queries import graph_of
@@ -81,12 +81,8 @@ def channel_statistics(
     return found
 
 
-AUTO_ALPHAS = tuple(i / 10 for i in range(11))
-"""What ``alpha="auto"`` chooses from, op by op."""
 _ACTIVATION_STEPS = 255
 INT8_A_CHANNEL = TensorScheme(dtype("int8"), granularity=PER_CHANNEL)
-
-Alpha = float | str | Sequence[float | str]
 
 
 def smooth(
@@ -103,7 +99,7 @@ def smooth(
 ) -> ir.Model:
     """A new model that computes the same as ``model``, a normalised one, with channels of inputs and weights evened out.
 
-    ``alpha`` says how much goes into the weights, from 0 to 1. Of a list, or of :data:`AUTO_ALPHAS` with "auto", each op
+    ``alpha`` says how much goes into the weights, from 0 to 1. Of a list, or of ``AUTO_ALPHAS`` with "auto", each op
     takes what makes the error of its quantized output least, or no scale at all. ``scales_per_op`` gives each op
     scales of its own, otherwise ops that read the same value share them. ``folding`` puts scales into the constants of
     what comes before, where that is exact; elsewhere, and without it, a Mul is inserted. ``calib_iter`` is the number
@@ -124,28 +120,6 @@ def smooth(
         if scale is not None:
             _apply(editor, group, scale, folding)
     return new
-
-
-def check_alpha(alpha: Alpha) -> tuple[float, ...]:
-    """What ``alpha`` admits, as numbers from 0 to 1.
-
-    >>> check_alpha([0.3, 0.5])
-    (0.3, 0.5)
-    """
-    alphas: list[float] = []
-    for value in alpha if isinstance(alpha, Sequence) and not isinstance(alpha, str) else (alpha,):
-        if value == "auto":
-            alphas += AUTO_ALPHAS
-        elif isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1:
-            alphas.append(float(value))
-        else:
-            raise ConfigError(
-                f"alpha is {value!r}; give a number from 0 (leave the activations) to 1 (all into the weights), "
-                "a list of them, or 'auto'"
-            )
-    if not alphas:
-        raise ConfigError("alpha is an empty list; give at least one number from 0 to 1, or 'auto'")
-    return tuple(dict.fromkeys(alphas))
 
 
 def group_scale(

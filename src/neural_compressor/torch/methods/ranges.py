@@ -16,8 +16,9 @@ from neural_compressor.observers import Observer, make_observer
 from neural_compressor.observers.minmax import MinMaxObserver
 from neural_compressor.schemes import OpKey, Plan, TensorScheme
 from neural_compressor.torch.hooks import hooked
+from neural_compressor.torch.modules.input_change import InputChange
 from neural_compressor.torch.passes.fold import Structure, added_modules, has_output_range
-from neural_compressor.torch.structure.ops import FUNCTIONAL
+from neural_compressor.torch.structure.ops import FUNCTIONAL, input_axis
 from neural_compressor.torch.structure.watch import Trace
 
 logger = logging.getLogger("neural_compressor")
@@ -58,14 +59,20 @@ class Ranges:
 
     @contextmanager
     def observing(
-        self, model: nn.Module, plan: Plan, source: int = 0, structure: Structure | None = None, every: int = 1
+        self,
+        model: nn.Module,
+        plan: Plan,
+        source: int = 0,
+        structure: Structure | None = None,
+        every: int = 1,
+        changes: Mapping[str, InputChange] | None = None,
     ) -> Iterator[Observing]:
         """Collect what is :meth:`missing` while ``model`` runs, for :meth:`keep`; what is folded left an ``Identity``.
 
-        Of ``every`` so many runs the first is looked at.
+        Of ``every`` so many runs the first is looked at. ``changes`` are what ops will do to their inputs first.
         """
         missing = self.missing(plan, source)
-        seen = Observing(missing, every)
+        seen = Observing(missing, every, changes or {})
         ops = {key: model.get_submodule(key[0]) for key in missing}
         folded = structure.folded if structure is not None else {}
         summable = {n: module for n, module in model.named_modules() if n in folded or has_output_range(module)}
@@ -107,8 +114,13 @@ class Ranges:
 class Observing:
     """What is seen in the runs of one calibration, of ops whose inputs have the ``schemes``."""
 
-    def __init__(self, schemes: Mapping[OpKey, TensorScheme], every: int = 1) -> None:
-        self._schemes, self._every = schemes, every
+    def __init__(
+        self,
+        schemes: Mapping[OpKey, TensorScheme],
+        every: int = 1,
+        changes: Mapping[str, InputChange] | None = None,
+    ) -> None:
+        self._schemes, self._every, self._changes = schemes, every, changes or {}
         self._alike = {_estimator(scheme): scheme for scheme in schemes.values()}
         self.inputs: dict[OpKey, list[Observer]] = {}
         self.outputs: dict[tuple[str, str, str], Observer] = {}
@@ -128,6 +140,8 @@ class Observing:
         if self._runs % self._every:
             return
         tensors = [t for t in (*args, *kwargs.values()) if isinstance(t, torch.Tensor)]
+        if (change := self._changes.get(key[0])) is not None:
+            tensors = [change.on_input(tensors[0].detach(), input_axis(module)), *tensors[1:]]
         observers = self.inputs.setdefault(key, [])
         for index, tensor in enumerate([*tensors, output] if isinstance(module, FUNCTIONAL) else tensors):
             if index == len(observers):

@@ -31,13 +31,13 @@ def absorbing_norm(
     if writer is None or writer.module is None or len(trace.by_module[writer.module]) != 1:
         return None
     norm = block.get_submodule(writer.module)
-    return norm if _follows_weight(norm) else None
+    return norm if follows_weight(norm) else None
 
 
 def named_norm(model: nn.Module, name: str) -> nn.Module:
     """The module ``name``, which must be able to take up a scale of its outputs."""
     norm = model.get_submodule(name)
-    if not _follows_weight(norm):
+    if not follows_weight(norm):
         raise ConfigError(
             f"{name!r} ({type(norm).__name__}) cannot take up a scale: dividing a vector in its weight must divide its "
             "output; name a normalisation, or leave the layers out to have their scale applied at run time"
@@ -53,7 +53,7 @@ def _vectors(norm: nn.Module) -> list[torch.Tensor]:
 
 
 @torch.no_grad()
-def _follows_weight(norm: nn.Module) -> bool:
+def follows_weight(norm: nn.Module) -> bool:
     """Whether dividing weight and bias by a vector divides the output by it."""
     vectors = _vectors(norm)
     if not vectors or any(True for _ in norm.children()):

@@ -12,6 +12,7 @@ from torch import nn
 from neural_compressor.errors import ConfigError
 from neural_compressor.registry import Registry
 from neural_compressor.schemes import Pass, Plan
+from neural_compressor.torch.modules.input_change import InputChange
 from neural_compressor.torch.passes.fold import Structure, fold
 from neural_compressor.torch.passes.survey import Survey
 from neural_compressor.torch.structure.replay import Arguments, CalibrationLimit, call_block
@@ -30,7 +31,8 @@ class PassState:
 
     ``survey`` is what was seen of the model as it came, on all data: names of modules stay what they were. ``structure`` is
     what passes before this one made of it. ``calls`` are those that calibration made of the model, up to a limit: they
-    hold inputs alone.
+    hold inputs alone. ``changes`` is for passes to fill: what the quantized op of a name does to its input first, while the
+    float one stays as it is.
     """
 
     model: nn.Module
@@ -38,6 +40,7 @@ class PassState:
     survey: Survey | None = None
     structure: Structure = field(default_factory=Structure)
     calls: Sequence[Arguments] = ()
+    changes: dict[str, InputChange] = field(default_factory=dict)
 
     def replay(self, model: nn.Module | None = None) -> Iterator[Any]:
         """Make the calls again, of ``model`` or else of the one here as it is now: the output of each, one at a time."""

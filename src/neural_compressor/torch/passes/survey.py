@@ -204,7 +204,7 @@ def _again(model: nn.Module, run: Run) -> Any:
 
 
 def same_outputs(found: Any, expected: Any) -> bool:
-    """Whether two models gave the same in one run, but for the order of float arithmetic."""
+    """Whether two outputs of a model are the same but for the order of float arithmetic."""
     pairs = list(zip(tensors_in(found), tensors_in(expected), strict=False))
     return len(pairs) == sum(1 for _ in tensors_in(expected)) and all(_close(a, b) for a, b in pairs)
 

@@ -15,9 +15,10 @@ from neural_compressor.config.composition import Composition
 from neural_compressor.config.op_selector import Assignment, Claim, Tier
 from neural_compressor.config.resolver import OpSpace, Request, op_space, wanting
 from neural_compressor.errors import CapabilityError, ConfigError
-from neural_compressor.schemes import OpKey, OpScheme, Plan
+from neural_compressor.schemes import OpKey, OpScheme, Pass, Plan
 from neural_compressor.torch.capability import PyTorchQuery, opwise
 from neural_compressor.torch.executor import FOLD, check
+from neural_compressor.torch.passes.model_pass import PASSES
 from neural_compressor.torch.quantization.config import FP8Config
 from neural_compressor.torch.structure.ops import find_ops, is_parameter, not_weight_only
 
@@ -43,6 +44,7 @@ def plan_for(model: nn.Module, config: Any) -> tuple[Plan, dict[OpKey, str]]:
     ops: dict[OpKey, OpScheme] = {}
     refused: dict[int, tuple[Claim[ComposableConfig], str]] = {}
     served: set[int] = set()
+    steps: dict[Pass, list[str]] = {}
     for key in found:
         given = assigned[key[0]]
         if given.config is None or given.claim is None:
@@ -54,6 +56,8 @@ def plan_for(model: nn.Module, config: Any) -> tuple[Plan, dict[OpKey, str]]:
             scheme, reason = None, str(error)
         if scheme is not None:
             ops[key] = scheme
+            for step in given.config.passes:
+                steps.setdefault(step, []).append(key[0])
         else:
             left[key] = reason
         if scheme is not None or not given.config.quantizes:
@@ -66,15 +70,20 @@ def plan_for(model: nn.Module, config: Any) -> tuple[Plan, dict[OpKey, str]]:
     if not ops:
         raise _nothing(model, bool(found), [reason for _, reason in refused.values()])
     static = any(map(_is_static_integer, ops.values()))
-    asked = dict.fromkeys(step for name, _ in ops for step in _config_of(assigned[name]).passes)
-    plan = Plan(ops, passes=(*asked, *((FOLD,) if static else ())))
+    plan = Plan(ops, passes=_passes(steps, ops, (FOLD,) if static else ()))
     check(model, plan)
     return plan, left
 
 
-def _config_of(given: Assignment[ComposableConfig]) -> ComposableConfig:
-    assert given.config is not None
-    return given.config
+def _passes(
+    steps: Mapping[Pass, list[str]], ops: Mapping[OpKey, OpScheme], usual: tuple[Pass, ...]
+) -> tuple[Pass, ...]:
+    """What configurations do to the whole model, then what is usual, then what is done for layers, named if not all."""
+    of_layers = {step: "ops" in PASSES[step.name].Options.model_fields for step in steps}
+    whole = tuple(step for step in steps if not of_layers[step])
+    named = {step: names for step, names in steps.items() if of_layers[step]}
+    single = (step if len(names) == len(ops) else step.with_options(ops=names) for step, names in named.items())
+    return (*whole, *usual, *single)
 
 
 def _is_static_integer(scheme: OpScheme) -> bool:

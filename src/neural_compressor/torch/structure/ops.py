@@ -136,6 +136,11 @@ def is_linear(module: nn.Module) -> bool:
     return type(module) is nn.Linear or is_conv1d(module)
 
 
+def input_axis(module: nn.Module) -> int:
+    """Where the channels of a layer's input lie, counted from the end."""
+    return -1 - len(module.kernel_size) if isinstance(module, nn.modules.conv._ConvNd) else -1
+
+
 def _stacks_of(module: nn.Module) -> list[str]:
     """The parameters of ``module`` that hold a matrix for each of several experts.
 

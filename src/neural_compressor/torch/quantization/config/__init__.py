@@ -16,6 +16,7 @@ from neural_compressor.torch.quantization.config.defaults import (
     get_default_mixed_precision_config,
     get_default_mx_config,
     get_default_rtn_config,
+    get_default_sq_config,
     get_default_static_config,
     get_default_teq_config,
     get_woq_tuning_config,
@@ -25,6 +26,7 @@ from neural_compressor.torch.quantization.config.int8 import DynamicQuantConfig,
 from neural_compressor.torch.quantization.config.layerwise import AWQConfig, GPTQConfig, HQQConfig, RTNConfig, TEQConfig
 from neural_compressor.torch.quantization.config.mixed_precision import MixedPrecisionConfig
 from neural_compressor.torch.quantization.config.mx import MXQuantConfig
+from neural_compressor.torch.quantization.config.smooth import SmoothQuantConfig
 
 __all__ = [
     "AWQConfig",
@@ -38,6 +40,7 @@ __all__ = [
     "MXQuantConfig",
     "MixedPrecisionConfig",
     "RTNConfig",
+    "SmoothQuantConfig",
     "StaticQuantConfig",
     "TEQConfig",
     "TuningConfig",
@@ -52,6 +55,7 @@ __all__ = [
     "get_default_mixed_precision_config",
     "get_default_mx_config",
     "get_default_rtn_config",
+    "get_default_sq_config",
     "get_default_static_config",
     "get_default_teq_config",
     "get_woq_tuning_config",

@@ -14,6 +14,7 @@ from neural_compressor.torch.quantization.config.int8 import DynamicQuantConfig,
 from neural_compressor.torch.quantization.config.layerwise import AWQConfig, GPTQConfig, HQQConfig, RTNConfig, TEQConfig
 from neural_compressor.torch.quantization.config.mixed_precision import MixedPrecisionConfig
 from neural_compressor.torch.quantization.config.mx import MXQuantConfig
+from neural_compressor.torch.quantization.config.smooth import SmoothQuantConfig
 
 C = TypeVar("C", bound=ComposableConfig)
 
@@ -57,6 +58,7 @@ get_default_autoround_config = get_default_AutoRound_config
 get_default_mx_config = _default(MXQuantConfig)
 get_default_dynamic_config = _default(DynamicQuantConfig)
 get_default_static_config = _default(StaticQuantConfig)
+get_default_sq_config = _default(SmoothQuantConfig)
 get_default_fp8_config = _default(FP8Config)
 get_default_mixed_precision_config = _default(MixedPrecisionConfig)
 

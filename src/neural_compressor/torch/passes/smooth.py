@@ -1,0 +1,172 @@
+"""SmoothQuant: outliers of activations go into the weights that read them, before both are quantized."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from neural_compressor.algorithms import smooth_scale
+from neural_compressor.algorithms.smoothquant import alphas_between, check_alpha
+from neural_compressor.errors import ConfigError
+from neural_compressor.registry import close_matches
+from neural_compressor.schemes import OpScheme, Plan
+from neural_compressor.torch.modules.input_change import InputChange
+from neural_compressor.torch.passes.alpha_search import AlphaSearch, ChannelInputs, Criterion
+from neural_compressor.torch.passes.model_pass import PASSES, ModelPass, PassOptions, PassState
+from neural_compressor.torch.passes.scaling import (
+    Feed,
+    feeds,
+    input_reach,
+    is_scalable,
+    parameters_of,
+    restore_parameters,
+    scale_inputs,
+    scale_outputs,
+)
+from neural_compressor.torch.passes.survey import same_outputs
+
+logger = logging.getLogger("neural_compressor")
+
+_TYPES = ("Linear", "Conv1D", "Conv1d", "Conv2d", "Conv3d")
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class SmoothOptions(PassOptions):
+    """How inputs of layers are smoothed."""
+
+    alpha: float | str | list[float | str] = Field(
+        default=0.5,
+        description="how much of the difference goes into the weights, 0 to 1; of a list, or with 'auto', what errs least",
+    )
+    folding: bool = Field(default=False, description="scales go into the layer before, where that is exact")
+    scale_sharing: bool = Field(default=False, description="layers that read the same value have the same scales")
+    init_alpha: Share = Field(default=0.5, description="what 'auto' tries first, and keeps where nothing is better")
+    alpha_min: Share = Field(default=0.0, description="the least that 'auto' tries")
+    alpha_max: Share = Field(default=1.0, description="the most that 'auto' tries")
+    alpha_step: float = Field(default=0.1, description="the distance between what 'auto' tries")
+    shared_criterion: Criterion = Field(default="max", description="which error counts of layers with the same scales")
+    do_blockwise: bool = Field(default=False, description="one alpha a block, by the error of what the block gives")
+    op_types: list[str] = Field(default=["Linear", "Conv1D"], description="types of layers that are smoothed")
+    ops: list[str] | None = Field(default=None, description="names of layers that are smoothed; None: all of the types")
+
+    def alphas(self) -> tuple[float, ...]:
+        """All that is tried."""
+        auto = (self.init_alpha, *alphas_between(self.alpha_min, self.alpha_max, self.alpha_step))
+        return check_alpha(self.alpha, auto)
+
+
+@PASSES.register("smooth")
+class Smooth(ModelPass):
+    """Divides channels of what layers read, and multiplies their weights: with ``x`` an input and ``w`` a weight of it,
+    by ``max|x|^alpha / max|w|^(1 - alpha)``.
+
+    The float model computes what it did. With ``folding`` the division goes into a normalisation or layer before, if nothing
+    else reads what that gives; elsewhere, and without, the quantized layer multiplies its input.
+    """
+
+    Options = SmoothOptions
+    sees_data: ClassVar[bool] = True
+    moves_ranges: ClassVar[bool] = True
+    options: SmoothOptions
+
+    def check(self, model: nn.Module, plan: Plan) -> None:
+        self.options.alphas()
+        for name in self.options.op_types:
+            if name not in _TYPES:
+                raise ConfigError(
+                    f"the pass smooth: no layer of type {name!r} is smoothed; {close_matches(name, _TYPES)}"
+                )
+        names = [name for name, _ in plan]
+        for name in self.options.ops or ():
+            if name not in names:
+                raise ConfigError(f"the pass smooth: the plan has no op {name!r}; {close_matches(name, names)}")
+        if not self._layers(model, plan):
+            kinds = " or ".join(self.options.op_types)
+            raise ConfigError(
+                f"the pass smooth has nothing to smooth: no {kinds} of the plan quantizes what it reads; quantize "
+                "activations, or leave the pass out"
+            )
+
+    def before(self, state: PassState) -> None:
+        assert state.survey is not None
+        layers = self._layers(state.model, state.plan)
+        found = list(self._groups(feeds(state.model, state.survey.traces, layers)))
+        seen = self._observed(state, found, with_samples=len(self.options.alphas()) > 1)
+        reached = [feed for feed in found if feed in seen]
+        search = AlphaSearch(state, layers, seen, self.options.shared_criterion)
+        alphas = self.options.alphas()
+        if len(alphas) == 1:
+            chosen: Mapping[Feed, float | None] = dict.fromkeys(reached, alphas[0])
+        elif self.options.do_blockwise:
+            chosen = search.by_block(reached, alphas)
+        else:
+            chosen = {feed: search.of_layers(feed, alphas) for feed in reached}
+        scales = {feed: scale_of(state.model, feed, seen[feed], a) for feed, a in chosen.items() if a is not None}
+        folded = self._fold(state, scales) if self.options.folding else set[Feed]()
+        for feed, scale in scales.items():
+            if feed not in folded:
+                state.changes.update(dict.fromkeys(feed.readers, InputChange(multiplier=1 / scale)))
+        readers = sum(len(feed.readers) for feed in scales)
+        logger.info("inputs of %d layers smoothed, of which %d in the layer before", readers, _readers(folded))
+
+    def _layers(self, model: nn.Module, plan: Plan) -> dict[str, OpScheme]:
+        """The layers to smooth: those whose input is quantized."""
+        found = {}
+        for (name, kind), op in plan.items():
+            quantized = op.activation is not None and not op.activation.is_float and op.weight is not None
+            asked = kind in self.options.op_types and (self.options.ops is None or name in self.options.ops)
+            if quantized and asked and is_scalable(model.get_submodule(name)):
+                found[name] = op
+        return found
+
+    def _groups(self, found: Sequence[Feed]) -> Iterator[Feed]:
+        """Those that share a scale: what is folded has to, others do where they are asked to."""
+        for feed in found:
+            folds = self.options.folding and feed.source is not None and feed.capped_by is None
+            if folds or self.options.scale_sharing:
+                yield feed if folds else replace(feed, source=None)
+            else:
+                yield from (Feed((name,)) for name in feed.readers)
+
+    def _observed(self, state: PassState, found: Sequence[Feed], with_samples: bool) -> dict[Feed, ChannelInputs]:
+        seen = ChannelInputs.observed(state, {feed: feed.readers[0] for feed in found}, with_samples)
+        for feed in found:
+            if feed not in seen:
+                logger.warning("%s is not smoothed: calibration never reached it", ", ".join(feed.readers))
+        return seen
+
+    def _fold(self, state: PassState, scales: Mapping[Feed, Tensor]) -> set[Feed]:
+        """Put scales into the layers before; all are taken back where that changes what the model computes."""
+        folded = {feed for feed in scales if feed.source is not None}
+        if not folded:
+            return folded
+        expected = next(state.replay())
+        names = {name for feed in folded for name in (*feed.readers, str(feed.source))}
+        kept = {name: parameters_of(state.model.get_submodule(name)) for name in names}
+        for feed in folded:
+            scale_outputs(state.model.get_submodule(str(feed.source)), 1 / scales[feed])
+            for name in feed.readers:
+                scale_inputs(state.model.get_submodule(name), scales[feed])
+        if same_outputs(next(state.replay()), expected):
+            return folded
+        for name, parameters in kept.items():
+            restore_parameters(state.model.get_submodule(name), parameters)
+        logger.warning("scales are not folded into the layers before: that changes the outputs; inputs are multiplied")
+        return set()
+
+
+@torch.no_grad()
+def scale_of(model: nn.Module, feed: Feed, seen: ChannelInputs, alpha: float) -> Tensor:
+    """What to divide the channels of a value by that the readers of ``feed`` multiply with their weights."""
+    reach = torch.stack([input_reach(model.get_submodule(name)) for name in feed.readers]).amax(0)
+    return torch.as_tensor(smooth_scale(seen.absmax, reach, alpha))
+
+
+def _readers(found: Any) -> int:
+    return sum(len(feed.readers) for feed in found)

@@ -86,6 +86,12 @@ class Smooth(ModelPass):
         for name in self.options.ops or ():
             if name not in names:
                 raise ConfigError(f"the pass smooth: the plan has no op {name!r}; {close_matches(name, names)}")
+        for name, op in self._layers(model, plan).items():
+            if op.method is not None and op.weight is not None and op.weight.dtype.scale_type is not None:
+                raise ConfigError(
+                    f"the pass smooth: {op.method.name} finds the weight of {name!r} for inputs as they come; leave the method "
+                    "or the pass out, or leave the layer out with ops"
+                )
         if not self._layers(model, plan):
             kinds = " or ".join(self.options.op_types)
             raise ConfigError(

@@ -89,8 +89,8 @@ class Smooth(ModelPass):
         for name, op in self._layers(model, plan).items():
             if op.method is not None and op.weight is not None and op.weight.dtype.scale_type is not None:
                 raise ConfigError(
-                    f"the pass smooth: {op.method.name} finds the weight of {name!r} for inputs as they come; leave the method "
-                    "or the pass out, or leave the layer out with ops"
+                    f"the pass smooth: {op.method.name} finds the weight of {name!r} for inputs as they come; leave the "
+                    "method or the pass out, or leave the layer out with ops"
                 )
         if not self._layers(model, plan):
             kinds = " or ".join(self.options.op_types)

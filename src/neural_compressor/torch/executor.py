@@ -293,7 +293,9 @@ class Execution:
     def _ranges_of(self, state: PassState) -> Mapping[OpKey, Any]:
         if self._moved and self.ranges.missing(self.plan, self._source):
             with (
-                self.ranges.observing(state.model, self.plan, self._source, state.structure, state.changes) as seen,
+                self.ranges.observing(
+                    state.model, self.plan, self._source, state.structure, self._every, state.changes
+                ) as seen,
                 watched(state.model, lambda run: seen.end_run(run.trace)),
             ):
                 for _ in state.replay():

@@ -80,3 +80,12 @@ def test_the_data_of_a_training_shows_what_can_be_folded():
     assert folded(None) == set()
     assert folded(None, example_inputs=x) == {"last_norm"}
     assert folded([x, -x]) == folded([-x], example_inputs=x) == {"last_norm"}
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_the_terminal_says_what_runs_in_integers(model, quiet, capsys):
+    manager = training.prepare_compression(model, QuantizationAwareTrainingConfig(), torch.rand(4, 8), quiet=quiet)
+    manager.callbacks.on_train_begin()
+    manager.model.train()(torch.rand(4, 8))
+    manager.callbacks.on_train_end()
+    assert ("integers: 2 Linear" in capsys.readouterr().err) is not quiet

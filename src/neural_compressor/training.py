@@ -9,6 +9,7 @@ from neural_compressor.adaptor.contract import adaptor_for
 from neural_compressor.algorithms.qat import trained
 from neural_compressor.config import QuantizationAwareTrainingConfig
 from neural_compressor.errors import ConfigError
+from neural_compressor.report.terminal import print_ops
 from neural_compressor.strategy.build import build_space
 
 _TUNING = ("quant_level", "accuracy_criterion", "tuning_criterion", "model_name")
@@ -55,8 +56,11 @@ class Callbacks:
 class CompressionManager:
     """Holds the model through quantization-aware training; :func:`prepare_compression` makes one."""
 
-    def __init__(self, model: Any, conf: QuantizationAwareTrainingConfig, example_inputs: Any = None) -> None:
+    def __init__(
+        self, model: Any, conf: QuantizationAwareTrainingConfig, example_inputs: Any = None, quiet: bool = False
+    ) -> None:
         self._float = model
+        self._quiet = quiet
         self._conf = conf
         self._adaptor = adaptor_for(model)({"example_inputs": example_inputs, "device": conf.device})
         self._adaptor.check_settings(conf)
@@ -97,6 +101,8 @@ class CompressionManager:
             raise ConfigError("on_train_end() without on_train_begin(): call that before training")
         self.model = self._session.finish()
         self._done = True
+        if not self._quiet:
+            print_ops(self._adaptor.summary(self.model))
 
     def save(self, path: str | Path) -> None:
         """Write the quantized model into the folder ``path``."""
@@ -106,14 +112,15 @@ class CompressionManager:
 
 
 def prepare_compression(
-    model: Any, confs: QuantizationAwareTrainingConfig, example_inputs: Any = None
+    model: Any, confs: QuantizationAwareTrainingConfig, example_inputs: Any = None, *, quiet: bool = False
 ) -> CompressionManager:
     """A manager that takes ``model`` through quantization-aware training.
 
     With ``example_inputs`` batch normalisation is folded first, so that the trained weights are those the kernel will see.
+    When training ends, a few lines on standard error say what runs in integers and what does not; ``quiet`` leaves them out.
     """
     if not isinstance(confs, QuantizationAwareTrainingConfig):
         raise ConfigError(
             f"confs is a {type(confs).__name__}; prepare_compression takes a QuantizationAwareTrainingConfig"
         )
-    return CompressionManager(model, confs, example_inputs)
+    return CompressionManager(model, confs, example_inputs, quiet)

@@ -101,3 +101,12 @@ def test_bad_input(mlp):
         MatMulNBitsQuantizer(mlp, algo_config=WeightOnlyQuantConfig()).process()
     with pytest.raises(ConfigError, match="bits"):
         MatMulNBitsQuantizer(mlp, n_bits=9).process()
+
+
+def test_the_terminal_says_what_was_done(mlp, capsys):
+    MatMulNBitsQuantizer(mlp, nodes_to_exclude=[FC_OUT]).process()
+    err = " ".join(capsys.readouterr().err.split())
+    assert "integers: 1 MatMul (MatMulNBits)" in err
+    assert "float: 1 MatMul (nodes_to_exclude names it)" in err
+    MatMulNBitsQuantizer(mlp, quiet=True).process()
+    assert capsys.readouterr().err == ""

@@ -76,3 +76,16 @@ def test_bad_input_is_refused_first(mlp, tmp_path):
         convert_precision(mlp, None, nodes_to_exclude=[3])
     with pytest.raises(ConfigError, match="quantized already"):
         convert_precision(quantize(mlp, None, RTNConfig()), None)
+
+
+def test_the_terminal_says_what_was_converted(mlp, capsys):
+    def told(**how):
+        convert_precision(mlp, dtype="fp16", **how)
+        return " ".join(capsys.readouterr().err.split())
+
+    kept = "/h.4/mlp/fc_out/MatMul"
+    whole = told(nodes_to_exclude=kept, **CUDA)
+    assert "1 MatMul (computes in fp16)" in whole
+    assert "1 MatMul (nodes_to_exclude names it)" in whole
+    assert "2 MatMul (weight stored in fp16, computes in fp32)" in told(execution_provider="CPUExecutionProvider")
+    assert told(quiet=True, **CUDA) == ""

@@ -13,11 +13,12 @@ import numpy as np
 import onnx_ir as ir
 
 from neural_compressor.adaptor.records import OpRecord
+from neural_compressor.dtypes import dtype
 from neural_compressor.onnx.adaptor.inspection import constants_of, nodes_of, weights_of
 from neural_compressor.onnx.files.model_file import ONE_FILE_BYTES, weight_bytes
 from neural_compressor.onnx.files.quantization_record import QuantizationRecord, read_record
 from neural_compressor.onnx.graph.ops import CLIPS
-from neural_compressor.onnx.graph.queries import is_float, standard
+from neural_compressor.onnx.graph.queries import is_constant, is_float, standard
 from neural_compressor.onnx.passes.store_weights import stored_floats
 from neural_compressor.onnx.runtime.fusion_check import INTEGER_OPS, RunningNode, as_run, check_fusion
 from neural_compressor.onnx.runtime.providers import Target
@@ -59,6 +60,31 @@ def brief_records(model: ir.Model, in_float: Mapping[str, str]) -> list[OpRecord
         return []
     summary, kernels = _Summary(model, None, record), Kernels(in_float)
     return [summary.of(key, kernels, None) for key in dict.fromkeys([*record.ops, *record.reasons])]
+
+
+def half_records(original: ir.Model, model: ir.Model, precision: str, kept: Collection[str]) -> list[OpRecord]:
+    """The nodes of ``original`` in ``model``, converted to ``precision``; where that stores weights alone, those with weights.
+
+    ``kept`` are the nodes that were to stay as they are.
+    """
+    half = dtype(precision).name
+    computing = f"computes in {half}"
+    kinds, nodes = {ir.DataType.FLOAT16, ir.DataType.BFLOAT16}, {str(node.name): node for node in model.graph.all_nodes()}
+
+    def record(name: str, kind: str) -> OpRecord:
+        read = [value for value in nodes[name].inputs if value is not None]
+        if any(value.dtype in kinds for value in (*read, *nodes[name].outputs)):
+            return OpRecord(name, kind, half, reason=computing)
+        before = [value.producer() for value in read]
+        if any(cast is not None and cast.op_type == "Cast" and is_constant(cast.inputs[0]) for cast in before):
+            return OpRecord(name, kind, half, reason=f"weight stored in {half}, computes in fp32")
+        reason = "nodes_to_exclude names it" if name in kept else f"stays in fp32: not run in {half}, or too large for it"
+        return OpRecord(name, kind, "fp32", reason=reason)
+
+    floats = (node for node in original.graph.all_nodes() if any(is_float(value) for value in node.outputs))
+    found = [record(str(node.name), node.op_type) for node in floats if str(node.name) in nodes]
+    all_of_it = any(op.reason == computing for op in found)
+    return [op for op in found if all_of_it or op.precision == half or op.name in kept]
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from neural_compressor.algorithms import AWQOptions, GPTQOptions
 from neural_compressor.errors import ConfigError
+from neural_compressor.onnx.adaptor.op_records import brief_records
 from neural_compressor.onnx.files.model_file import as_proto, read_model, write_model
 from neural_compressor.onnx.quantization.config import (
     AWQConfig,
@@ -22,6 +23,7 @@ from neural_compressor.onnx.quantization.config import (
 )
 from neural_compressor.onnx.quantization.quant_types import QuantFormat
 from neural_compressor.onnx.quantization.quantize import quantized
+from neural_compressor.report.terminal import print_ops
 
 __all__ = [
     "AWQWeightOnlyQuantConfig",
@@ -134,8 +136,9 @@ class HQQWeightOnlyQuantConfig(WeightOnlyQuantConfig):
 class MatMulNBitsQuantizer:
     """Quantizes the weights of matrix products to ``n_bits``, ``block_size`` of them to a scale.
 
-    ``algo_config`` says how they are found, round to nearest by default. :meth:`process` does the work; then ``model`` is
-    the quantized one, and :meth:`save` writes it.
+    ``algo_config`` says how they are found, round to nearest by default. :meth:`process` does the work, and says in a few
+    lines on standard error what was done unless it is ``quiet``; then ``model`` is the quantized one, and :meth:`save`
+    writes it.
     """
 
     model: onnx.ModelProto | str | Path | ir.Model
@@ -147,6 +150,7 @@ class MatMulNBitsQuantizer:
     n_bits: int = 4
     providers: Sequence[str] = ("CPUExecutionProvider",)
     optimization_level: Any = None
+    quiet: bool = False
     _processed: bool = field(default=False, init=False, repr=False)
 
     def process(self) -> None:
@@ -164,7 +168,10 @@ class MatMulNBitsQuantizer:
             nodes_to_exclude=self.nodes_to_exclude,
             providers=self.providers,
         )
-        self.model = as_proto(quantized(self.model, config, self.optimization_level, None, graph_only=False)[0])
+        new, in_float = quantized(self.model, config, self.optimization_level, None, graph_only=False)
+        if not self.quiet:
+            print_ops(brief_records(new, in_float))
+        self.model = as_proto(new)
         self._processed = True
 
     def _check_agreement(self, algorithm: HQQWeightOnlyQuantConfig | DefaultWeightOnlyQuantConfig) -> None:

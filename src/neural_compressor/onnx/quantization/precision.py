@@ -10,6 +10,7 @@ import onnx
 import onnx_ir as ir
 
 from neural_compressor.config.validators import as_list
+from neural_compressor.onnx.adaptor.op_records import half_records
 from neural_compressor.onnx.files.model_file import as_proto, write_model
 from neural_compressor.onnx.graph.normalise import restore_overridable
 from neural_compressor.onnx.passes.half import check_half, computes_in, to_half
@@ -17,6 +18,7 @@ from neural_compressor.onnx.quantization.quantize import check_writable
 from neural_compressor.onnx.quantization.selection import named_nodes
 from neural_compressor.onnx.quantization.source_model import node_types, read_float_model
 from neural_compressor.onnx.runtime.providers import choose_target
+from neural_compressor.report.terminal import print_ops
 
 logger = logging.getLogger("neural_compressor")
 
@@ -30,6 +32,7 @@ def convert_precision(
     weights_only: bool | None = None,
     execution_provider: str | None = None,
     graph_only: bool = False,
+    quiet: bool = False,
 ) -> onnx.ModelProto | None:
     """Convert ``model_input`` to ``dtype``, "fp16" or "bf16", and write the result as ``model_output``.
 
@@ -37,7 +40,8 @@ def convert_precision(
     regular expressions, types of node) stay in float32. ``weights_only`` stores matrices in ``dtype`` and computes in
     float32; by default that is done where the execution provider has no kernels in ``dtype`` for what the model computes,
     as on a CPU. With False what it has kernels for is converted, and the rest stays in float32 behind casts.
-    ``graph_only`` makes a model for a provider that does not run here.
+    ``graph_only`` makes a model for a provider that does not run here. A few lines on standard error say what was
+    converted, and what stayed in float32; ``quiet`` leaves them out.
 
     >>> import numpy as np
     >>> from onnx import helper, numpy_helper
@@ -65,6 +69,8 @@ def convert_precision(
             )
     new = to_half(model, dtype, keep, weights_only=weights_only, provider=provider)
     restore_overridable(new)
+    if not quiet:
+        print_ops(half_records(model, new, dtype, keep))
     if model_output is None:
         return as_proto(new)
     write_model(new, model_output)

@@ -105,6 +105,7 @@ ADMITTED = {
         "lr minmax_lr": {"1", "0.5", "None", "list of None"},
         "model_path dump_stats_path": {"empty text", "word"},
         "framework_yaml calibration_data_reader execution_provider reduce_range": {"None"},
+        "freeze_after": {"None", "0", "1"},
         "quant_level seed": {"1", "0"},
         "excluded_precisions": {"empty list", "None"},
         "timeout": SHARE | {"huge"},
@@ -597,7 +598,7 @@ class Broken:
     ("integers", [BATCHES[0].long()], CalibrationError, ["batch 0", "int64"]),
     ("a scalar", [torch.tensor(1.0)], CalibrationError, "batch 0"),
     ("no samples", [torch.zeros(0, 8)], CalibrationError, "none with samples"),
-    ("NaN", [BATCHES[0] * NAN], CalibrationError, ["'0'", "NaN"]),
+    ("NaN", [BATCHES[0] * NAN], CalibrationError, ["input 'input'", "NaN"]),
     ("Inf", [BATCHES[0] * INF], CalibrationError, ["'0'", "NaN or Inf"]),
 )  # fmt: skip
 def test_calibration_data(call, error, said, tmp_path):

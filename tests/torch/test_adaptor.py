@@ -365,8 +365,10 @@ def test_bad_input(convnet, images):
         adaptor.quantize({"op": {("conv9", "Conv2d"): INT8}}, convnet, images)
     with pytest.raises(ConfigError, match="Conv2d"):
         adaptor.quantize({"op": {("conv1", "Linear"): INT8}}, convnet, images)
-    with pytest.raises(CalibrationError, match="'conv1'"):
+    with pytest.raises(CalibrationError, match="input 'x' holds NaN"):
         adaptor.quantize({"op": {("conv1", "Conv2d"): INT8}}, convnet, [torch.full((1, 1, 8, 8), float("nan"))])
+    with pytest.raises(CalibrationError, match="'conv1'"):
+        adaptor.quantize({"op": {("conv1", "Conv2d"): INT8}}, convnet, [torch.full((1, 1, 8, 8), float("inf"))])
     with pytest.raises(CalibrationError, match="calib_dataloader or calib_func"):
         PyTorchAdaptor().quantize({"op": {("conv1", "Conv2d"): INT8}}, convnet)
     convnet.fc.weight.data[0, 0] = float("inf")

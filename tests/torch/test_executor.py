@@ -605,3 +605,41 @@ def test_recipes_of_a_training_are_not_passed_over(net, batches):
     cfg = {**Plan({OUT: INT8}).to_tune_cfg(), "recipe_cfgs": {"smooth_quant": True}}
     with pytest.raises(ConfigError, match=r"the pass smooth\(\) is for quantization after training"):
         PyTorchAdaptor({"dataloader": batches}).prepare_training(cfg, net)
+
+
+class Attending(nn.Module):
+    """Two products by functions behind layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x):
+        scores = torch.matmul(self.q(x), self.k(x).transpose(-1, -2))
+        return scores.softmax(-1) @ x
+
+
+class Hidden(nn.Module):
+    """A forward that cannot be traced."""
+
+    def __init__(self):
+        super().__init__()
+        self.attend = Attending()
+
+    def forward(self, x):
+        return self.attend(x[: int(x.shape[0])])
+
+
+@pytest.mark.parametrize("config", [q.RTNConfig(group_size=16), q.DynamicQuantConfig()], ids=["rtn", "dynamic"])
+def test_products_by_functions_are_listed_where_no_data_ran(config):
+    model = q.quantize(Hidden(), config, quiet=True)
+    found = {key: why for key, why in model.quantization.reasons.items() if key[1] != "Linear"}
+    assert set(found) == {("attend.matmul", "matmul"), ("attend.matmul_1", "matmul"), ("functions", "function")}
+    assert found["functions", "function"] == "not looked for in Hidden: their forwards cannot be traced"
+    assert "only modules are quantized" in found["attend.matmul", "matmul"]
+
+
+def test_they_are_listed_where_data_ran():
+    model = q.quantize(Hidden(), q.StaticQuantConfig(), run_fn=lambda m: m(torch.rand(4, 16)), quiet=True)
+    found = {key for key in model.quantization.reasons if key[1] != "Linear"}
+    assert found == {("attend.matmul", "matmul"), ("attend.matmul_1", "matmul")}

@@ -127,8 +127,7 @@ class PyTorchAdaptor(Adaptor):
         if execution.needs_data:
             with execution.listening():
                 _run(execution, data, q_func)
-            self._skipped |= find_functions(survey.model, survey.traces, [*plan, *self._skipped])
-            execution.reasons = self._skipped
+        execution.reasons = self._skipped
         if not with_example:
             execution.example = None
         new = execution.apply()

@@ -33,9 +33,9 @@ from neural_compressor.torch.passes import smooth  # noqa: F401 - registered by 
 from neural_compressor.torch.passes.fold import Structure
 from neural_compressor.torch.passes.model_pass import PassState, read_pass
 from neural_compressor.torch.passes.rotation import ROTATE  # noqa: F401 - registers the pass
-from neural_compressor.torch.passes.survey import Survey, sharing_weights
+from neural_compressor.torch.passes.survey import Survey, sharing_weights, traced_functions
 from neural_compressor.torch.quantized_model import build, computes_in_float32, hand_on_integers
-from neural_compressor.torch.structure.ops import is_linear, is_parameter, op_type, outer_blocks
+from neural_compressor.torch.structure.ops import find_functions, is_linear, is_parameter, op_type, outer_blocks
 from neural_compressor.torch.structure.replay import Arguments, CalibrationLimit, Deferred, is_plain, remembered
 from neural_compressor.torch.structure.watch import Run, watched
 
@@ -266,6 +266,7 @@ class Execution:
                 f"{self._passes_named} need calibration: run the prepared model on data before convert"
             )
         self._applied = True
+        self.reasons |= self._functions()
         ops, training = self.weight_only, self.model.training
         state = self._passed_over()
         ranges, single = self._ranges_of(state), computes_in_float32(state.model)
@@ -280,6 +281,18 @@ class Execution:
         if self.example is not None and single:
             new = hand_on_integers(new, self.example)
         return new.train(training)
+
+    def _functions(self) -> dict[OpKey, str]:
+        """Why products by functions stay in float: of those that ran where data did, else of those that forwards name."""
+        listed = [*self.plan, *self.reasons]
+        if self.survey is not None and self.survey.traces:
+            return find_functions(self.model, self.survey.traces, listed)
+        trace, opaque = traced_functions(self.model)
+        found = find_functions(self.model, [trace], listed)
+        if opaque:
+            some = ", ".join([*opaque[:3], *(["..."] if len(opaque) > 3 else [])])
+            found["functions", "function"] = f"not looked for in {some}: their forwards cannot be traced"
+        return found
 
     def _passed_over(self) -> PassState:
         """The float model when the passes have changed it."""

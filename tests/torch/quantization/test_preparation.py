@@ -168,9 +168,9 @@ def test_numbers_that_are_none(stack):
         prepare(stack, RTNConfig())
 
 
-def test_nan_in_calibration_names_the_layer(mlp):
+def test_infinity_in_calibration_names_the_layer(mlp):
     with pytest.raises(CalibrationError, match="'0'"):
-        quantize(mlp, GPTQConfig(group_size=16), run_fn=lambda m: m(torch.full((4, 16), torch.nan)))
+        quantize(mlp, GPTQConfig(group_size=16), run_fn=lambda m: m(torch.full((4, 16), torch.inf)))
 
 
 def test_a_group_that_does_not_divide_is_shorter_at_the_end():

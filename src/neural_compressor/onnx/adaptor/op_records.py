@@ -63,13 +63,16 @@ def brief_records(model: ir.Model, in_float: Mapping[str, str]) -> list[OpRecord
 
 
 def half_records(original: ir.Model, model: ir.Model, precision: str, kept: Collection[str]) -> list[OpRecord]:
-    """The nodes of ``original`` in ``model``, converted to ``precision``; where that stores weights alone, those with weights.
+    """The nodes of ``original`` in ``model``, converted to ``precision``; those with weights where only these are stored in it.
 
     ``kept`` are the nodes that were to stay as they are.
     """
     half = dtype(precision).name
     computing = f"computes in {half}"
-    kinds, nodes = {ir.DataType.FLOAT16, ir.DataType.BFLOAT16}, {str(node.name): node for node in model.graph.all_nodes()}
+    kinds, nodes = (
+        {ir.DataType.FLOAT16, ir.DataType.BFLOAT16},
+        {str(node.name): node for node in model.graph.all_nodes()},
+    )
 
     def record(name: str, kind: str) -> OpRecord:
         read = [value for value in nodes[name].inputs if value is not None]
@@ -78,7 +81,9 @@ def half_records(original: ir.Model, model: ir.Model, precision: str, kept: Coll
         before = [value.producer() for value in read]
         if any(cast is not None and cast.op_type == "Cast" and is_constant(cast.inputs[0]) for cast in before):
             return OpRecord(name, kind, half, reason=f"weight stored in {half}, computes in fp32")
-        reason = "nodes_to_exclude names it" if name in kept else f"stays in fp32: not run in {half}, or too large for it"
+        reason = (
+            "nodes_to_exclude names it" if name in kept else f"stays in fp32: not run in {half}, or too large for it"
+        )
         return OpRecord(name, kind, "fp32", reason=reason)
 
     floats = (node for node in original.graph.all_nodes() if any(is_float(value) for value in node.outputs))

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map_only
 from neural_compressor.torch.batches import feed, tensors_in
 from neural_compressor.torch.checks import copy_of
 from neural_compressor.torch.passes.fold import Structure, find_structure, fold
-from neural_compressor.torch.structure.watch import Run, Trace, watched
+from neural_compressor.torch.structure.watch import Call, Run, Trace, watched
 
 _COMPARED = 8
 """On so many different ways through the model its outputs are compared; on the others what was connected is the proof."""
@@ -125,6 +125,35 @@ def ways_through(module: nn.Module) -> list[fx.Graph] | None:
         if not tracer.turn():
             break
     return found if len(found) > 1 else []
+
+
+def traced_functions(model: nn.Module) -> tuple[Trace, list[str]]:
+    """The functions that forwards call, for models that no data ran through, and the classes whose forward hides them.
+
+    One module of each class is traced, calls of other modules as they are; modules of torch itself call none to tell of.
+    """
+    trace, known = Trace(), dict[type[nn.Module], list[str] | None]()
+    for name, module in model.named_modules():
+        kind = type(module)
+        if kind.__module__.startswith(("torch.", "neural_compressor.")):
+            continue
+        if kind not in known:
+            known[kind] = _functions_of(module)
+        trace.within += [Call(target, None, (), (), inside=name) for target in known[kind] or ()]
+    return trace, [kind.__name__ for kind, found in known.items() if found is None]
+
+
+def _functions_of(module: nn.Module) -> list[str] | None:
+    attributes = vars(module).copy()
+    try:
+        nodes = _WayTracer().trace(module).nodes
+    except Exception:  # noqa: BLE001 - code of the user's ran on things that are no tensors
+        return None
+    finally:
+        vars(module).clear()
+        vars(module).update(attributes)
+    called = [node.target for node in nodes if node.op in ("call_function", "call_method")]
+    return [target if isinstance(target, str) else getattr(target, "__name__", "") for target in called]
 
 
 class _WayTracer(fx.Tracer):

@@ -105,7 +105,7 @@ ADMITTED = {
         "lr minmax_lr": {"1", "0.5", "None", "list of None"},
         "model_path dump_stats_path": {"empty text", "word"},
         "framework_yaml calibration_data_reader execution_provider reduce_range": {"None"},
-        "freeze_after": {"None", "0", "1"},
+        "freeze_after": COUNT | {"None", "0"},
         "quant_level seed": {"1", "0"},
         "excluded_precisions": {"empty list", "None"},
         "timeout": SHARE | {"huge"},

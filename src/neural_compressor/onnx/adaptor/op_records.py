@@ -63,7 +63,7 @@ def brief_records(model: ir.Model, in_float: Mapping[str, str]) -> list[OpRecord
 
 
 def half_records(original: ir.Model, model: ir.Model, precision: str, kept: Collection[str]) -> list[OpRecord]:
-    """The nodes of ``original`` in ``model``, converted to ``precision``; those with weights where only these are stored in it.
+    """The nodes of ``original`` in ``model``, converted to ``precision``; where only weights are, those with weights.
 
     ``kept`` are the nodes that were to stay as they are.
     """

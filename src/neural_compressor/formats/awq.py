@@ -33,15 +33,14 @@ from neural_compressor.schemes.arrays import Array, array_namespace
 _ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
-class AWQ(CheckpointFormat):
+class AWQ(CheckpointFormat[LinearWeight]):
     """AWQ, version GEMM: ``quant_method: awq``."""
 
     name = "awq"
     parts = ("qweight", "qzeros", "scales")
     key = "qweight"
 
-    def why_not(self, weight: LinearWeight) -> str | None:
-        """Why the format cannot store ``weight``; None where it can."""
+    def _why_not(self, weight: LinearWeight) -> str | None:
         if weight.bits != 4:
             return f"it takes 4 bits, not {weight.bits}"
         if weight.g_idx is not None:

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from neural_compressor.errors import FormatError
 from neural_compressor.formats.linear_weight import LinearSpec, LinearWeight
+from neural_compressor.formats.quantized_linear import QuantizedLinear
 from neural_compressor.registry import Registry
+from neural_compressor.schemes import OpScheme
 from neural_compressor.schemes.arrays import Array
 
+Layer = LinearWeight | QuantizedLinear
+"""A quantized linear layer: integer weights alone, or weights of any type with the way inputs are quantized."""
+Spec = LinearSpec | OpScheme
+"""How a layer is quantized, as the configuration of a checkpoint says it."""
+L = TypeVar("L", bound=Layer)
+_KINDS = {LinearWeight: "integer weights alone", QuantizedLinear: "weights in small floats, or quantized inputs too"}
 
-class CheckpointFormat(ABC):
+
+class CheckpointFormat(ABC, Generic[L]):
     """A stateless transform over the tensors of one layer, NumPy or torch.
 
     Tensors go by their local names: ``qweight`` for what a checkpoint calls ``model.layers.0.mlp.up_proj.qweight``. The
@@ -26,20 +35,28 @@ class CheckpointFormat(ABC):
     parts: ClassVar[tuple[str, ...]]
     #: The one of them whose presence says that a layer is stored in this format.
     key: ClassVar[str]
+    #: What kinds of layers it stores.
+    takes: ClassVar[tuple[type[Layer], ...]] = (LinearWeight,)
+
+    def why_not(self, weight: Layer) -> str | None:
+        """Why the format cannot store ``weight``; None where it can."""
+        if not isinstance(weight, self.takes):
+            return f"it stores {' and '.join(_KINDS[kind] for kind in self.takes)}"
+        return self._why_not(weight)  # type: ignore[arg-type]
 
     @abstractmethod
-    def why_not(self, weight: LinearWeight) -> str | None:
-        """Why the format cannot store ``weight``; None where it can."""
+    def _why_not(self, weight: L) -> str | None:
+        """:meth:`why_not` of a layer of a kind that it takes."""
 
-    def can_compress(self, weight: LinearWeight) -> bool:
+    def can_compress(self, weight: Layer) -> bool:
         """Whether the format can store ``weight``."""
         return self.why_not(weight) is None
 
     @abstractmethod
-    def _store(self, weight: LinearWeight) -> dict[str, Array]:
+    def _store(self, weight: L) -> dict[str, Array]:
         """The tensors of a weight that can be stored, without the bias."""
 
-    def compress(self, weight: LinearWeight, name: str = "") -> dict[str, Array]:
+    def compress(self, weight: L, name: str = "") -> dict[str, Array]:
         """The tensors that store ``weight``, by local name."""
         reason = self.why_not(weight)
         if reason is not None:
@@ -48,10 +65,10 @@ class CheckpointFormat(ABC):
         return {**self._store(weight), **bias}
 
     @abstractmethod
-    def _read(self, tensors: Mapping[str, Array], config: Mapping[str, Any], name: str) -> LinearWeight:
+    def _read(self, tensors: Mapping[str, Array], config: Mapping[str, Any], name: str) -> L:
         """The weight that ``tensors`` store."""
 
-    def decompress(self, tensors: Mapping[str, Array], config: Mapping[str, Any], name: str = "") -> LinearWeight:
+    def decompress(self, tensors: Mapping[str, Array], config: Mapping[str, Any], name: str = "") -> L:
         """The weight that ``tensors`` store; tensors that contradict each other or ``config`` are refused."""
         try:
             return self._read(tensors, config, name)
@@ -59,9 +76,7 @@ class CheckpointFormat(ABC):
             raise FormatError(f"{layer_called(name)} cannot be read from {self.name}: {error}") from error
 
     @abstractmethod
-    def config(
-        self, specs: Mapping[str, LinearSpec], ignore: Iterable[str] = (), complete: bool = True
-    ) -> dict[str, Any]:
+    def config(self, specs: Mapping[str, Any], ignore: Iterable[str] = (), complete: bool = True) -> dict[str, Any]:
         """The ``quantization_config`` block for layers quantized as ``specs`` says.
 
         ``ignore`` names linear layers that stay in float; ``complete`` says that these are all there are, which who has
@@ -89,10 +104,10 @@ class CheckpointFormat(ABC):
         return {layer: {p: n for p, n in parts.items() if n in known} for layer, parts in wanted.items()}
 
 
-FORMATS: Registry[CheckpointFormat] = Registry("checkpoint format", entry_point_group="neural_compressor.formats")
+FORMATS: Registry[CheckpointFormat[Any]] = Registry("checkpoint format", entry_point_group="neural_compressor.formats")
 
 
-def format_of(config: Mapping[str, Any]) -> CheckpointFormat:
+def format_of(config: Mapping[str, Any]) -> CheckpointFormat[Any]:
     """The format that a ``quantization_config`` block describes.
 
     >>> format_of({"quant_method": "gptq", "bits": 4, "checkpoint_format": "gptq_v2"}).name

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from neural_compressor.errors import FormatError, WorkspaceError
-from neural_compressor.formats.base import CheckpointFormat
+from neural_compressor.formats.base import CheckpointFormat, Layer, Spec
 from neural_compressor.formats.json_files import read_json, write_json
-from neural_compressor.formats.linear_weight import LinearSpec, LinearWeight
 from neural_compressor.formats.safetensors_files import INDEX, PICKLES, WEIGHTS, SafetensorsCheckpoint, indexed_files
 from neural_compressor.formats.safetensors_writer import DEFAULT_SHARD_BYTES, shards_in
 from neural_compressor.paths import output_folder, write_errors
@@ -83,7 +82,7 @@ class LayerCompression:
 
     >>> import numpy as np
     >>> from neural_compressor.dtypes import dtype
-    >>> from neural_compressor.formats import FORMATS
+    >>> from neural_compressor.formats import FORMATS, LinearWeight
     >>> from neural_compressor.schemes import PerGroup, TensorScheme, quantize
     >>> scheme = TensorScheme(dtype("int4"), True, PerGroup(32))
     >>> rtn = LayerCompression(FORMATS["gptq"], lambda _, w: LinearWeight.from_quantized(quantize(w, scheme)))
@@ -91,11 +90,11 @@ class LayerCompression:
     ['a.fc.g_idx', 'a.fc.qweight', 'a.fc.qzeros', 'a.fc.scales']
     """
 
-    def __init__(self, format: CheckpointFormat, quantize: Callable[[str, Array], LinearWeight | None]) -> None:
+    def __init__(self, format: CheckpointFormat[Any], quantize: Callable[[str, Array], Layer | None]) -> None:
         self.format = format
         self.quantize = quantize
         #: How each layer that was quantized is.
-        self.specs: dict[str, LinearSpec] = {}
+        self.specs: dict[str, Spec] = {}
         #: The matrices that stay in float.
         self.kept: list[str] = []
         #: Why those do that were to be quantized.

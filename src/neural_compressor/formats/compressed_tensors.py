@@ -1,5 +1,8 @@
 """The compressed-tensors layouts of integer weights: ``pack-quantized`` (int32 words) and ``int-quantized`` (int8).
 
+``int-quantized`` is that of 8-bit integer inputs too: ``weight`` int8 (out, in), ``weight_scale`` (out, 1) or (1), and
+``input_scale`` (1) where the range of inputs is known beforehand, with ``input_zero_point`` (1) where it is asymmetric.
+
 Packed: ``weight_packed`` int32 (out, in * bits / 32), ``weight_scale`` (out, groups), ``weight_zero_point`` int32
 (out * bits / 32, groups) of asymmetric weights, ``weight_shape`` int64 (2). The stored numbers are signed ones plus
 ``2**(bits - 1)``, which are the unsigned codes of a :class:`LinearWeight`.
@@ -7,60 +10,55 @@ Packed: ``weight_packed`` int32 (out, in * bits / 32), ``weight_scale`` (out, gr
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from array_api_compat import device
 
 from neural_compressor.errors import FormatError
-from neural_compressor.formats.base import FORMATS, CheckpointFormat
+from neural_compressor.formats.base import FORMATS, CheckpointFormat, L, Layer, Spec
 from neural_compressor.formats.byte_views import contiguous
+from neural_compressor.formats.compressed_tensors_config import (
+    FLOATS,
+    METHOD,
+    block,
+    group_of,
+    layout_of,
+    op_scheme_of,
+    spec_of,
+)
 from neural_compressor.formats.int32_words import pack_words, unpack_words, word_count
 from neural_compressor.formats.linear_weight import LinearSpec, LinearWeight, run_groups
+from neural_compressor.formats.quantized_linear import QuantizedLinear
 from neural_compressor.formats.stored_tensors import (
     checked_groups,
     finite_scale,
-    group_size_of,
     matrix,
     of_shape,
-    option,
+    one_number,
     required,
     whole_groups,
+    with_checked_scales,
 )
-from neural_compressor.name_pattern import file_pattern
-from neural_compressor.schemes.arrays import Array, array_namespace
+from neural_compressor.schemes import OpScheme, PerChannel, PerTensor, PerToken, QuantizedArray, TensorScheme
+from neural_compressor.schemes.arrays import Array, array_namespace, as_float32
+from neural_compressor.schemes.ranges import scale_shape
 
-METHOD = "compressed-tensors"
 
-
-class _IntegerWeights(CheckpointFormat):
+class _IntegerWeights(CheckpointFormat[L]):
     """What the two layouts share: scales, the configuration, and what they cannot hold."""
 
-    def why_not(self, weight: LinearWeight) -> str | None:
-        """Why the format cannot store ``weight``; None where it can."""
+    def _why_no_weight(self, weight: LinearWeight) -> str | None:
         if weight.g_idx is not None:
             return "readers of the format no longer take activation-ordered groups (g_idx); use gptq"
         if weight.group_size != -1 and weight.in_features % weight.group_size:
             return f"its groups must divide the inputs, and {weight.group_size} does not divide {weight.in_features}"
         return None
 
-    def config(
-        self, specs: Mapping[str, LinearSpec], ignore: Iterable[str] = (), complete: bool = True
-    ) -> dict[str, Any]:
+    def config(self, specs: Mapping[str, Spec], ignore: Iterable[str] = (), complete: bool = True) -> dict[str, Any]:
         """The block. It targets every linear layer but ``ignore`` where that says it all, else the layers by name."""
-        return {
-            "quant_method": METHOD,
-            "format": self.name,
-            "quantization_status": "compressed",
-            "config_groups": config_groups(specs, complete, self._format_of_groups),
-            "ignore": sorted(ignore),
-            "kv_cache_scheme": None,
-            "global_compression_ratio": None,
-        }
-
-    #: What a config group says of its format: None where readers infer it from the bits.
-    _format_of_groups: str | None = None
+        return block(specs, ignore, complete, self.name)
 
     def recognises(self, config: Mapping[str, Any]) -> bool:
         """Whether the block says compressed-tensors, in this layout."""
@@ -82,12 +80,15 @@ class _IntegerWeights(CheckpointFormat):
         return checked_groups(g_idx, run_groups(codes, spec.group_size), groups, "weight_g_idx")
 
 
-class PackQuantized(_IntegerWeights):
+class PackQuantized(_IntegerWeights[LinearWeight]):
     """compressed-tensors ``pack-quantized``: integers of 1 to 8 bits as one stream of bits a row."""
 
     name = "pack-quantized"
     parts = ("weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx")
     key = "weight_packed"
+
+    def _why_not(self, weight: LinearWeight) -> str | None:
+        return self._why_no_weight(weight)
 
     def _store(self, weight: LinearWeight) -> dict[str, Array]:
         xp = array_namespace(weight.codes)
@@ -119,22 +120,28 @@ class PackQuantized(_IntegerWeights):
         return LinearWeight(codes, scale, zeros, spec.bits, spec.group_size, g_idx, tensors.get("bias"))
 
 
-class IntQuantized(_IntegerWeights):
-    """compressed-tensors ``int-quantized``: one signed byte a value, whatever the bits."""
+class IntQuantized(_IntegerWeights[Layer]):
+    """compressed-tensors ``int-quantized``: one signed byte a value, whatever the bits, with float or int8 inputs."""
 
     name = "int-quantized"
-    parts = ("weight", "weight_scale", "weight_zero_point", "weight_g_idx")
+    parts = ("weight", "weight_scale", "weight_zero_point", "weight_g_idx", "input_scale", "input_zero_point")
     key = "weight_scale"
-    # A weight-only integer group is taken for a packed one unless it says otherwise.
-    _format_of_groups = name
+    takes = (LinearWeight, QuantizedLinear)
 
-    def _store(self, weight: LinearWeight) -> dict[str, Array]:
+    def _why_not(self, weight: Layer) -> str | None:
+        return self._why_no_weight(weight) if isinstance(weight, LinearWeight) else _why_not_int8(weight)
+
+    def _store(self, weight: Layer) -> dict[str, Array]:
+        if isinstance(weight, QuantizedLinear):
+            return _store_int8(weight)
         tensors = {"weight": _signed(weight.codes, weight.bits), "weight_scale": weight.scale}
         if weight.zero_point is not None:
             tensors["weight_zero_point"] = _signed(weight.zero_point, weight.bits)
         return tensors
 
-    def _read(self, tensors: Mapping[str, Array], config: Mapping[str, Any], name: str) -> LinearWeight:
+    def _read(self, tensors: Mapping[str, Array], config: Mapping[str, Any], name: str) -> Layer:
+        if group_of(config, name).get("input_activations"):
+            return _read_int8(tensors, op_scheme_of(config, name))
         spec = spec_of(config, name)
         weight = matrix(tensors, "weight", "int8")
         xp, shift = array_namespace(weight), 1 << (spec.bits - 1)
@@ -156,6 +163,88 @@ class IntQuantized(_IntegerWeights):
         return config.get("quant_method") == METHOD and config.get("format") in names
 
 
+# -- int8 weights and inputs ------------------------------------------------------------------------------------------
+
+
+def _why_not_int8(layer: QuantizedLinear) -> str | None:
+    weight, activation = layer.weight.scheme, layer.activation
+    if (
+        weight.dtype.name != "int8"
+        or not weight.symmetric
+        or not isinstance(weight.granularity, (PerTensor, PerChannel))
+    ):
+        return (
+            f"beside quantized inputs it takes int8 weights, symmetric, with a scale a channel or tensor, not "
+            f"{weight.to_dict()}"
+        )
+    if activation is None:
+        return None
+    if not activation.dtype.is_integer or activation.dtype.bits != 8 or activation.reduce_range:
+        return f"its inputs are 8-bit integers that use all their codes, not {activation.to_dict()}"
+    if layer.mode == "dynamic" and (
+        not isinstance(activation.granularity, (PerToken, PerTensor)) or not activation.symmetric
+    ):
+        return (
+            "inputs whose range is taken from each of them are symmetric, with a scale a token: "
+            "act_dtype='int8', act_sym=True, act_granularity='per_token'"
+        )
+    if layer.mode == "static" and not isinstance(activation.granularity, PerTensor):
+        return f"inputs whose range is known beforehand have one scale, not {activation.granularity.name}"
+    return None
+
+
+def _store_int8(layer: QuantizedLinear) -> dict[str, Array]:
+    tensors = {"weight": layer.weight.codes, "weight_scale": scale_column(layer.weight)}
+    if layer.input_scale is not None:
+        xp = array_namespace(layer.input_scale)
+        tensors["input_scale"] = xp.reshape(as_float32(layer.input_scale), (1,))
+        if layer.activation is not None and not layer.activation.symmetric:
+            # The codes of an unsigned integer are those of a signed one, moved by half the range.
+            shift = 0 if layer.activation.dtype.signed else 128
+            tensors["input_zero_point"] = xp.astype(xp.reshape(layer.input_zero_point, (1,)) - shift, xp.int8)
+    return tensors
+
+
+def _read_int8(tensors: Mapping[str, Array], scheme: OpScheme) -> QuantizedLinear:
+    weight, activation = scheme.weight, scheme.activation
+    assert weight is not None
+    assert activation is not None
+    if weight.dtype.name != "int8" or not weight.symmetric:
+        raise FormatError(f"beside quantized inputs symmetric int8 weights are read, not {weight.to_dict()}")
+    codes = matrix(tensors, "weight", "int8")
+    layer = QuantizedLinear(weight_array(codes, tensors, weight), activation, bias=tensors.get("bias"))
+    if reason := _why_not_int8(layer if scheme.mode == "dynamic" else replace(layer, input_scale=codes)):
+        raise FormatError(reason)
+    if scheme.mode == "dynamic":
+        return layer
+    zero = None
+    if not activation.symmetric:
+        stored = required(tensors, "input_zero_point", "int8")
+        xp = array_namespace(stored)
+        zero = xp.reshape(xp.astype(of_shape(stored, (1,), "input_zero_point"), xp.int32), ())
+    return replace(layer, input_scale=one_number(tensors, "input_scale"), input_zero_point=zero)
+
+
+def scale_column(array: QuantizedArray) -> Array:
+    """The scales of a weight as they are stored: (1) of a tensor, (out, 1) of channels, blocks as they are."""
+    xp, scale = array_namespace(array.codes), as_float32(array.qparams.scale)
+    return scale if scale.ndim == 2 else xp.reshape(scale, (-1, 1) if scale.ndim else (1,))
+
+
+def weight_array(codes: Array, tensors: Mapping[str, Array], scheme: TensorScheme) -> QuantizedArray:
+    """``codes`` with the scales of ``tensors``, which have to fit them."""
+    xp, shape = array_namespace(codes), (int(codes.shape[0]), int(codes.shape[1]))
+    scale = finite_scale(required(tensors, "weight_scale"), "weight_scale")
+    wanted = scale_shape(shape, scheme.granularity)
+    if len(wanted) < 2:
+        stored = (1,) if not wanted else (shape[0], 1)
+        if tuple(scale.shape) != wanted:  # older files have no axis where nothing varies along it
+            of_shape(scale, stored, "weight_scale")
+        scale = xp.reshape(scale, wanted)
+    array = QuantizedArray(codes, as_float32(of_shape(scale, wanted, "weight_scale")), None, scheme, shape)
+    return with_checked_scales(array, "weight_scale")
+
+
 def _signed(codes: Array, bits: int) -> Array:
     xp = array_namespace(codes)
     return xp.astype(xp.astype(codes, xp.int16) - (1 << (bits - 1)), xp.int8)
@@ -170,87 +259,49 @@ def _shape(tensors: Mapping[str, Array]) -> tuple[int, int]:
     return outputs, inputs
 
 
-# -- config_groups: which layers are quantized how ---------------------------------------------------------------------
+class CompressedTensors(CheckpointFormat[Layer]):
+    """compressed-tensors with each layer in the layout made for it: ``mixed-precision`` where there are several."""
 
+    name = "mixed-precision"
+    parts = tuple(
+        dict.fromkeys(
+            [*PackQuantized.parts, *IntQuantized.parts, "weight_global_scale", "input_global_scale", "input_scale"]
+        )
+    )
+    # Every layout has scales under this name.
+    key = "weight_scale"
+    takes = (LinearWeight, QuantizedLinear)
 
-def config_groups(specs: Mapping[str, LinearSpec], complete: bool = True, layout: str | None = None) -> dict[str, Any]:
-    """One group for each way of quantizing, targeting the layers by name.
+    def _why_not(self, weight: Layer) -> str | None:
+        if isinstance(weight, QuantizedLinear) and not weight.weight.scheme.dtype.is_integer:
+            name = weight.weight.scheme.dtype.name
+            if layout_of(weight.spec) == IntQuantized.name:
+                return f"it has no layout for {name} weights; it has {', '.join(FLOATS)}, and integers"
+        return self._layout(weight).why_not(weight)
 
-    Where all are quantized alike and the list of ignored layers is ``complete``, the group targets the class instead, as
-    is the custom.
+    def _store(self, weight: Layer) -> dict[str, Array]:
+        return self._layout(weight)._store(weight)
 
-    >>> groups = config_groups({"a.fc": LinearSpec(4, 128, True)})
-    >>> groups["group_0"]["targets"], groups["group_0"]["weights"]["strategy"]
-    (['Linear'], 'group')
-    """
-    if not specs:
-        raise FormatError("a compressed-tensors checkpoint needs a quantized layer, and none was given")
-    layers: dict[LinearSpec, list[str]] = {}
-    for name, spec in specs.items():
-        layers.setdefault(spec, []).append(name)
-    alike = len(layers) == 1 and complete
-    groups: dict[str, Any] = {}
-    for number, (spec, names) in enumerate(layers.items()):
-        whole_row = spec.group_size == -1
-        groups[f"group_{number}"] = {
-            "targets": ["Linear"] if alike else names,
-            "weights": {
-                "num_bits": spec.bits,
-                "type": "int",
-                "symmetric": spec.symmetric,
-                "strategy": "channel" if whole_row else "group",
-                "group_size": None if whole_row else spec.group_size,
-                "dynamic": False,
-            },
-            "input_activations": None,
-            "output_activations": None,
-        }
-        if layout is not None:
-            groups[f"group_{number}"]["format"] = layout
-    return groups
+    def _read(self, tensors: Mapping[str, Array], config: Mapping[str, Any], name: str) -> Layer:
+        told = group_of(config, name).get("format") or config.get("format")
+        if told is None or told == self.name or told not in FORMATS:
+            raise FormatError(f"its group has the format {told!r}; in a mixed-precision checkpoint each group has one")
+        read: Layer = FORMATS[told]._read(tensors, config, name)
+        return read
 
+    def config(self, specs: Mapping[str, Spec], ignore: Iterable[str] = (), complete: bool = True) -> dict[str, Any]:
+        """The block; its format is that of the layers where they all have the same."""
+        return block(specs, ignore, complete)
 
-def spec_of(config: Mapping[str, Any], name: str) -> LinearSpec:
-    """What the groups of a configuration say of one layer: a target that is its name, a pattern, or its class.
+    def recognises(self, config: Mapping[str, Any]) -> bool:
+        """Whether the block says compressed-tensors, in several layouts."""
+        return config.get("quant_method") == METHOD and config.get("format") == self.name
 
-    >>> spec_of({"config_groups": {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 4}}}}, "a.fc").bits
-    4
-    """
-    groups = config.get("config_groups")
-    if not isinstance(groups, Mapping) or not all(isinstance(group, Mapping) for group in groups.values()):
-        raise FormatError("a compressed-tensors configuration has 'config_groups', each with 'targets' and 'weights'")
-    for matches in (_by_name, _by_pattern, _by_class):
-        for group in groups.values():
-            if any(matches(target, name) for target in group.get("targets", ())):
-                return _spec(group.get("weights"))
-    raise FormatError("no group of the compressed-tensors configuration targets it")
-
-
-def _by_name(target: str, name: str) -> bool:
-    return target == name
-
-
-def _by_pattern(target: str, name: str) -> bool:
-    return target.startswith("re:") and file_pattern(target[3:], "a target of a config group").matches_start(name)
-
-
-def _by_class(target: str, name: str) -> bool:
-    # Classes are not known here; a stored layer that nothing names more closely is of one of them.
-    return re.fullmatch(r"[A-Za-z_]\w*", target) is not None and target != name
-
-
-def _spec(weights: Any) -> LinearSpec:
-    if not isinstance(weights, Mapping) or weights.get("type", "int") != "int":
-        raise FormatError(f"the group has no integer weights: {weights!r}")
-    strategy = weights.get("strategy") or ("group" if weights.get("group_size") else "channel")
-    if strategy not in ("group", "channel"):
-        raise FormatError(f"the weights have scales per {strategy}; group and channel are read")
-    bits = option(weights, "num_bits")
-    if not 1 <= bits <= 8:
-        raise FormatError(f"compressed-tensors integers have 1 to 8 bits, found {bits}")
-    size = group_size_of(weights, "group_size") if strategy == "group" else -1
-    return LinearSpec(bits, size, bool(weights.get("symmetric", True)))
+    @staticmethod
+    def _layout(weight: Layer) -> CheckpointFormat[Any]:
+        return FORMATS[layout_of(weight.spec)]
 
 
 FORMATS.add(PackQuantized.name, PackQuantized())
 FORMATS.add(IntQuantized.name, IntQuantized(), aliases=("naive-quantized",))
+FORMATS.add(CompressedTensors.name, CompressedTensors())

@@ -37,14 +37,14 @@ def block_type(spec: LinearSpec) -> str | None:
     return "Q8_0" if spec.bits <= 7 else None
 
 
-class GGUF(CheckpointFormat):
+class GGUF(CheckpointFormat[LinearWeight]):
     """Blocks of 32 values, as llama.cpp computes with: a layer is one ``weight`` of bytes, a row after the other."""
 
     name = "gguf"
     parts = ("weight",)
     key = "weight"
 
-    def why_not(self, weight: LinearWeight) -> str | None:
+    def _why_not(self, weight: LinearWeight) -> str | None:
         """Why no block type holds the codes of ``weight``; None where one does."""
         if block_type(weight.spec) is None:
             return f"no block type of it holds asymmetric integers of {weight.bits} bits"

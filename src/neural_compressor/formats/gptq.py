@@ -33,7 +33,7 @@ from neural_compressor.schemes.arrays import Array, array_namespace
 _BITS = (2, 3, 4, 8)
 
 
-class GPTQ(CheckpointFormat):
+class GPTQ(CheckpointFormat[LinearWeight]):
     """GPTQ with zero points stored less one: ``checkpoint_format: gptq``, which every reader knows.
 
     A zero point of zero has no code of its own there, and readers disagree about it; such a weight is refused.
@@ -45,8 +45,7 @@ class GPTQ(CheckpointFormat):
     #: What is taken from a zero point before it is stored.
     zero_offset = 1
 
-    def why_not(self, weight: LinearWeight) -> str | None:
-        """Why the format cannot store ``weight``; None where it can."""
+    def _why_not(self, weight: LinearWeight) -> str | None:
         xp = array_namespace(weight.codes)
         if weight.bits not in _BITS:
             return f"it takes 2, 3, 4 or 8 bits, not {weight.bits}"

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from neural_compressor.errors import FormatError
-from neural_compressor.formats.base import format_of
+from neural_compressor.formats.base import Layer, format_of
 from neural_compressor.formats.json_files import read_json
-from neural_compressor.formats.linear_weight import LinearWeight
 from neural_compressor.formats.safetensors_files import SafetensorsCheckpoint
 from neural_compressor.schemes.arrays import Array
 
@@ -34,7 +33,7 @@ def quantization_config(folder: str | Path) -> dict[str, Any]:
 
 
 class QuantizedCheckpoint:
-    """A folder with a quantized model: its layers as :class:`LinearWeight`, its other tensors as they are.
+    """A folder with a quantized model: its layers, its other tensors as they are.
 
     Nothing but names and shapes is read until it is asked for.
     """
@@ -61,17 +60,18 @@ class QuantizedCheckpoint:
         """The names of the tensors that belong to no quantized layer."""
         return [name for name in self.tensors if name not in self._layer_of]
 
-    def layer(self, name: str) -> LinearWeight:
+    def layer(self, name: str) -> Layer:
         """Read one quantized layer."""
         if name not in self._parts:
             raise FormatError(f"{self.folder} holds no quantized layer {name!r}")
         tensors = {part: self.tensors[full] for part, full in self._parts[name].items()}
         try:
-            return self.format.decompress(tensors, self.quantization_config, name)
+            layer: Layer = self.format.decompress(tensors, self.quantization_config, name)
+            return layer
         except FormatError as error:
             raise FormatError(f"{self.tensors.files[self._parts[name][self.format.key]]}: {error}") from error
 
-    def items(self) -> Iterator[tuple[str, LinearWeight | Array]]:
+    def items(self) -> Iterator[tuple[str, Layer | Array]]:
         """Each quantized layer and each other tensor by name, one at a time, as they come in the files."""
         done = set()
         for name in self.tensors:

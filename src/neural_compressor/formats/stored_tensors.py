@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from neural_compressor.errors import FormatError
+from neural_compressor.formats.byte_views import dtype_name
+from neural_compressor.schemes import QuantizedArray
 from neural_compressor.schemes.arrays import Array, array_namespace, as_float32
+from neural_compressor.schemes.ranges import against_parts, from_parts, scale_granularity, to_parts
 
 
 def required(tensors: Mapping[str, Array], part: str, dtype: str | None = None) -> Array:
@@ -14,7 +19,7 @@ def required(tensors: Mapping[str, Array], part: str, dtype: str | None = None) 
     if part not in tensors:
         raise FormatError(f"tensor {part!r} is missing; found {', '.join(sorted(tensors)) or 'none'}")
     array = tensors[part]
-    if dtype is not None and array.dtype != getattr(array_namespace(array), dtype):
+    if dtype is not None and dtype_name(array) != dtype:
         raise FormatError(f"{part!r} is stored as {dtype}, found {array.dtype}")
     return array
 
@@ -44,6 +49,36 @@ def finite_scale(scale: Array, part: str) -> Array:
     if not bool(xp.all(xp.isfinite(scale))):
         raise FormatError(f"{part!r} holds NaN or Inf: the file is damaged")
     return scale
+
+
+def one_number(tensors: Mapping[str, Array], part: str) -> Array:
+    """The tensor ``part``, one finite float32 above 0, with no axes."""
+    scale = finite_scale(required(tensors, part), part)
+    if math.prod(scale.shape) != 1:
+        raise FormatError(f"{part!r} is one number, found the shape {tuple(scale.shape)}")
+    if not float(array_namespace(scale).max(scale)) > 0:
+        raise FormatError(f"{part!r} is above 0, found {float(array_namespace(scale).max(scale)):g}")
+    return array_namespace(scale).reshape(as_float32(scale), ())
+
+
+def with_checked_scales(array: QuantizedArray, part: str) -> QuantizedArray:
+    """``array``, refused where a scale is below 0, or 0 though the values it belongs to are not; those get a scale of 1."""
+    xp, scale = array_namespace(array.codes), array.qparams.scale
+    if scale is None or bool(xp.all(scale > 0)):
+        return array
+    if bool(xp.any(scale < 0)):
+        raise FormatError(f"{part!r} holds scales below 0: the file is damaged")
+    granularity = scale_granularity(array.scheme)
+    none = against_parts(xp.astype(scale == 0, xp.uint8), array.shape, granularity)
+    # The sign is no value: 0 and -0 are the same number.
+    magnitudes = (
+        array.codes if array.scheme.dtype.is_integer else array.codes & ((1 << (array.scheme.dtype.bits - 1)) - 1)
+    )
+    parts = to_parts(magnitudes, granularity)
+    lost = from_parts(xp.astype((parts != 0) & (none != 0), xp.uint8), array.shape, granularity)
+    if bool(xp.any(lost != 0)):
+        raise FormatError(f"{part!r} holds scales of 0 for values that are not 0: the file is damaged")
+    return replace(array, scale=xp.where(scale == 0, xp.ones_like(scale), scale))
 
 
 def checked_groups(g_idx: Array, runs: Array, groups: int, part: str) -> Array | None:

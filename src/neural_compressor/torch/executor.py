@@ -21,6 +21,7 @@ from neural_compressor.errors import CalibrationError, ConfigError, Quantization
 from neural_compressor.observers.input_check import CalibrationInputs
 from neural_compressor.registry import close_matches
 from neural_compressor.schemes import OpKey, OpScheme, Pass, Plan
+from neural_compressor.schemes.scheme import RTN
 from neural_compressor.torch.batches import batch_size, note_inputs
 from neural_compressor.torch.files.streaming import WeightSource, is_empty
 from neural_compressor.torch.hooks import evaluating, forward_replaced
@@ -79,7 +80,7 @@ class Execution:
         keeps_floats: bool = False,
         every: int = 1,
     ) -> None:
-        self.model, self.plan = model, plan
+        self.model, self.plan = model, _with_methods(model, plan)
         self.reasons = dict(reasons or {})
         self.passes = [read_pass(step) for step in plan.passes]
         # What ops receive in a model that a pass has changed is nothing to other plans, nor theirs to this one.
@@ -315,6 +316,19 @@ class Execution:
                     pass
             self.ranges.keep(seen, self.plan, self._source)
         return self.ranges.of(self.plan, state.structure, self._source)
+
+
+def _with_methods(model: nn.Module, plan: Plan) -> Plan:
+    """``plan`` with rounding to nearest as the method of weights that have a scale of the whole tensor (nvfp4).
+
+    Found by a method, those of layers that read one input have the same one, which is what engines take.
+    """
+    ops = dict(plan.items())
+    for key, op in plan.items():
+        shared = op.method is None and op.weight is not None and op.weight.dtype.has_tensor_scale
+        if shared and not op.is_float and is_linear(model.get_submodule(key[0])):
+            ops[key] = replace(op, method=RTN)
+    return replace(plan, ops=ops)
 
 
 def _has_method(model: nn.Module, key: OpKey, op: OpScheme) -> bool:

@@ -179,6 +179,15 @@ class WeightOnlyLinear(WeightedModule):
 
     def linear_weight(self) -> LinearWeight:
         """The layer for a checkpoint format; one that no format can express is an error that says why."""
+        return LinearWeight.from_quantized(self._plain_array(), self.input_order, self.bias)
+
+    def array_alone(self) -> QuantizedArray:
+        """The weight, where the layer does nothing to its inputs; else an error that says what it does."""
+        if self.input_order is not None:
+            raise FormatError("a layer with an order of its inputs fits no checkpoint format of this data type")
+        return self._plain_array()
+
+    def _plain_array(self) -> QuantizedArray:
         unknown = {
             "float zero-points": self._float_zero() is not None,
             "a scale of its inputs": self.input_scale is not None,
@@ -187,7 +196,7 @@ class WeightOnlyLinear(WeightedModule):
         if any(unknown.values()):
             found = " and ".join(what for what, has in unknown.items() if has)
             raise FormatError(f"a layer with {found} fits no checkpoint format but the toolkit's own")
-        return LinearWeight.from_quantized(self.weight_array(), self.input_order, self.bias)
+        return self.weight_array()
 
     def dequantized_weight(self) -> Tensor:
         """The weight the layer has in effect for inputs as they come: float32, in the layout of the float module."""

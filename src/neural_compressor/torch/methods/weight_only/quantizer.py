@@ -20,6 +20,7 @@ from neural_compressor.torch.methods.weight_only.lockstep import Lockstep
 from neural_compressor.torch.methods.weight_only.methods import is_block_method, method_of, option
 from neural_compressor.torch.modules.activation import Range
 from neural_compressor.torch.modules.matrix_stack import open_stacks
+from neural_compressor.torch.modules.weight_only import matrix_of
 from neural_compressor.torch.structure.ops import is_parameter, outer_blocks
 from neural_compressor.torch.structure.replay import Arguments
 
@@ -55,11 +56,11 @@ class WeightOnlyQuantizer:
                 f"{len(waiting)} layers need calibration ({some}): run the prepared model on data before convert"
             )
         groups = LayerGroups(self.model, self.ops, self.source, self.ranges)
-        for name in self.ops:
-            if name not in waiting:
+        for names in self._together([name for name in self.ops if name not in waiting]):
+            for name in names:
                 groups.fill(name if not name or is_parameter(self.model, name) else f"{name}.")
                 open_stacks(self.model, [name])
-                _quantize_alone(groups, name, None)
+            _quantize_together(groups, names, None)
         if waiting:
             self._blockwise(groups, waiting, calls)
         groups.tell()
@@ -68,6 +69,22 @@ class WeightOnlyQuantizer:
         if self.source is not None:
             self.source.finish(self.model)
         return groups.missed
+
+    def _together(self, layers: Sequence[str]) -> list[list[str]]:
+        """``layers`` one by one, but those of one module that have a scale of the whole tensor (nvfp4) with each other.
+
+        Layers that read one input are multiplied as one matrix by engines, and then there is one such scale. That they do
+        is not known without data; sharing it where they do not costs next to nothing, as blocks have scales of their own.
+        """
+        found: dict[Any, list[str]] = {}
+        for name in layers:
+            op, key = self.ops[name], (name,)
+            shared = op.weight is not None and op.weight.dtype.has_tensor_scale and not is_parameter(self.model, name)
+            if shared:
+                inputs = matrix_of(self.model.get_submodule(name)).shape[1]
+                key = (name.rpartition(".")[0], inputs, op)  # type: ignore[assignment]
+            found.setdefault(key, []).append(name)
+        return list(found.values())
 
     def _blockwise(self, groups: LayerGroups, layers: Sequence[str], calls: Sequence[Arguments]) -> None:
         blocks = outer_blocks(self.model, layers) or [""]
@@ -98,9 +115,9 @@ class WeightOnlyQuantizer:
         for block in waiting:
             groups.note_missed(inside[block])
         for name, statistics in heads.items():
-            _quantize_alone(groups, name, statistics)
+            _quantize_together(groups, [name], statistics)
 
 
-def _quantize_alone(groups: LayerGroups, name: str, statistics: InputStatistics | None) -> None:
-    found = groups.quantize([name], statistics, groups.absorber([name]))
+def _quantize_together(groups: LayerGroups, names: Sequence[str], statistics: InputStatistics | None) -> None:
+    found = groups.quantize(names, statistics, groups.absorber(names))
     groups.apply([] if found is None else [found])

@@ -1,0 +1,113 @@
+"""Quantized linear layers of a model as checkpoint formats see them, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from neural_compressor.algorithms import LayerResult
+from neural_compressor.errors import FormatError
+from neural_compressor.formats import Layer, LinearWeight, QuantizedLinear
+from neural_compressor.schemes import OpScheme, PerBlock, PerGroup, QuantizedArray, TensorScheme
+from neural_compressor.torch.hooks import evaluating, forward_replaced
+from neural_compressor.torch.modules import QuantModule, WeightOnlyLinear
+from neural_compressor.torch.modules.linear import QuantLinear
+
+
+def checkpoint_layer(module: QuantModule) -> Layer:
+    """A quantized linear layer for a checkpoint format; one that none can express is an error that says why."""
+    if getattr(module, "relu", False):
+        raise FormatError("a ReLU is fused into it, and a checkpoint knows layers alone; quantize without folding")
+    if isinstance(module, WeightOnlyLinear):
+        if module.weight_scheme.dtype.is_integer:
+            return module.linear_weight()
+        return QuantizedLinear(module.array_alone(), bias=module.bias)
+    if not isinstance(module, QuantLinear):
+        raise FormatError(
+            f"a quantized {module.op_type} is none of the layers that serving engines read quantized, which are linear; "
+            "leave it in float"
+        )
+    if module.input_change:
+        raise FormatError(
+            "its inputs are multiplied, turned or put in order when it runs, which engines do not; fold that into the "
+            "layer before (folding=True, hadamard='folded')"
+        )
+    if module.scheme.activation is not None and module.scheme.activation.rounding not in ("even", "nearest"):
+        raise FormatError(f"engines round inputs to nearest, and its are rounded {module.scheme.activation.rounding!r}")
+    inputs = module.qparams("input")
+    scale, zero_point = (None, None) if inputs is None else (inputs.scale, inputs.zero_point)
+    return QuantizedLinear(module.weight_array(), module.scheme.activation, scale, zero_point, module.bias)
+
+
+def module_of(layer: Layer, module: nn.Module) -> QuantModule:
+    """The quantized layer that takes the place of ``module``, of which only the shape is read."""
+    if isinstance(layer, LinearWeight):
+        return WeightOnlyLinear.from_layer(module, LayerResult(layer.to_quantized(), layer.order), bias=layer.bias)
+    if layer.activation is None:
+        return WeightOnlyLinear.from_layer(module, LayerResult(_in_groups(layer.weight)), bias=layer.bias)
+    state = {"weight_packed": (packed := layer.weight.pack()).data, "weight_scale": packed.scale}
+    state |= {"weight_tensor_scale": packed.tensor_scale, "bias": layer.bias}
+    state |= {"input_scale": layer.input_scale, "input_zero_point": layer.input_zero_point}
+    scheme = OpScheme(layer.weight.scheme, layer.activation, layer.mode)
+    return QuantLinear.from_state(module, scheme, {name: each for name, each in state.items() if each is not None})
+
+
+def _in_groups(array: QuantizedArray) -> QuantizedArray:
+    """Blocks of rows and columns as groups with the scales of their blocks: what a weight-only layer multiplies with."""
+    part = array.scheme.granularity
+    if not isinstance(part, PerBlock):
+        return array
+    assert isinstance(array.scale, Tensor)
+    scale = array.scale.repeat_interleave(part.rows, 0)[: array.shape[0]].contiguous()
+    scheme = TensorScheme(array.scheme.dtype, granularity=PerGroup(part.columns))
+    return QuantizedArray(array.codes, scale, None, scheme, array.shape)
+
+
+# -- layers that engines multiply as one ------------------------------------------------------------------------------
+
+
+def layers_of_one_input(model: nn.Module) -> list[list[str]] | None:
+    """Linear layers of one module that are given the same tensor: query, key and value, or the two halves of a gated layer.
+
+    Engines multiply these as one matrix. They are found by running the model on the tokens that transformers has for this,
+    with layers that only say which shape they would give. None where the model does not run so.
+    """
+    inputs = getattr(model, "dummy_inputs", None)
+    names: dict[str, nn.Module] = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, (nn.Linear, WeightOnlyLinear, QuantLinear)) and hasattr(module, "out_features")
+    }
+    if not isinstance(inputs, dict) or not names:
+        return None
+    seen: dict[tuple[str, int], list[str]] = {}
+    kept: list[Tensor] = []  # while they are there no other tensor has their identity
+    device = next(iter([*model.parameters(), *model.buffers()])).device
+    try:
+        with torch.no_grad(), evaluating(model), _shapes_alone(names, seen, kept):
+            model(**{key: value.to(device) for key, value in inputs.items()})
+    except (RuntimeError, TypeError, ValueError, KeyError, IndexError, AttributeError, NotImplementedError):
+        return None
+    return [found for found in seen.values() if len(found) > 1]
+
+
+@contextmanager
+def _shapes_alone(
+    layers: dict[str, nn.Module], seen: dict[tuple[str, int], list[str]], kept: list[Tensor]
+) -> Iterator[None]:
+    def instead(name: str, module: Any) -> Any:
+        def forward(input: Tensor) -> Tensor:
+            kept.append(input)
+            seen.setdefault((name.rpartition(".")[0], id(input)), []).append(name)
+            return input.new_zeros(*input.shape[:-1], module.out_features)
+
+        return forward
+
+    with ExitStack() as stack:
+        for name, module in layers.items():
+            stack.enter_context(forward_replaced(module, instead(name, module)))
+        yield

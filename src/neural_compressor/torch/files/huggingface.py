@@ -189,8 +189,8 @@ def write_checkpoint(model: nn.Module, folder: str | Path, layout: str = "compre
             for name, tensor in unique_state(model)[0].items():
                 if not name.startswith(prefixes):
                     writer.add(name, tensor.detach().cpu().contiguous())
-            for name, module in as_float.items():
-                for part, tensor in _as_float(module).items():
+            for name, other in as_float.items():
+                for part, tensor in _as_float(other).items():
                     writer.add(f"{name}.{part}", tensor.to(_float_type(model)).cpu().contiguous())
             for name, module in layers.items():
                 for part, array in format.compress(checkpoint_layer(module), name).items():

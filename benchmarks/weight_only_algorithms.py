@@ -11,11 +11,14 @@ ALGORITHMS = (
     "rtn",
     "rtn-even",
     "rtn-search",
+    "rtn-folded",
     "hqq",
     "awq",
     "teq",
     "gptq-published",
     "gptq",
+    "gptq-folded",
+    "gptq-folded-down",
     "gptq-rotated",
     "gptq-rotated-even",
     "autoround",
@@ -44,17 +47,23 @@ def config_for(algorithm: str, scheme: WeightScheme, options: Mapping[str, Any])
     group: dict[str, Any] = {"group_size": scheme.group_size or -1}
     kind = {"dtype": scheme.dtype} if scheme.bits is None else {"bits": scheme.bits, "use_sym": scheme.symmetric}
     fields = {**group, **kind}
+    turned: dict[str, Any] = {**fields, "percdamp": 0.05}
     makers: dict[str, Callable[[], Any]] = {
         "rtn": lambda: RTNConfig(**fields),
         "rtn-even": lambda: RTNConfig(**fields, use_full_range=False),
         "rtn-search": lambda: RTNConfig(**fields, use_mse_search=True),
+        "rtn-folded": lambda: RTNConfig(**fields, hadamard="folded"),
         "hqq": lambda: HQQConfig(**group, bits=scheme.bits),
         "awq": lambda: AWQConfig(**fields),
         "teq": lambda: TEQConfig(**fields),
         "gptq-published": lambda: GPTQConfig(**fields, correct_upstream=False, scale_search="none"),
         "gptq": lambda: GPTQConfig(**fields),
-        "gptq-rotated": lambda: GPTQConfig(**fields, hadamard=True, percdamp=0.05),
-        "gptq-rotated-even": lambda: GPTQConfig(**fields, hadamard=True, percdamp=0.05, use_full_range=False),
+        "gptq-folded": lambda: GPTQConfig(**turned, hadamard="folded"),
+        "gptq-folded-down": lambda: GPTQConfig(**turned, hadamard="folded").set_local(
+            r".*\.down_proj", GPTQConfig(**turned, hadamard=True)
+        ),
+        "gptq-rotated": lambda: GPTQConfig(**turned, hadamard=True),
+        "gptq-rotated-even": lambda: GPTQConfig(**turned, hadamard=True, use_full_range=False),
         "autoround": lambda: AutoRoundConfig(**fields, **options),
     }
     return makers[algorithm]()

@@ -26,12 +26,14 @@ class Language(nn.Module):
     def __init__(self):
         super().__init__()
         self.model = nn.Module()
+        self.embed = nn.Linear(128, 128)
         self.model.layers = nn.ModuleList(nn.Module() for _ in range(2))
         for layer in self.model.layers:
             layer.mlp = nn.ModuleDict({"up_proj": nn.Linear(128, 128), "down_proj": nn.Linear(128, 128)})
         self.lm_head = nn.Linear(128, 10)
 
     def forward(self, x):
+        x = self.embed(x)
         for layer in self.model.layers:
             x = x + layer.mlp["down_proj"](layer.mlp["up_proj"](x).relu())
         return self.lm_head(x)
@@ -43,7 +45,7 @@ def test_weight_only(tmp_path, monkeypatch):
     calibration = [torch.randn(4, 128) for _ in range(2)]
     names = {"calibration": calibration, "eval_fn": lambda model: float(model(calibration[0]).isfinite().all())}
     examples = blocks("weight_only.md")
-    assert len(examples) == 3
+    assert len(examples) == 4
     for number, code in enumerate(examples):
         names["model"] = Language().eval()
         exec(compile(code, f"docs/weight_only.md, example {number}", "exec"), names)

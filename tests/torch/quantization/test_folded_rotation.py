@@ -13,10 +13,12 @@ from neural_compressor.torch.quantization import (
     AutoRoundConfig,
     AWQConfig,
     DynamicQuantConfig,
+    FP8Config,
     GPTQConfig,
     HQQConfig,
     MXQuantConfig,
     RTNConfig,
+    SmoothQuantConfig,
     StaticQuantConfig,
     convert,
     load,
@@ -76,8 +78,13 @@ CONFIGS = {
     "autoround": AutoRoundConfig(bits=4, group_size=32, iters=2, hadamard="folded"),
     "static": StaticQuantConfig(hadamard="folded"),
     "dynamic": DynamicQuantConfig(hadamard="folded"),
+    "smooth": SmoothQuantConfig(hadamard="folded"),
+    "fp8": FP8Config(hadamard="folded"),
+    "fp8-dynamic": FP8Config(hadamard="folded", dynamic_quantization=True),
     "mx": MXQuantConfig(w_dtype="fp4", act_dtype="fp4", hadamard="folded"),
 }
+
+INT8 = ("static", "dynamic", "smooth")
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -89,7 +96,7 @@ def test_every_configuration_takes_it(name):
     assert bool((quantized.model.norm.weight == 1).all())
     with torch.no_grad():
         found = quantized(ids, use_cache=False).logits
-    assert float((found - expected).norm() / expected.norm()) < (0.15 if name in ("static", "dynamic") else 0.5)
+    assert float((found - expected).norm() / expected.norm()) < (0.15 if name in INT8 else 0.5)
 
 
 def test_plain_transformers_reads_the_file(tmp_path):
@@ -141,6 +148,19 @@ def test_other_values_are_refused(value):
         GPTQConfig(hadamard=value)
     with pytest.raises(ConfigError, match=r"hadamard: got .*'folded'"):
         AWQConfig(hadamard=True)
+
+
+def test_statistics_in_files_are_of_the_model_as_it_came(tmp_path):
+    with pytest.raises(ConfigError, match=r"FP8Config\.hadamard.*mode='AUTO'"):
+        FP8Config(hadamard="folded", mode="MEASURE")
+    with pytest.raises(ConfigError, match=r"FP8Config\.hadamard.*leave dump_stats_path out"):
+        FP8Config(hadamard="folded", dump_stats_path=str(tmp_path / "measure"))
+
+
+def test_it_comes_before_smoothing():
+    plan, _ = plan_for(llama(), SmoothQuantConfig(hadamard="folded"))
+    names = [step.name for step in plan.passes]
+    assert names.index("rotate") < names.index("smooth")
 
 
 def test_it_needs_data():

@@ -16,9 +16,9 @@ from neural_compressor.dtypes import DType, dtype
 from neural_compressor.errors import ConfigError
 from neural_compressor.name_pattern import NamePattern
 from neural_compressor.registry import close_matches
-from neural_compressor.schemes import OpScheme
+from neural_compressor.schemes import OpScheme, Pass
 from neural_compressor.schemes.scaling import DEVICE_SCALES
-from neural_compressor.torch.quantization.config.fields import Flag, Path, spelled
+from neural_compressor.torch.quantization.config.fields import Flag, FoldedHadamard, Path, rotation_passes, spelled
 from neural_compressor.torch.quantization.config.fp8_scales import (
     DYNAMIC,
     SCALE_METHODS,
@@ -117,7 +117,8 @@ class FP8Config(ComposableConfig):
     ``{"names": [...], "types": [...]}``; empty ones admit and exclude nothing.
 
     Results do not depend on ``scale_format``, as scales are tensors of a layer, nor on ``fake_quant`` and ``use_qdq`` where
-    there is no fp8 kernel. Statistics are measured where the model is.
+    there is no fp8 kernel. Statistics are measured where the model is. ``hadamard="folded"`` is that of
+    :class:`RTNConfig`, for mode AUTO.
 
     >>> FP8Config(fp8_config="e5m2").fp8_config
     'E5M2'
@@ -147,6 +148,7 @@ class FP8Config(ComposableConfig):
     world_size: Rank = None
     mod_dict: Annotated[dict[str, str], PlainValidator(_no_modules)] = Field(default_factory=dict)
     measure_on_hpu: Annotated[bool, PlainValidator(flag)] = True
+    hadamard: FoldedHadamard = False
 
     _json_file: str | None = PrivateAttr(default=None)
 
@@ -161,13 +163,18 @@ class FP8Config(ComposableConfig):
         return self.mode in ("AUTO", "QUANTIZE", "LOAD")
 
     @property
+    def passes(self) -> tuple[Pass, ...]:
+        """What it asks to be done to the whole model before its ops are quantized."""
+        return rotation_passes(self)
+
+    @property
     def needs_calibration(self) -> bool:
-        """Unless scales are fixed, or taken from each batch."""
+        """Unless scales are fixed, or taken from each batch, and the model stays as it is."""
         fixed = (
             isinstance(self.scale_method, str)
             and SCALE_METHODS[self.scale_method].activation.scale_value_type == "unit"
         )
-        return not fixed and not self.dynamic_quantization
+        return bool(self.passes) or (not fixed and not self.dynamic_quantization)
 
     @property
     def dtype(self) -> DType:
@@ -272,6 +279,11 @@ class FP8Config(ComposableConfig):
             raise ConfigError(
                 f"{cls.__name__}.measure_exclude: got {values['measure_exclude']!r}, and scales of activations come from "
                 "the inputs of ops; exclude OUTPUT or PARAMS"
+            )
+        if values["hadamard"] and (values["mode"] != "AUTO" or "dump_stats_path" in given):
+            raise ConfigError(
+                f"{cls.__name__}.hadamard: got {values['hadamard']!r}, which changes the model before scales are taken, and "
+                "statistics in files are of the model as it came; take mode='AUTO' and leave dump_stats_path out"
             )
         cls._check_ranks(values)
         return values

@@ -43,8 +43,8 @@ class QuantArithmetic(QuantModule):
     def _quantize(self, module: nn.Module) -> None:
         """There is no weight."""
 
-    def _choose_kernel(self) -> str:
-        return super()._choose_kernel() if self.qparams("output") is not None else SIMULATED
+    def _choose_kernel(self, device: str) -> str:
+        return super()._choose_kernel(device) if self.qparams("output") is not None else SIMULATED
 
     def forward(self, a: Operand, b: Operand) -> Tensor:
         if isinstance(a, Tensor) and isinstance(b, Tensor) and is_compiled():

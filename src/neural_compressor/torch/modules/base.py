@@ -22,6 +22,7 @@ from neural_compressor.torch.modules.activation import (
     within_codes,
 )
 from neural_compressor.torch.modules.input_change import InputChange
+from neural_compressor.torch.modules.kernels.fp8 import is_fp8, why_not_fp8
 from neural_compressor.torch.modules.kernels.integer import is_tensor_int8, why_simulated
 from neural_compressor.torch.modules.kernels.quint8 import U8
 from neural_compressor.torch.modules.kernels.table import SIMULATED, kernel_for
@@ -194,9 +195,9 @@ class QuantModule(nn.Module):
 
     # -- the kernel -------------------------------------------------------------------------------------------------
 
-    def _choose_kernel(self) -> str:
-        """The kernel of this op on the CPU."""
-        found = kernel_for(self.op_type, self.scheme)
+    def _choose_kernel(self, device: str) -> str:
+        """The kernel of this op on a kind of device."""
+        found = kernel_for(self.op_type, self.scheme, device) if device == "cpu" else None
         return found.name if found else SIMULATED
 
     def _settle(self) -> None:
@@ -209,8 +210,8 @@ class QuantModule(nn.Module):
             for name in (*self.inputs, "output"):
                 if (scale := self._buffers.get(f"{name}_scale")) is not None and not scale.is_meta:
                     self._u8(name)
-        on_cpu = all(buffer.device.type == "cpu" for buffer in self.buffers())
-        self.kernel = self._choose_kernel() if on_cpu else SIMULATED
+        devices = {buffer.device.type for buffer in self.buffers()} or {"cpu"}
+        self.kernel = self._choose_kernel(devices.pop()) if len(devices) == 1 else SIMULATED
 
     @property
     def simulated(self) -> bool:
@@ -221,7 +222,11 @@ class QuantModule(nn.Module):
         """What stands against an integer kernel and what would help; empty where one runs the op."""
         if not self.simulated:
             return ""
-        elsewhere = {buffer.device.type for buffer in self.buffers()} - {"cpu"}
+        devices = {buffer.device.type for buffer in self.buffers()} or {"cpu"}
+        elsewhere = devices - {"cpu"}
+        if is_fp8(self.scheme) and len(devices) == 1:
+            weight = self._buffers.get("weight_packed")
+            return why_not_fp8(self.op_type, self.scheme, () if weight is None else tuple(weight.shape), *devices)
         if elsewhere:
             return f"integer kernels run on the CPU, and its tensors are on {', '.join(sorted(elsewhere))}"
         return self._why_no_kernel()

@@ -44,12 +44,8 @@ class QuantEmbedding(WeightedModule):
     def _stored_inputs(self) -> tuple[str, ...]:
         return ()
 
-    def _choose_kernel(self) -> str:
-        return "packed rows"
-
-    def _settle(self) -> None:
-        super()._settle()
-        self.kernel = self._choose_kernel()  # looking rows up needs no kernel of a device
+    def _choose_kernel(self, device: str) -> str:
+        return "packed rows"  # looking them up needs no kernel of a device
 
     def forward(self, input: Tensor) -> Tensor:
         if is_compiled():

@@ -14,6 +14,7 @@ from neural_compressor.schemes import OpScheme
 from neural_compressor.torch.modules.activation import as_kernels_read, over_own_range, within_codes
 from neural_compressor.torch.modules.base import QUANT_MODULES
 from neural_compressor.torch.modules.kernels import fbgemm
+from neural_compressor.torch.modules.kernels.fp8 import TORCH_TYPES, Fp8Kernel, InputRule, fp8_kernel, is_fp8
 from neural_compressor.torch.modules.layer_operator import is_compiled
 from neural_compressor.torch.modules.portable import as_type, is_leaving
 from neural_compressor.torch.modules.weighted import WeightedModule
@@ -24,16 +25,42 @@ class QuantLinear(WeightedModule):
     """Replaces ``nn.Linear``."""
 
     replaces = nn.Linear
+    weight_packed: Tensor
+    weight_scale: Tensor
+    input_scale: Tensor | None
 
     def __init__(self, module: nn.Module, scheme: OpScheme, relu: bool = False) -> None:
         super().__init__(module, scheme, relu)
+        self.weight_shape: tuple[int, int]
         self.out_features, self.in_features = self.weight_shape
+        self._fp8: Fp8Kernel | None = None
+        self._input_rule: InputRule | None = None
+
+    def _choose_kernel(self, device: str) -> str:
+        self._fp8 = fp8_kernel(self.scheme, self.weight_shape, device) if is_fp8(self.scheme) else None
+        if self._fp8 is None or self.scheme.activation is None:
+            return super()._choose_kernel(device)
+        self._input_rule = InputRule.of(self.scheme.activation)
+        return self._fp8.name
 
     def forward(self, input: Tensor) -> Tensor:
+        if self._fp8 is not None and (is_compiled() or not is_leaving()):
+            return self._eight_bit_floats(self._fp8, input)
         if is_compiled():
             return self._as_operator(input)
         y = self._product(self.turned(input))
         return y if input.is_quantized else as_type(y, input.dtype)
+
+    def _eight_bit_floats(self, kernel: Fp8Kernel, input: Tensor) -> Tensor:
+        rows = self.turned(input).reshape(-1, self.in_features)
+        if rows.shape[0] == 0:
+            return self.empty_outputs([input])[0]
+        weight = self.weight_packed.view(TORCH_TYPES[self.weight_scheme.dtype.name])
+        assert self._input_rule is not None
+        y = kernel.run(rows, weight, self.weight_scale, self.input_scale, self._input_rule)
+        y = y if self.bias is None else y + self.bias.to(y.dtype)
+        y = y.relu() if self.relu else y
+        return y.to(input.dtype).reshape(*input.shape[:-1], self.out_features)
 
     def _product(self, x: Tensor) -> Tensor:
         # TorchScript has no place for the packed weight.

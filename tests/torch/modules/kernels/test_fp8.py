@@ -1,0 +1,126 @@
+"""Products of 8-bit floats against the simulation, on the `torch._scaled_mm` of the CPU, which is too slow for the table."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from neural_compressor.dtypes import dtype
+from neural_compressor.schemes import PER_CHANNEL, PER_TOKEN, OpScheme, PerBlock, PerGroup, Scaling, TensorScheme
+from neural_compressor.torch.modules import quantized_module
+from neural_compressor.torch.modules.kernels import fp8, table
+from neural_compressor.torch.modules.kernels.fp8 import FP8_KERNELS, Fp8Kernel, InputRule, scale_of, scaled_product
+
+E4M3, E5M2 = dtype("fp8_e4m3"), dtype("fp8_e5m2")
+POW2 = Scaling("maxabs", "pow2", 0.5)
+
+
+def tensor(kind=E4M3, **more):
+    return TensorScheme(kind, **more)
+
+
+SCHEMES = {
+    "tensor": OpScheme(tensor(), tensor(), "static"),
+    "tensor, unit": OpScheme(tensor(scaling=Scaling("unit")), tensor(scaling=Scaling("unit")), "static"),
+    "channel": OpScheme(tensor(granularity=PER_CHANNEL), tensor(scaling=POW2), "static"),
+    "dynamic tensor": OpScheme(tensor(), tensor(), "dynamic"),
+    "token": OpScheme(tensor(granularity=PER_CHANNEL), tensor(granularity=PER_TOKEN), "dynamic"),
+    "token, pow2": OpScheme(tensor(scaling=POW2), tensor(granularity=PER_TOKEN, scaling=POW2), "dynamic"),
+    "e5m2 inputs": OpScheme(tensor(), tensor(E5M2), "static"),
+}
+
+
+@pytest.fixture
+def on_cpu(monkeypatch):
+    """The rows of the GPU as if they were for the CPU."""
+    kernels = [Fp8Kernel("cpu fp8", "cpu", FP8_KERNELS[0].takes, lambda: True, scaled_product)]
+    monkeypatch.setattr(table, "KERNELS", [*kernels, *table.KERNELS])
+
+
+@pytest.mark.parametrize("rounding", ["none", "pow2", "gaudi3"])
+@pytest.mark.parametrize("kind", [E4M3, E5M2], ids=lambda kind: kind.name)
+def test_scales_are_those_of_the_scheme(kind, rounding):
+    magnitudes = torch.tensor([0.0, 1e-42, 1e-30, 1e-3, 0.4375, 1.0, 7.0, 448.0, 1e4, 3e38])
+    for backoff in (1.0, 0.25):
+        scheme = TensorScheme(kind, scaling=Scaling("maxabs", rounding, backoff))
+        found = scale_of(magnitudes, InputRule.of(scheme))
+        torch.testing.assert_close(found, scheme.scaling.scale(magnitudes, kind), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.usefixtures("on_cpu")
+def test_a_layer_on_a_kernel_gives_what_the_simulation_gives(name):
+    torch.manual_seed(0)
+    module, x = nn.Linear(64, 32), torch.randn(3, 5, 64)
+    bounds = [(float(x.min()), float(x.max()))]
+    q = quantized_module(module, SCHEMES[name], bounds, relu=True)
+    assert q.kernel == "cpu fp8"
+    assert not q.why_simulated()
+    y = q(x)
+    expected = q._simulated(x)
+    assert y.shape == (3, 5, 32)
+    assert y.dtype == torch.float32
+    torch.testing.assert_close(y, expected, rtol=1e-2, atol=1e-2)
+    assert q(x[:0]).shape == (0, 5, 32)
+    assert q(x.bfloat16()).dtype == torch.bfloat16
+    torch.testing.assert_close(q(x[0, 0]), q._simulated(x[0, 0]), rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.slow  # the compiler takes its time
+@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.usefixtures("on_cpu")
+def test_the_compiler_sees_through_a_layer(name):
+    torch.manual_seed(0)
+    x = torch.randn(8, 64)
+    layer = quantized_module(nn.Linear(64, 32), SCHEMES[name], [(float(x.min()), float(x.max()))])
+    model = nn.Sequential(nn.LayerNorm(64), layer)
+    found = []
+
+    def look(graph, inputs):
+        found.extend(str(node.target) for node in graph.graph.nodes)
+        return graph.forward
+
+    with torch.no_grad():
+        compiled = torch.compile(model, backend=look, fullgraph=True)
+        torch.testing.assert_close(compiled(x), model(x))
+    assert any("_scaled_mm" in target for target in found)
+    assert not any("call_layer" in target for target in found)
+
+
+def test_which_weights_a_kernel_takes():
+    rows, blocks = FP8_KERNELS
+    assert rows.takes(SCHEMES["tensor"], (16, 32))
+    assert not rows.takes(SCHEMES["tensor"], (16, 24))
+    assert not rows.takes(OpScheme(tensor(E5M2), tensor(E5M2), "static"), (16, 32))
+    gaudi2 = Scaling("maxabs", "gaudi2", 0.5)
+    assert not rows.takes(OpScheme(tensor(), tensor(granularity=PER_TOKEN, scaling=gaudi2), "dynamic"), (16, 32))
+    in_blocks = OpScheme(tensor(granularity=PerBlock()), tensor(granularity=PerGroup(128)), "dynamic")
+    assert not rows.takes(in_blocks, (128, 512))
+    assert blocks.takes(in_blocks, (128, 512))
+    assert not blocks.takes(in_blocks, (128, 640))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="speaks of a machine without a GPU")
+def test_a_simulation_says_why():
+    layer = quantized_module(nn.Linear(64, 32), SCHEMES["tensor"], [(-1, 1)])
+    assert layer.simulated
+    assert "cuda and none on cpu" in layer.why_simulated()
+    assert fp8.why_not_fp8("Conv2d", SCHEMES["tensor"], (), "cuda") == (
+        "8-bit floats have kernels for linear layers alone, not for Conv2d"
+    )
+    assert "compute capability 8.9" in fp8.why_not_fp8("Linear", SCHEMES["tensor"], (), "cuda")
+
+
+def test_a_kernel_of_another_device_registers_itself(monkeypatch):
+    """As a package for an HPU or XPU would do; here for the CPU."""
+
+    def product(rows, weight, weight_scale, input_scale, rule):
+        codes = (rows / input_scale).clamp(-rule.largest, rule.largest).to(rule.dtype)
+        return (codes.float() * input_scale) @ (weight.float() * weight_scale.reshape(-1, 1)).T
+
+    monkeypatch.setattr(table, "KERNELS", list(table.KERNELS))
+    table.register(Fp8Kernel("mine", "cpu", lambda scheme, shape: True, lambda: True, product), first=True)
+    x, module = torch.randn(4, 20), nn.Linear(20, 10)
+    layer = quantized_module(module, SCHEMES["tensor"], [(float(x.min()), float(x.max()))])
+    assert layer.kernel == "mine"
+    np.testing.assert_allclose(layer(x), layer._simulated(x), rtol=1e-4, atol=1e-4)

@@ -240,7 +240,7 @@ class PyTorchAdaptor(Adaptor):
         return found
 
     def set_tensor(self, model: nn.Module, tensor_dict: Mapping[str, Any]) -> nn.Module:
-        new = copy.deepcopy(model)
+        new = copy_of(model)
         state = new.state_dict()
         with torch.no_grad():
             for name, value in tensor_dict.items():
@@ -289,7 +289,7 @@ class PyTorchAdaptor(Adaptor):
         ops: dict[OpKey, OpScheme] = {key: float_op("bf16") for key in self.bf16_ops if key[0] not in done}
         if not ops:
             return model
-        return build(copy.deepcopy(model).eval(), Plan(ops), {}, Structure(), {})
+        return build(copy_of(model).eval(), Plan(ops), {}, Structure(), {})
 
     def quantize_input(self, model: nn.Module) -> tuple[nn.Module, tuple[float, int]]:
         """The model itself takes quint8 input where its first op runs in int8; returns it and that scale and zero-point."""

@@ -213,6 +213,35 @@ def test_linear_layers_over_sequences_become_integer_products(tmp_path):
         near(found, new(x), model(x))
 
 
+@pytest.mark.parametrize(
+    "weight",
+    [
+        {"granularity": "per_tensor", "scheme": "sym"},
+        {"granularity": "per_channel", "scheme": "sym"},
+    ],
+    ids=["tensor", "channel"],
+)
+@pytest.mark.parametrize("shape", [(4, 64), (2, 5, 64)], ids=str)
+def test_dynamic_layers_become_integer_products_to_a_step(weight, shape, tmp_path):
+    onnx = pytest.importorskip("onnx")
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 8)).eval(), torch.randn(shape)
+    adaptor, new = made(model, [x], "dynamic", op_type_dict={"Linear": {"weight": {"dtype": "int8", **weight}}})
+    session = session_of(adaptor.convert(new, "eager", "onnx"), tmp_path)
+    ran = Counter(node.op_type for node in onnx.load(tmp_path / "optimised.onnx").graph.node)
+    assert ran["DynamicQuantizeMatMul"] + ran["MatMulIntegerToFloat"] == 2
+    assert not {"Gemm", "MatMul"} & ran.keys()
+    for rows in (x, x[:1]):
+        with torch.no_grad():
+            expected = new(rows)
+            hidden = new[1](new[0](rows))
+        found = torch.from_numpy(session.run(None, {"input": rows.numpy()})[0])
+        # One value of the hidden layer may be rounded the other way.
+        step = float(hidden.max() / 255 * new[2].dequantized_weight().abs().max())
+        assert (found - expected).abs().max() <= 1.01 * step
+        assert (found - expected).abs().mean() < 0.1 * step
+
+
 def test_what_cannot_be_converted_is_said(case):
     _, _, adaptor, new = case
     with pytest.raises(ConfigError, match="eager to onnx"):

@@ -1,24 +1,33 @@
-"""A PyTorch model as an ONNX model, its quantized ops as float ops between QuantizeLinear and DequantizeLinear."""
+"""A PyTorch model as an ONNX model: static ops as float ops between QuantizeLinear and DequantizeLinear, dynamic products in
+DynamicQuantizeLinear and MatMulInteger."""
 
 from __future__ import annotations
 
 import inspect
 import io
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from neural_compressor.errors import ConfigError, MissingDependencyError
+from neural_compressor.schemes import PerTensor
 from neural_compressor.torch.batches import feed, tensors_in
+from neural_compressor.torch.hooks import forward_replaced
+from neural_compressor.torch.modules.kernels.integer import takes_int8
+from neural_compressor.torch.modules.linear import QuantLinear
+from neural_compressor.torch.modules.portable import as_type, constant
 
 
 def to_onnx(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """``model`` as an ``onnx.ModelProto``, traced with ``args`` and ``kwargs``; its first dimension may have any size.
 
-    Runtimes fuse the float ops with what is around them to integer kernels.
+    Runtimes fuse the float ops with what is around them to integer kernels. Linear layers that take the range of their input
+    at run time are products of integers; convolutions and recurrent layers that do are float ops, with weights in int8.
     """
     try:
         import onnx
@@ -35,7 +44,7 @@ def to_onnx(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     count = sum(1 for _ in tensors_in(found))
     outputs = ["output"] if count == 1 else [f"output_{index}" for index in range(count)]
     file = io.BytesIO()
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _dynamic_products(model):
         warnings.simplefilter("ignore")  # of the exporter's end, and of shapes that are constants by design
         torch.onnx.export(
             model,
@@ -50,6 +59,54 @@ def to_onnx(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     model_of_file = onnx.load_model_from_string(file.getvalue())
     _share_codes(model_of_file.graph)
     return model_of_file
+
+
+@contextmanager
+def _dynamic_products(model: nn.Module) -> Iterator[None]:
+    """Meanwhile dynamic linear layers whose operands ONNX can multiply as integers are traced as such products."""
+    with ExitStack() as stack:
+        for layer in model.modules():
+            if isinstance(layer, QuantLinear) and _multiplies_integers(layer):
+                stack.enter_context(forward_replaced(layer, partial(_integer_product, layer)))
+        yield
+
+
+def _multiplies_integers(layer: QuantLinear) -> bool:
+    activation = layer.scheme.activation
+    if layer.scheme.mode != "dynamic" or activation is None or not takes_int8(layer.weight_scheme):
+        return False
+    kind = (activation.dtype.name, activation.symmetric, activation.reduce_range)
+    return kind == ("uint8", False, False) and isinstance(activation.granularity, PerTensor)
+
+
+def _integer_product(layer: QuantLinear, x: Tensor) -> Tensor:
+    codes, scale, zero = layer._int8_weight()
+    given = as_type(layer.turned(x), torch.float32)
+    operands = [constant(codes.T), constant(scale.reshape(-1).float())]
+    operands += [] if zero is None else [constant(zero.reshape(-1).to(torch.int8))]
+    y: Tensor = _IntegerProduct.apply(given, *operands)  # type: ignore[no-untyped-call]
+    y = y if layer.bias is None else y + layer.bias.float()
+    return as_type(y.relu() if layer.relu else y, x.dtype)
+
+
+class _IntegerProduct(torch.autograd.Function):
+    """DynamicQuantizeLinear and MatMulInteger; here the same in floats."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, codes: Tensor, scale: Tensor, *zero: Tensor) -> Tensor:
+        low, high = x.min().clamp(max=0), x.max().clamp(min=0)
+        step = ((high - low) / 255).clamp(min=torch.finfo(torch.float32).tiny)
+        middle = (-low / step).round()
+        rounded = ((x / step).round() + middle).clamp(0, 255) - middle
+        return rounded @ (codes.float() - (zero[0].float() if zero else 0.0)) * (step * scale)
+
+    @staticmethod
+    def symbolic(g: Any, x: Any, codes: Any, scale: Any, *zero: Any) -> Any:
+        rounded, step, middle = g.op("DynamicQuantizeLinear", x, outputs=3)
+        sums = g.op("Cast", g.op("MatMulInteger", rounded, codes, middle, *zero), to_i=1)
+        y = g.op("Mul", sums, g.op("Mul", step, scale))
+        y.setType(x.type())
+        return y
 
 
 def _share_codes(graph: Any) -> None:

@@ -8,6 +8,7 @@ from torch import nn
 
 from neural_compressor.errors import CalibrationError, ConfigError
 from neural_compressor.torch.methods.autoround.block import RecordedBlock, batches, first_tensor, samples_of
+from neural_compressor.torch.quantization import AutoRoundConfig, quantize
 
 
 class Conv1D(nn.Module):
@@ -225,3 +226,15 @@ def test_a_batch_takes_calls_until_it_has_enough_samples():
     samples = [(((), {}), torch.zeros(length, 2)) for length in (2, 2, 2, 2)]
     assert len(next(batches(samples, 3, 0))) == 2
     assert len(next(batches(samples, 1, 0))) == 1
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float32])
+def test_a_model_with_batch_normalisation_is_trained_in_its_own_type(kind):
+    torch.manual_seed(0)
+    layers = nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 32)
+    model, x = nn.Sequential(*layers).to(kind).eval(), torch.randn(64, 64, dtype=kind)
+    expected = model(x).float()
+    new = quantize(model, AutoRoundConfig(iters=3, group_size=32), run_fn=lambda m: m(x), quiet=True)
+    assert new(x).dtype == kind
+    assert new[1].running_mean.dtype == kind
+    assert (new(x).float() - expected).norm() < 0.2 * expected.norm()

@@ -35,6 +35,9 @@ class RecordedBlock:
         if strangers:
             raise ConfigError(f"the layers {strangers} are no part of the block {type(block).__name__} to tune")
         self._parameters = {key: _plain(p) for key, p in block.named_parameters()}
+        # Statistics of a batch normalisation must be of the type of its weights.
+        halves = ((key, b) for key, b in block.named_buffers() if b.dtype in (torch.float16, torch.bfloat16))
+        self._parameters |= {key: _plain(b) for key, b in halves}
         # A parameter that two layers share has one name: the other one would be a second value for it.
         shared = {id(p): key for key, p in block.named_parameters()}
         self._keys = {name: shared[id(layer.weight)] for name, layer in layers.items()}

@@ -94,16 +94,16 @@ class LayerGroups:
         scale = None
         if norm is not None:
             scale, result = result.input_scale, replace(result, input_scale=None)
-        parts = zip(names, result.split(rows), strict=True)
-        return GroupResult({name: self.replacement(name, part) for name, part in parts}, norm, scale)
+        parts = zip(names, result.split(rows), weight.split(rows), strict=True)
+        return GroupResult({name: self.replacement(name, part, own) for name, part, own in parts}, norm, scale)
 
     def absorber(self, names: Sequence[str]) -> nn.Module | None:
         """The normalisation that is named to take up the scale of ``names``."""
         norm = absorber(self.ops[names[0]], names)
         return None if norm is None else named_norm(self.model, norm)
 
-    def replacement(self, name: str, result: LayerResult) -> nn.Module:
-        """The layer that takes the place of ``name``."""
+    def replacement(self, name: str, result: LayerResult, weight: torch.Tensor | None = None) -> nn.Module:
+        """The layer that takes the place of ``name``, whose float ``weight`` the result was found for."""
         layer, op = self.model.get_submodule(name), self.ops[name]
         if op.mode != "weight_only":
             cls = quant_class(layer)
@@ -111,7 +111,9 @@ class LayerGroups:
             assert isinstance(result.array, QuantizedArray)
             change = change_of(result, result.array.codes.device)
             return cls.from_array(layer, op, result.array, self.ranges.get(name, ()), change)
-        return weight_only_class(layer).from_layer(layer, finished(op, result), method=op.method, output=op.output)
+        return weight_only_class(layer).from_layer(
+            layer, finished(op, result, weight), method=op.method, output=op.output
+        )
 
     def apply(self, results: Iterable[GroupResult]) -> None:
         """Put results in their places."""

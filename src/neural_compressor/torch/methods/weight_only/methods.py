@@ -201,7 +201,17 @@ def quantized_weight(
     return method_of(op).quantize(weight, scheme, statistics, options_of(op.method), last)
 
 
-def finished(op: OpScheme, result: LayerResult) -> LayerResult:
-    """What was found for one layer, with its scales and zero points stored as the scheme wants them."""
+def finished(op: OpScheme, result: LayerResult, weight: torch.Tensor | None = None) -> LayerResult:
+    """What was found for one layer, with its scales and zero points stored as the scheme wants them.
+
+    Where the method takes the nearest codes of its ``weight``, these are the nearest on the grid of the stored scales.
+    """
     assert op.weight is not None
-    return replace(result, array=double_quant(result.array, op.weight.scales, op.weight.zeros))
+    assert op.method is not None
+    changed = result.rotation is not None or result.order is not None or result.input_scale is not None
+    nearest = weight if op.method.name in _NEAREST and not changed else None
+    return replace(result, array=double_quant(result.array, op.weight.scales, op.weight.zeros, nearest))
+
+
+_NEAREST = ("rtn", "hqq")
+"""Methods in which no code makes up for the error of another."""

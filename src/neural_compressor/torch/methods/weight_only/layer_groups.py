@@ -94,7 +94,7 @@ class LayerGroups:
         scale = None
         if norm is not None:
             scale, result = result.input_scale, replace(result, input_scale=None)
-        parts = zip(names, result.split(rows), weight.split(rows), strict=True)
+        parts = zip(names, result.split(rows), torch.split(weight, rows), strict=True)
         return GroupResult({name: self.replacement(name, part, own) for name, part, own in parts}, norm, scale)
 
     def absorber(self, names: Sequence[str]) -> nn.Module | None:

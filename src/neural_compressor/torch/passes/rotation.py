@@ -9,6 +9,7 @@ arXiv 2404.00456, section 4; SliceGPT, arXiv 2401.15024, section 3.2).
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
@@ -21,6 +22,7 @@ from neural_compressor.algorithms import Orthogonal
 from neural_compressor.algorithms.matrix_parts import row_blocks
 from neural_compressor.errors import ConfigError, QuantizationError
 from neural_compressor.schemes import Pass, Plan
+from neural_compressor.torch.batches import tensors_in
 from neural_compressor.torch.hooks import evaluating
 from neural_compressor.torch.modules.weight_only import is_conv1d, matrix_of
 from neural_compressor.torch.passes.model_pass import PASSES, ModelPass, PassOptions, PassState
@@ -34,6 +36,8 @@ logger = logging.getLogger("neural_compressor")
 
 PROVEN_ON = 4
 """Calls of the model, one sample of each, on which the turned model has to give the same."""
+_TOKENS = 128
+"""Tokens of a sample that are enough for that."""
 _NAMED = 3
 """So many reasons are named in an error."""
 
@@ -92,7 +96,7 @@ def fold_rotation(model: nn.Module, calls: Sequence[Arguments], seed: int = 0) -
     if not calls:
         raise QuantizationError("a rotation is folded where the model was seen to allow it: run it on data first")
     _require_values(model)
-    samples = [cut for call in calls[:PROVEN_ON] if (cut := CalibrationLimit(samples=1).cut(call, 0)) is not None]
+    samples = [cut for call in calls[:PROVEN_ON] if (cut := _short(call)) is not None]
     with evaluating(model):
         spaces = find_spaces(model, samples)
         stream, others = _checked(model, spaces)
@@ -111,6 +115,12 @@ def _require_values(model: nn.Module) -> None:
             f"a rotation cannot be folded into {empty!r}, which has no values (meta device): the whole model is turned "
             "before its first layer is quantized, so load its weights, or rotate at run time (hadamard=True)"
         )
+
+
+def _short(call: Arguments) -> Arguments | None:
+    """One sample of a call, and its first tokens where cutting these leaves no mask of another length."""
+    cuts = all(tensor.dim() <= 2 for tensor in tensors_in(call))
+    return CalibrationLimit(samples=1, tokens=_TOKENS if cuts else math.inf).cut(call, 0)
 
 
 def _checked(model: nn.Module, spaces: Sequence[Space]) -> tuple[Space, list[Space]]:

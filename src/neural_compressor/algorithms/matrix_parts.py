@@ -9,8 +9,8 @@ from array_api_compat import device
 
 from neural_compressor.schemes.arrays import Array
 
-# Temporaries of 4 MB stay near a core; an accelerator wants few and large pieces instead.
-_CPU_VALUES = 1 << 20
+# Temporaries of 1 MB stay near a core; an accelerator wants few and large pieces instead.
+_CPU_VALUES = 1 << 18
 _ACCELERATOR_VALUES = 1 << 26
 
 
@@ -18,8 +18,8 @@ def row_blocks(x: Array) -> Iterator[slice]:
     """Slices that cut the first axis of ``x`` into parts small enough for the temporaries of elementwise work.
 
     >>> import numpy as np
-    >>> list(row_blocks(np.zeros((600, 4096))))
-    [slice(0, 256, None), slice(256, 512, None), slice(512, 600, None)]
+    >>> list(row_blocks(np.zeros((150, 4096))))
+    [slice(0, 64, None), slice(64, 128, None), slice(128, 150, None)]
     """
     rows, width = x.shape[0], math.prod(x.shape[1:])
     values = _CPU_VALUES if str(device(x)).startswith("cpu") else _ACCELERATOR_VALUES

@@ -5,6 +5,7 @@ from __future__ import annotations
 from neural_compressor.errors import QuantizationError
 from neural_compressor.schemes.affine import QParams, choose_qparams, from_steps, integer_limits, to_steps, zero_points
 from neural_compressor.schemes.arrays import Array, array_namespace, as_float32, like
+from neural_compressor.schemes.block_rounding import round_blocks
 from neural_compressor.schemes.granularity import PER_TENSOR
 from neural_compressor.schemes.grid import code_dtype, encode, nearest
 from neural_compressor.schemes.quantized_array import QuantizedArray
@@ -82,6 +83,10 @@ def fake_quantize(x: Array, scheme: TensorScheme, qparams: QParams | None = None
     >>> fake_quantize(np.float32([0.2, -1.3]), TensorScheme(dtype("int8")), QParams(np.float32(0.5))).tolist()
     [0.0, -1.5]
     """
+    if qparams is None and scheme.dtype.scale_type is not None:
+        x = as_float32(x)
+        require_finite(*value_range(x, PER_TENSOR))
+        return round_blocks(x, scheme)
     x, qparams = _checked(x, scheme, qparams)
     return round_values(x, scheme, qparams)
 

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from neural_compressor.dtypes import DType
 from neural_compressor.errors import QuantizationError
 from neural_compressor.schemes import PerChannel, PerTensor, QParams, TensorScheme, choose_qparams
 from neural_compressor.schemes.affine import qparams_over
-from neural_compressor.schemes.block import block_scales, tensor_scale_over
+from neural_compressor.schemes.block import tensor_scale_over
+from neural_compressor.schemes.block_rounding import round_blocks
 from neural_compressor.schemes.quantize import round_values
 from neural_compressor.schemes.ranges import scale_granularity, value_range
 from neural_compressor.torch.modules.kernels.quint8 import U8
@@ -46,21 +46,13 @@ def simulate(x: Tensor, scheme: TensorScheme, qparams: QParams | None) -> Tensor
     if not x.numel():
         return x
     if scheme.dtype.scale_type is not None:
-        return _in_blocks(x, scheme, scheme.dtype.scale_type, None if qparams is None else qparams.scale)
+        in_blocks: Tensor = round_blocks(x.contiguous(), scheme, None if qparams is None else qparams.scale)
+        return in_blocks
     if not is_leaving():  # else there are no values yet to look at
         x = as_kernels_read(x, fixed_range=qparams is not None)
     if qparams is None:
         qparams = qparams_over(*value_range(x, scale_granularity(scheme)), scheme)
     rounded: Tensor = round_values(x, scheme, qparams)
-    return rounded
-
-
-def _in_blocks(x: Tensor, scheme: TensorScheme, scale_type: DType, tensor_scale: Tensor | None) -> Tensor:
-    """``x`` in blocks with scales of their own; one that holds NaN or Inf is NaN."""
-    low, high = value_range(x, scale_granularity(scheme))
-    magnitude = torch.maximum(low.abs(), high.abs())
-    scale, tensor_scale = block_scales(magnitude, scheme.dtype, scale_type, tensor_scale)
-    rounded: Tensor = round_values(x, scheme, QParams(scale, None, tensor_scale))
     return rounded
 
 

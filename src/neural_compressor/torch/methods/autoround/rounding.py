@@ -3,7 +3,8 @@
 A weight ``w`` with scale ``s`` and zero point ``z`` becomes ``(clip(round(w / s + v) + z) - z) * s``. AutoRound (Cheng et
 al. 2023) learns ``v``, one number a weight within half a step, and a factor for each ``s``, by the sign of the gradient
 that a rounding which lets gradients straight through would have. Where the numbers of a type are not evenly spaced, their
-places in a row are: half a step is then half the way to the next of them. There is no autograd in here: one pass over a
+places in a row are: half a step is then half the way to the next of them. Scales that are stored in a small type (nvfp4) are
+rounded to it at each step; bare powers of two (MX) stay where they start. There is no autograd in here: one pass over a
 cache-sized part of the weight at a time takes the gradient in and puts the new values out.
 """
 
@@ -21,8 +22,9 @@ from neural_compressor.dtypes import DType
 from neural_compressor.errors import ConfigError
 from neural_compressor.schemes import PER_TENSOR, QParams, QuantizedArray, TensorScheme
 from neural_compressor.schemes.affine import integer_limits
+from neural_compressor.schemes.block import is_power_of_two_scale, storable_scale
 from neural_compressor.schemes.grid import code_dtype, encode
-from neural_compressor.schemes.ranges import from_parts, to_parts
+from neural_compressor.schemes.ranges import from_parts, scale_granularity, to_parts
 
 _PARTS_OF_A_STEP, _MOST_INTERVALS = 64, 1 << 16
 
@@ -44,20 +46,20 @@ class Grid(Protocol):
 
 
 def check_scheme(scheme: TensorScheme) -> None:
-    """Refuse what has no scales that could be learned."""
-    if scheme.dtype.scale_type:
+    """Refuse what has no scales."""
+    if scheme.is_float:
         raise ConfigError(
-            f"AutoRound learns scales, and those of {scheme.dtype.name} are of a small type of their own; use an integer "
-            "type (int2 to int8), nf4, fp4 or fp8, or rtn, gptq or awq for this one"
+            f"AutoRound learns how weights are rounded to a grid with scales, and {scheme.dtype.name} has none; use an "
+            "integer type (int2 to int8), nf4, fp4, fp8 or a block format"
         )
 
 
 def grid_of(scheme: TensorScheme, zero: Tensor) -> Grid:
     """The grid of a scheme whose lines have the zero points ``zero`` (lines, 1)."""
     check_scheme(scheme)
-    kind = scheme.dtype
+    kind = scheme.dtype.element_type
     if kind.is_integer:
-        low, high = integer_limits(scheme)
+        low, high = integer_limits(scheme) if scheme.dtype.is_integer else (kind.min, kind.max)
         return _Integers(kind, zero, low - zero, high - zero)
     return _values(kind, zero.device)
 
@@ -148,19 +150,21 @@ class LearnedRounding:
             raise ConfigError(f"{scheme.dtype.name} needs scales to start from, and the parameters given have none")
         self.scheme = scheme
         self.shape = tuple(weight.shape)
-        parts = to_parts(weight.float(), scheme.granularity)
+        self._granularity = scale_granularity(scheme)
+        parts = to_parts(weight.float(), self._granularity)
         self._parts_shape = tuple(parts.shape)
         # Lines share a scale each: (scales, values).
-        self._weight = parts.reshape(
-            (1, -1) if scheme.granularity == PER_TENSOR else (-1, parts.shape[-1])
-        ).contiguous()
+        self._weight = parts.reshape((1, -1) if self._granularity == PER_TENSOR else (-1, parts.shape[-1])).contiguous()
         self._offset = torch.zeros_like(self._weight)
         self._trend = torch.zeros_like(self._weight) if momentum else None
         self._momentum = momentum
         self._scale_shape = tuple(qparams.scale.shape)
         self._start = qparams.scale.reshape(-1, 1).float()
         self._factor = torch.ones_like(self._start)
-        self._zero_point = qparams.zero_point
+        self._zero_point, self._tensor_scale = qparams.zero_point, qparams.tensor_scale
+        self._stored_as = scheme.dtype.scale_type
+        # Between two powers of two there is nothing that small steps could lead to.
+        self._learns_scales = self._stored_as is None or not is_power_of_two_scale(self._stored_as)
         zero = (
             torch.zeros_like(self._start) if qparams.zero_point is None else qparams.zero_point.reshape(-1, 1).float()
         )
@@ -169,8 +173,7 @@ class LearnedRounding:
     @property
     def scale(self) -> Tensor:
         """The scales as learned so far, in the shape that the scheme's granularity says."""
-        scale: Tensor = self._start * self._factor
-        return scale.reshape(self._scale_shape)
+        return self._storable(self._start * self._factor).reshape(self._scale_shape)
 
     def reset(self) -> None:
         """Forget what was learned."""
@@ -197,7 +200,7 @@ class LearnedRounding:
             places, rounded = self._places(part, exact)
             # 1 where no end of the grid clipped the weight, else 0: a mask in float is many times faster than in bool.
             inside = rounded.sub_(places).abs_().clamp_(max=1.0).neg_().add_(1.0)
-            if scale_rate:
+            if scale_rate and self._learns_scales:
                 # By the scale a value grows as its number; less weight / scale, which shrinks, where it is not clipped.
                 numbers = self._grid.numbers(places)
                 by_scale = numbers.sub_(exact.mul_(inside)).mul_(slope).sum(1, keepdim=True)
@@ -218,8 +221,9 @@ class LearnedRounding:
             self._grid.codes(part, self._numbers(part, self._weight[part] / self._scale(part)))
             for part in self._parts()
         ]
-        whole = from_parts(torch.cat(lines).reshape(self._parts_shape), self.shape, self.scheme.granularity)
-        return QuantizedArray(whole.contiguous(), self.scale, self._zero_point, self.scheme, self.shape)
+        whole = from_parts(torch.cat(lines).reshape(self._parts_shape), self.shape, self._granularity)
+        codes = whole.contiguous()
+        return QuantizedArray(codes, self.scale, self._zero_point, self.scheme, self.shape, self._tensor_scale)
 
     def _numbers(self, part: slice, exact: Tensor) -> Tensor:
         """The numbers of the grid that the weights of a part become."""
@@ -231,8 +235,13 @@ class LearnedRounding:
         return self._grid.clipped(part, rounded), rounded
 
     def _scale(self, part: slice) -> Tensor:
-        scale: Tensor = self._start[part] * self._factor[part]
-        return scale
+        scale: Tensor = self._storable(self._start[part] * self._factor[part])
+        return scale if self._tensor_scale is None else scale * self._tensor_scale
+
+    def _storable(self, scale: Tensor) -> Tensor:
+        """The nearest scales of the type in which they are stored."""
+        found: Tensor = scale if self._stored_as is None else storable_scale(scale, self._stored_as)
+        return found
 
     def _parts(self) -> Iterator[slice]:
         """Cache-sized runs of lines on a CPU, all at once elsewhere."""
@@ -254,5 +263,5 @@ class LearnedRounding:
     def _put(self, lines: Tensor, out: Tensor | None) -> Tensor:
         if out is not None and lines.data_ptr() == out.data_ptr():
             return out
-        values = from_parts(lines.reshape(self._parts_shape), self.shape, self.scheme.granularity)
+        values = from_parts(lines.reshape(self._parts_shape), self.shape, self._granularity)
         return values if out is None else out.copy_(values)

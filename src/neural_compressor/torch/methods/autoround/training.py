@@ -75,17 +75,40 @@ def _roundings(
     options: AutoRoundOptions,
 ) -> dict[str, LearnedRounding]:
     found = {}
-    reached = {name: layer for name, layer in recorded.layers.items() if name in importance}
-    for name, layer in reached.items():
-        weight = matrix_of(layer).float().contiguous()
+    for names in _sharing_a_scale([name for name in recorded.layers if name in importance], schemes, importance):
+        weights = [matrix_of(recorded.layers[name]).float().contiguous() for name in names]
+        scheme, start = schemes[names[0]], 0
         try:
+            whole = weights[0] if len(weights) == 1 else torch.cat(weights)
             qparams = weight_qparams(
-                weight, schemes[name], search="mse", importance=importance[name], full_range=options.full_range
+                whole, scheme, search="mse", importance=importance[names[0]], full_range=options.full_range
             )
-            found[name] = LearnedRounding(weight, schemes[name], qparams, options.momentum)
+            for name, weight in zip(names, weights, strict=True):
+                own = qparams if len(names) == 1 else qparams.rows(slice(start, start + len(weight)))
+                found[name] = LearnedRounding(weight, scheme, own, options.momentum)
+                start += len(weight)
         except NeuralCompressorError as error:
-            raise QuantizationError(f"layer {name!r}: {error}") from error
+            raise QuantizationError(f"layer {', '.join(map(repr, names))}: {error}") from error
     return found
+
+
+def _sharing_a_scale(
+    names: Sequence[str], schemes: Mapping[str, TensorScheme], importance: Mapping[str, Tensor]
+) -> list[list[str]]:
+    """``names`` one by one, but together those that read the same input and whose format has a scale of the whole tensor.
+
+    Engines make one matrix of them, with one such scale. The same input has the same mean squares.
+    """
+    together: list[list[str]] = []
+    for name in names:
+        for others in together if schemes[name].dtype.has_tensor_scale else ():
+            same = schemes[name] == schemes[others[0]] and importance[name].shape == importance[others[0]].shape
+            if same and torch.equal(importance[name], importance[others[0]]):
+                others.append(name)
+                break
+        else:
+            together.append([name])
+    return together
 
 
 def _train(

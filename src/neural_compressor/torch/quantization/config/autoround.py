@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Annotated, Any
 
 from neural_compressor.algorithms import AutoRoundOptions
@@ -73,7 +74,8 @@ class AutoRoundConfig(WeightOnlyConfig):
     ``scheme`` is short for bits of weights and activations (and the group size), and follows them where it is not given.
     ``lr`` is 1 / ``iters`` by default and ``minmax_lr`` smaller, the more bits there are. Of the calibration data the first
     ``nsamples`` samples are used, and ``seqlen`` tokens of each; other algorithms beside it may ask for more. Activations
-    stay in float: other ``act_bits`` are refused when a model is prepared.
+    stay in float, or are rounded to blocks as the weights are (``scheme`` MXFP4, MXFP8, NVFP4; weights are trained on
+    float ones): other ``act_bits`` are refused when a model is prepared.
     ``amp`` is that of :class:`GPTQConfig`, and of the training too. ``use_full_range`` is that of :class:`RTNConfig`, and
     on by default for symmetric integers: a scale may be negative.
 
@@ -105,18 +107,48 @@ class AutoRoundConfig(WeightOnlyConfig):
 
     @property
     def wanted(self) -> OpScheme:
-        """How an op computes: weights are trained, activations stay in float."""
-        if self.activation_scheme() is not None:
-            raise ConfigError(
-                f"AutoRoundConfig.act_bits={self.act_bits}: layers with learned rounding take float activations; leave "
-                "act_bits at 16 (scheme 'W4A16'), or use StaticQuantConfig or DynamicQuantConfig for both"
-            )
+        """How an op computes: weights are trained, activations stay in float or are rounded to blocks."""
+        activation = self.activation_scheme()
+        if activation is not None:
+            return OpScheme(*self._in_blocks(activation), self._mode, self.method())
         if idle := self.changed("act_dtype", "act_group_size", "act_sym", "act_dynamic"):
             raise ConfigError(
                 f"AutoRoundConfig.{next(iter(idle))} says how activations are quantized, and with act_bits={self.act_bits} "
                 "they stay in float; leave it out"
             )
         return super().wanted
+
+    @property
+    def said(self) -> dict[tuple[str, str], Any]:
+        """The fields of :attr:`wanted` that nothing else will do for; the data types where both tensors are quantized."""
+        activation = self.activation_scheme()
+        if activation is None:
+            return super().said
+        tensors = {"weight": self.weight_scheme(), "activation": activation}
+        return {(name, "dtype"): tensor.dtype.name for name, tensor in tensors.items()}
+
+    @property
+    def _mode(self) -> str:
+        return "dynamic" if self.act_dynamic else "static"
+
+    def _in_blocks(self, activation: TensorScheme) -> tuple[TensorScheme, TensorScheme]:
+        """The schemes of both tensors; others than block formats are refused."""
+        weight = replace(self.weight_scheme(), algorithm="minmax")
+        if weight.dtype.scale_type is None or activation.dtype.scale_type is None:
+            raise ConfigError(
+                f"AutoRoundConfig.act_bits={self.act_bits}: layers with learned rounding take float activations, or both "
+                "weights and activations of block formats (scheme 'MXFP4', 'MXFP8', 'NVFP4'); leave act_bits at 16 (scheme "
+                "'W4A16'), or use StaticQuantConfig or DynamicQuantConfig for both"
+            )
+        if not self.act_dynamic and not activation.dtype.has_tensor_scale:
+            raise ConfigError(
+                f"AutoRoundConfig.act_dynamic=False: the scales of {activation.dtype.name} are of each input; leave it out"
+            )
+        if idle := self.changed("act_group_size", "act_sym"):
+            raise ConfigError(
+                f"AutoRoundConfig.{next(iter(idle))}: {activation.dtype.name} has blocks of its own; leave it out"
+            )
+        return weight, activation
 
     def activation_scheme(self) -> TensorScheme | None:
         """How activations are quantized: as the weights where nothing else is said; None where they stay in float."""

@@ -193,7 +193,11 @@ def test_who_needs_more_data_gets_it(stack, run):
         (AWQConfig(absorb_layer_dict={"blocks.0.nrm": ["blocks.0.up"]}), r"'blocks\.0\.nrm'.*blocks\.0\.norm"),
         (AWQConfig(absorb_layer_dict={"blocks.0.norm": ["blocks.0.pu"]}), r"'blocks\.0\.pu'.*blocks\.0\.up"),
         (AutoRoundConfig(scheme="W8A8"), "act_bits=8.*StaticQuantConfig"),
-        (AutoRoundConfig(dtype="mxfp4"), "mxfp4.*rtn, gptq or awq"),
+        (
+            AutoRoundConfig(scheme="MXFP4", act_dynamic=False),
+            "act_dynamic=False: the scales of mxfp4 are of each input",
+        ),
+        (AutoRoundConfig(scheme="NVFP4", act_sym=False), "act_sym: nvfp4 has blocks of its own"),
         (AutoRoundConfig().set_local("blocks.1.down", AutoRoundConfig(iters=7)), r"trained together.*same iters"),
     ],
 )

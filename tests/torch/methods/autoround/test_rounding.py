@@ -226,9 +226,23 @@ def test_codes_of_values_dequantize_to_what_was_trained_with(name, granularity):
     assert torch.equal(rounding.result().pack().unpack().dequantize(), out)
 
 
-def test_types_with_scales_of_a_small_type_are_refused():
-    with pytest.raises(ConfigError, match="those of mxfp4"):
-        LearnedRounding(torch.randn(2, 32), TensorScheme(dtype("mxfp4")), QParams(torch.tensor(1.0)))
+@pytest.mark.parametrize("name", ["mxfp4", "mxfp8", "mxfp6_e2m3", "mxint8", "mxint4_b16", "nvfp4"])
+def test_block_formats_keep_scales_that_can_be_stored(name):
+    weight, scheme = torch.randn(6, 72), TensorScheme(dtype(name))
+    qparams = qparams_of(weight, scheme)
+    rounding, out = LearnedRounding(weight, scheme, qparams), torch.empty(6, 72)
+    assert torch.equal(rounding.values(), fake_quantize(weight, scheme, qparams))
+    for _ in range(5):
+        rounding.step(torch.randn(6, 72), 0.3, 0.1, out)
+    assert not torch.equal(out, fake_quantize(weight, scheme, qparams))
+    found = rounding.result().pack().unpack()
+    assert torch.equal(found.dequantize(), out), "scales in their small type are what was trained with"
+    assert torch.equal(found.scale, qparams.scale) == (name != "nvfp4"), "powers of two stay, others are learned"
+
+
+def test_types_without_scales_are_refused():
+    with pytest.raises(ConfigError, match="bf16 has none"):
+        LearnedRounding(torch.randn(2, 32), TensorScheme(dtype("bf16")), QParams(torch.tensor(1.0)))
 
 
 def test_missing_scales_are_refused():

@@ -25,7 +25,12 @@ from neural_compressor.schemes import (
 
 METHOD = "compressed-tensors"
 _STRATEGIES = {"per_tensor": "tensor", "per_channel": "channel", "per_group": "group", "per_token": "token"}
-_PARTS: dict[str, Granularity] = {"tensor": PER_TENSOR, "channel": PER_CHANNEL, "token": PER_TOKEN}
+_PARTS: dict[str, Granularity] = {
+    "tensor": PER_TENSOR,
+    "channel": PER_CHANNEL,
+    "token": PER_TOKEN,
+    "attn_head": PER_CHANNEL,
+}
 _LAYOUTS = {
     "fp8_e4m3": "float-quantized",
     "mxfp8_e4m3": "mxfp8-quantized",
@@ -192,16 +197,17 @@ def op_scheme_of(config: Mapping[str, Any], name: str, in_exponents: bool = Fals
         raise FormatError(f"the group has no weights: {weights!r}")
     if group.get("output_activations"):
         raise FormatError("the group quantizes the outputs of layers, which is not read; only weights and inputs are")
-    weight = _tensor_scheme(weights, "weights", in_exponents)
+    weight = tensor_scheme_of(weights, "weights", in_exponents)
     if not inputs:
         return OpScheme(weight, None, "weight_only")
-    if not isinstance(inputs, Mapping):
-        raise FormatError(f"'input_activations' of the group is a JSON object, found {inputs!r}")
-    activation = _tensor_scheme(inputs, "input_activations", in_exponents)
+    activation = tensor_scheme_of(inputs, "input_activations", in_exponents)
     return OpScheme(weight, activation, "dynamic" if inputs.get("dynamic") is True else "static")
 
 
-def _tensor_scheme(args: Mapping[str, Any], where: str, in_exponents: bool) -> TensorScheme:
+def tensor_scheme_of(args: Any, where: str, in_exponents: bool = False) -> TensorScheme:
+    """What the words of a configuration say of a tensor; ``where`` names them in errors."""
+    if not isinstance(args, Mapping):
+        raise FormatError(f"{where!r} is a JSON object, found {args!r}")
     size, sizes = args.get("group_size"), args.get("block_structure")
     strategy = args.get("strategy") or ("tensor" if size is None else "channel" if size == -1 else "group")
     part: Granularity

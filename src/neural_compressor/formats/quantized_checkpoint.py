@@ -9,6 +9,7 @@ from typing import Any
 from neural_compressor.errors import FormatError
 from neural_compressor.formats.base import Layer, format_of
 from neural_compressor.formats.json_files import read_json
+from neural_compressor.formats.kv_cache import KVScales, kv_tensors, read_kv_scales
 from neural_compressor.formats.safetensors_files import SafetensorsCheckpoint
 from neural_compressor.schemes.arrays import Array
 
@@ -48,6 +49,7 @@ class QuantizedCheckpoint:
             raise FormatError(
                 f"{folder} is said to be a {self.format.name} checkpoint and holds no layer of that format"
             )
+        self._caches = kv_tensors(self.tensors)
         self._layer_of = {full: layer for layer, parts in self._parts.items() for full in parts.values()}
 
     @property
@@ -57,8 +59,22 @@ class QuantizedCheckpoint:
 
     @property
     def others(self) -> list[str]:
-        """The names of the tensors that belong to no quantized layer."""
-        return [name for name in self.tensors if name not in self._layer_of]
+        """The names of the tensors that belong to no quantized layer or cache."""
+        of_caches = {full for parts in self._caches.values() for full in parts.values()}
+        return [name for name in self.tensors if name not in self._layer_of and name not in of_caches]
+
+    def kv_scales(self) -> dict[str, KVScales]:
+        """The scales of keys and values of each attention that has a cache in eight bits."""
+        found = {}
+        for attention, parts in self._caches.items():
+            tensors = {part: self.tensors[full] for part, full in parts.items()}
+            try:
+                found[attention] = read_kv_scales(tensors, attention, self.quantization_config)
+            except FormatError as error:
+                raise FormatError(f"{self.tensors.files[next(iter(parts.values()))]}: {error}") from error
+        if self.quantization_config.get("kv_cache_scheme") and not found:
+            raise FormatError(f"{self.folder} has a 'kv_cache_scheme' and no k_scale and v_scale of any attention")
+        return found
 
     def layer(self, name: str) -> Layer:
         """Read one quantized layer."""

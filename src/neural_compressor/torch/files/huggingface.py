@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from neural_compressor.errors import ConfigError, FormatError, MissingDependency
 from neural_compressor.formats import FORMATS, LinearSpec, QuantizedCheckpoint, new_folder
 from neural_compressor.formats.base import Spec
 from neural_compressor.formats.json_files import read_json
+from neural_compressor.formats.kv_cache import kv_cache_scheme
 from neural_compressor.formats.safetensors_writer import shards_in
 from neural_compressor.registry import close_matches
 from neural_compressor.schemes import OpKey, OpScheme, Plan
@@ -26,6 +27,7 @@ from neural_compressor.torch.modules import QuantModule
 from neural_compressor.torch.modules.build import replace_module
 from neural_compressor.torch.modules.embedding import QuantEmbedding
 from neural_compressor.torch.modules.half import HalfModule
+from neural_compressor.torch.modules.kv_cache import attach_kv_scales, kv_scales_of, observed_kv_scales
 from neural_compressor.torch.passes.fold import Structure
 from neural_compressor.torch.quantized_model import Quantization
 from neural_compressor.torch.structure.ops import find_ops, not_weight_only, output_head
@@ -97,12 +99,17 @@ def load_checkpoint(
     """The model of a quantized folder on ``device``; a converted copy is kept in the folder for the next time."""
     skeleton = original_model if original_model is not None else empty_model(folder, dtype)
     kept = folder / CACHE / _identity(folder, dtype)
+    with QuantizedCheckpoint(folder) as checkpoint:
+        caches = checkpoint.kv_scales()
     if cache and kept.exists():
         try:
-            return load_model(kept, skeleton).to(device)
+            model = load_model(kept, skeleton)
+            attach_kv_scales(model, caches)
+            return model.to(device)
         except FormatError as error:
             logger.warning("the converted copy %s is not used: %s", kept, error)
     model = _convert(folder, skeleton, dtype)
+    attach_kv_scales(model, caches)
     if cache:
         try:
             save_model(model, kept)
@@ -157,8 +164,17 @@ def _convert(folder: Path, model: nn.Module, dtype: torch.dtype | None) -> nn.Mo
     return model
 
 
-def write_checkpoint(model: nn.Module, folder: str | Path, layout: str = "compressed-tensors") -> None:
-    """Write the model as a Hugging Face checkpoint; a layer that ``layout`` cannot hold is an error that says why."""
+def write_checkpoint(
+    model: nn.Module,
+    folder: str | Path,
+    layout: str = "compressed-tensors",
+    kv_cache: Iterable[Any] | None = None,
+) -> None:
+    """Write the model as a Hugging Face checkpoint; a layer that ``layout`` cannot hold is an error that says why.
+
+    ``kv_cache`` are batches that the model runs on: the checkpoint then has scales with which engines keep keys and values
+    in fp8. A model that was loaded with such scales has them in its checkpoint again.
+    """
     if layout not in LAYOUTS:
         raise ConfigError(f"unknown layout {layout!r}; {close_matches(layout, LAYOUTS)}")
     config = getattr(model, "config", None)
@@ -176,7 +192,12 @@ def write_checkpoint(model: nn.Module, folder: str | Path, layout: str = "compre
     halves = [name for name, module in as_float.items() if module.op_type == "Linear"]
     ignore = [*halves, *(name for name, module in model.named_modules() if isinstance(module, nn.Linear))]
     ignore = [name for name in ignore if not name.endswith(".module") or name.removesuffix(".module") not in halves]
+    caches = kv_scales_of(model) if kv_cache is None else observed_kv_scales(model, kv_cache)
+    if caches and layout not in _FOR_ENGINES:
+        raise ConfigError(f"the layout {layout!r} has no scales of a cache; {', '.join(_FOR_ENGINES)} have")
     block = format.config(specs, ignore, complete=True)
+    if caches:
+        block["kv_cache_scheme"] = kv_cache_scheme()
     settings = {**config.to_dict(), "architectures": [type(model).__name__], "quantization_config": block}
     if output_head(model) in layers.values():
         settings["tie_word_embeddings"] = False  # readers would put the table of embeddings in its place
@@ -192,6 +213,9 @@ def write_checkpoint(model: nn.Module, folder: str | Path, layout: str = "compre
             for name, other in as_float.items():
                 for part, tensor in _as_float(other).items():
                     writer.add(f"{name}.{part}", tensor.to(_float_type(model)).cpu().contiguous())
+            for name, scales in caches.items():
+                for part, array in scales.tensors().items():
+                    writer.add(f"{name}.{part}", array.cpu())
             for name, module in layers.items():
                 for part, array in format.compress(checkpoint_layer(module), name).items():
                     writer.add(f"{name}.{part}", array)

@@ -19,6 +19,7 @@ from neural_compressor.torch.checks import require_module
 from neural_compressor.torch.files.checkpoint import load_model, save_model
 from neural_compressor.torch.files.gguf import write_gguf_model
 from neural_compressor.torch.files.huggingface import load_checkpoint, write_checkpoint
+from neural_compressor.torch.modules.kv_cache import kv_scales_of
 
 logger = logging.getLogger("neural_compressor")
 FORMATS = ("default", "huggingface", "gguf")
@@ -30,7 +31,8 @@ def save(
     """Write a quantized model into a folder.
 
     ``format="default"`` is safetensors with a ``qconfig.json``. ``format="huggingface"`` writes a checkpoint that serving
-    engines read: ``layout`` is ``"compressed-tensors"`` (the default), ``"gptq"``, ``"gptq_v2"`` or ``"awq"``.
+    engines read: ``layout`` is ``"compressed-tensors"`` (the default), ``"fp8"``, ``"gptq"``, ``"gptq_v2"`` or ``"awq"``;
+    ``kv_cache`` are batches on which scales for keys and values in fp8 are found.
     ``format="gguf"`` writes a model of the Llama family as one file for llama.cpp, ``checkpoint_dir`` itself where that
     ends in ``.gguf``: ``tokenizer`` gives its vocabulary (see
     :func:`~neural_compressor.torch.files.gguf.write_gguf_model` for more).
@@ -39,6 +41,10 @@ def save(
     path = path_of(checkpoint_dir, "save")
     if format == "default":
         _check_options("save", format, save_model, kwargs)
+        if kv_scales_of(model):
+            raise ConfigError(
+                "the default format has no place for the scales of a key-value cache; save with format='huggingface'"
+            )
         save_model(model, path)
     elif format == "gguf":
         _check_options("save", format, write_gguf_model, kwargs)
@@ -56,7 +62,7 @@ def load(
     torch_dtype: torch.dtype | None = None,
     **kwargs: Any,
 ) -> nn.Module:
-    """Read what :func:`save` wrote, or a quantized Hugging Face checkpoint (GPTQ, AWQ, compressed-tensors).
+    """Read what :func:`save` wrote, or a quantized Hugging Face checkpoint (GPTQ, AWQ, fp8, compressed-tensors).
 
     ``original_model`` gives the architecture of the default format. ``format="huggingface"`` takes a local folder and
     builds the model with transformers; what it converts is kept beside the checkpoint for the next time.

@@ -1,0 +1,138 @@
+"""Keys and values of attentions in fp8, as a cache of eight bits would hold them; simulated."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from neural_compressor.errors import CalibrationError, FormatError
+from neural_compressor.formats.kv_cache import KV_SCHEME, KVScales
+from neural_compressor.schemes import QParams
+from neural_compressor.schemes.quantize import round_values
+from neural_compressor.torch.hooks import evaluating
+
+_ARGUMENTS = ("past_key_values", "past_key_value")
+
+
+def cached_attentions(model: nn.Module) -> dict[str, nn.Module]:
+    """The modules that hand keys and values to a cache, by name; of nested ones the innermost."""
+    found = {
+        name: module for name, module in model.named_modules() if _argument(module) and hasattr(module, "layer_idx")
+    }
+    return {name: m for name, m in found.items() if not any(other.startswith(f"{name}.") for other in found)}
+
+
+def attach_kv_scales(model: nn.Module, scales: Mapping[str, KVScales]) -> None:
+    """Have attentions of ``model`` round keys and values to fp8 with ``scales`` before a cache gets them."""
+    attentions = cached_attentions(model)
+    for name, each in scales.items():
+        if name not in attentions:
+            raise FormatError(f"the checkpoint has scales of a cache for {name!r}, and the model has no such attention")
+        module = attentions[name]
+        module.register_buffer("k_scale", torch.as_tensor(each.keys), persistent=False)
+        module.register_buffer("v_scale", torch.as_tensor(each.values), persistent=False)
+        module.register_forward_pre_hook(_hand_rounding_cache, with_kwargs=True)
+
+
+def kv_scales_of(model: nn.Module) -> dict[str, KVScales]:
+    """The scales that attentions of ``model`` round keys and values with."""
+    found = {name: (m._buffers.get("k_scale"), m._buffers.get("v_scale")) for name, m in model.named_modules()}
+    return {name: KVScales(*pair) for name, pair in found.items() if pair[0] is not None and pair[1] is not None}
+
+
+def observed_kv_scales(model: nn.Module, batches: Iterable[Any]) -> dict[str, KVScales]:
+    """Scales at which the largest key and value that ``batches`` give are the largest numbers of fp8.
+
+    A batch is what the model is called with: tokens, or a mapping of arguments.
+    """
+    largest: dict[str, list[Tensor]] = {}
+    attentions = cached_attentions(model)
+    if not attentions:
+        raise CalibrationError(f"a {type(model).__name__} has no attention that hands keys and values to a cache")
+    with torch.no_grad(), evaluating(model), _observing(attentions, largest):
+        for batch in batches:
+            if isinstance(batch, Mapping):
+                model(**batch)
+            else:
+                model(batch)
+    missed = sorted(attentions.keys() - largest.keys())
+    if missed:
+        raise CalibrationError(
+            f"no key or value of {missed[0]!r} was seen; kv_cache are batches that the model runs on"
+        )
+    peak = KV_SCHEME.dtype.max
+    scales = {}
+    for name, (keys, values) in largest.items():
+        for what, found in (("keys", keys), ("values", values)):
+            if not bool(torch.isfinite(found)):
+                raise CalibrationError(f"{what} of {name!r} hold NaN or Inf")
+        scales[name] = KVScales(
+            *((found / peak).clamp(min=torch.finfo(torch.float32).tiny) for found in (keys, values))
+        )
+    return scales
+
+
+class _Cache:
+    """A cache that changes or sees what it is given, and hands everything else to the one it stands for."""
+
+    def __init__(self, cache: Any, change: Any) -> None:
+        self._cache, self._change = cache, change
+
+    def update(self, keys: Tensor, values: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Keep keys and values, and give all that are kept."""
+        keys, values = self._change(keys, values)
+        return (keys, values) if self._cache is None else self._cache.update(keys, values, *args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cache, name)
+
+
+def _hand_rounding_cache(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def rounded(*pair: Tensor) -> tuple[Tensor, ...]:
+        scales = (module.k_scale, module.v_scale)
+        return tuple(_rounded(x, scale) for x, scale in zip(pair, scales, strict=True))  # type: ignore[arg-type]
+
+    name = _argument(module)
+    return args, {**kwargs, name: _Cache(kwargs.get(name), rounded)}
+
+
+def _rounded(x: Tensor, scale: Tensor) -> Tensor:
+    steps: Tensor = round_values(x.detach().float() / scale, KV_SCHEME, QParams(torch.ones((), device=x.device)))
+    return (steps * scale).to(x.dtype)
+
+
+@contextmanager
+def _observing(attentions: Mapping[str, nn.Module], largest: dict[str, list[Tensor]]) -> Iterator[None]:
+    def seeing(name: str, module: nn.Module) -> Any:
+        def see(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+            found = [x.detach().float().abs().amax() for x in (keys, values)]
+            before = largest.get(name, found)
+            largest[name] = [torch.maximum(*pair) for pair in zip(before, found, strict=True)]
+            return keys, values
+
+        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            argument = _argument(module)
+            return args, {**kwargs, argument: _Cache(kwargs.get(argument), see)}
+
+        return module.register_forward_pre_hook(hook, with_kwargs=True)
+
+    handles = [seeing(name, module) for name, module in attentions.items()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _argument(module: nn.Module) -> str:
+    """The name by which a module takes a cache; empty where it takes none."""
+    try:
+        parameters = inspect.signature(module.forward).parameters
+    except (TypeError, ValueError):
+        return ""
+    return next((name for name in _ARGUMENTS if name in parameters), "")

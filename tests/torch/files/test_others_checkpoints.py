@@ -1,0 +1,362 @@
+"""Checkpoints of others, assembled value by value from the published layouts, run as the layout says; and damaged ones."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from neural_compressor.errors import ConfigError, FormatError
+from neural_compressor.torch.modules import WeightOnlyLinear
+from neural_compressor.torch.quantization import RTNConfig, load, quantize, save
+
+transformers = pytest.importorskip("transformers", reason="the transformers extra is not installed")
+E4M3 = torch.float8_e4m3fn
+E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+Tensors = dict[str, torch.Tensor]
+
+
+@pytest.fixture(scope="module")
+def llama() -> Any:
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=96,
+        hidden_size=128,
+        intermediate_size=192,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        tie_word_embeddings=False,
+    )
+    return transformers.LlamaForCausalLM(config).eval()
+
+
+@pytest.fixture(scope="module")
+def ids() -> torch.Tensor:
+    return torch.randint(0, 96, (2, 12), generator=torch.Generator().manual_seed(0))
+
+
+def logits(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return model(ids).logits
+
+
+def fp8_blocks(weight: torch.Tensor, size: int = 64) -> tuple[Tensors, torch.Tensor]:
+    """Weights in blocks as DeepSeek publishes them, by a loop over the blocks."""
+    rows, columns = (math.ceil(n / size) for n in weight.shape)
+    stored, scale, values = torch.empty_like(weight).to(E4M3), torch.empty(rows, columns), torch.empty_like(weight)
+    for i in range(rows):
+        for j in range(columns):
+            part = slice(i * size, (i + 1) * size), slice(j * size, (j + 1) * size)
+            scale[i, j] = weight[part].abs().max() / 448
+            stored[part] = (weight[part] / scale[i, j]).to(E4M3)
+            values[part] = stored[part].float() * scale[i, j]
+    return {"weight": stored, "weight_scale_inv": scale}, values
+
+
+def fp8_static(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+    scale = weight.abs().max() / 448
+    stored = (weight / scale).to(E4M3)
+    return {"weight": stored, "weight_scale": scale, "input_scale": torch.tensor(0.01)}, stored.float() * scale
+
+
+def nvfp4(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+    global_scale = 2688 / weight.abs().max()
+    blocks = weight.reshape(weight.shape[0], -1, 16)
+    scale = (blocks.abs().amax(-1) / 6 * global_scale).to(E4M3)
+    step = scale.float() / global_scale
+    nearest = ((blocks / step[..., None]).abs()[..., None] - E2M1).abs().argmin(-1)
+    values = E2M1[nearest] * blocks.sign() * step[..., None]
+    codes = (nearest + 8 * (blocks < 0)).flatten(1).to(torch.uint8)
+    tensors = {"weight_packed": codes[:, ::2] | (codes[:, 1::2] << 4), "weight_scale": scale}
+    of_inputs = torch.tensor([2688 / 8.0])
+    return {**tensors, "weight_global_scale": global_scale.reshape(1), "input_global_scale": of_inputs}, values.flatten(
+        1
+    )
+
+
+def grouped_e4m3(x: torch.Tensor, size: int) -> torch.Tensor:
+    groups = x.unflatten(-1, (-1, size))
+    scale = groups.abs().amax(-1, keepdim=True) / 448
+    return ((groups / scale).to(E4M3).float() * scale).flatten(-2)
+
+
+def static_e4m3(x: torch.Tensor) -> torch.Tensor:
+    return (x / 0.01).clamp(-448, 448).to(E4M3).float() * 0.01
+
+
+def nvfp4_inputs(x: torch.Tensor) -> torch.Tensor:
+    """Blocks with scales of their own, divided by a global scale that is known beforehand."""
+    blocks, global_scale = x.unflatten(-1, (-1, 16)), 2688 / 8.0
+    scale = (blocks.abs().amax(-1, keepdim=True) / 6 * global_scale).clamp(2**-9, 448).to(E4M3).float() / global_scale
+    steps = (blocks / scale).abs().clamp(max=6)
+    # Ties go to the even code.
+    bounds = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0])
+    below = torch.bucketize(steps, bounds)
+    tie = (below < 7) & (steps == bounds[below.clamp(max=6)]) & (below % 2 == 1)
+    return (E2M1[below + tie] * blocks.sign() * scale).flatten(-2)
+
+
+NVFP4_ARGS = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16, "symmetric": True}
+KINDS: dict[str, tuple[Callable[..., Any], Callable[..., Any], dict[str, Any]]] = {
+    "deepseek": (
+        fp8_blocks,
+        lambda x: grouped_e4m3(x, 64),
+        {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [64, 64]},
+    ),
+    "fp8 static": (
+        fp8_static,
+        static_e4m3,
+        {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]},
+    ),
+    "nvfp4": (
+        nvfp4,
+        nvfp4_inputs,
+        {
+            "quant_method": "compressed-tensors",
+            "format": "nvfp4-pack-quantized",
+            "ignore": ["lm_head"],
+            "config_groups": {
+                "group_0": {
+                    "targets": ["Linear"],
+                    "weights": {**NVFP4_ARGS, "dynamic": False},
+                    "input_activations": {**NVFP4_ARGS, "dynamic": "local"},
+                }
+            },
+        },
+    ),
+}
+
+
+def assembled(llama: Any, folder: Path, kind: str, shards: int = 1) -> nn.Module:
+    """Write the checkpoint of others; returns the float model that it stands for."""
+    store, rounded, block = KINDS[kind]
+    reference = copy.deepcopy(llama)
+    tensors = {name: tensor.contiguous() for name, tensor in llama.state_dict().items()}
+    for name, module in reference.named_modules():
+        if isinstance(module, nn.Linear) and name != "lm_head":
+            stored, values = store(tensors.pop(f"{name}.weight"))
+            tensors |= {f"{name}.{part}": tensor for part, tensor in stored.items()}
+            module.weight.data = values
+            module.register_forward_pre_hook(lambda _, args: (rounded(args[0]),))
+    folder.mkdir(exist_ok=True)
+    write(folder, tensors, shards)
+    settings = {**llama.config.to_dict(), "architectures": ["LlamaForCausalLM"], "quantization_config": block}
+    (folder / "config.json").write_text(json.dumps(settings, default=str))
+    return reference
+
+
+def write(folder: Path, tensors: Tensors, shards: int = 1) -> None:
+    if shards == 1:
+        save_file(tensors, folder / "model.safetensors")
+        return
+    # One tensor after the other in turn, so that a weight and its scale are in different files.
+    files = {name: f"model-{i % shards}.safetensors" for i, name in enumerate(sorted(tensors))}
+    for file in set(files.values()):
+        save_file({name: tensor for name, tensor in tensors.items() if files[name] == file}, folder / file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_checkpoint_of_others_runs_as_its_layout_says(
+    llama: Any, ids: torch.Tensor, tmp_path: Path, kind: str, shards: int
+) -> None:
+    reference = assembled(llama, tmp_path / "m", kind, shards)
+    ours = load(tmp_path / "m", format="huggingface")
+    torch.testing.assert_close(logits(ours, ids), logits(reference, ids), rtol=1e-4, atol=1e-5)
+    assert torch.equal(logits(load(tmp_path / "m", format="huggingface"), ids), logits(ours, ids))
+
+
+def test_scales_that_are_exponents_are_read(llama: Any, ids: torch.Tensor, tmp_path: Path) -> None:
+    """``scale_fmt: ue8m0``: the same numbers where scales are powers of two."""
+    if not hasattr(torch, "float8_e8m0fnu"):
+        pytest.skip("this torch has no float8_e8m0fnu")
+    assembled(llama, tmp_path / "m", "deepseek")
+    tensors = load_file(tmp_path / "m" / "model.safetensors")
+    for name, tensor in tensors.items():
+        if name.endswith("weight_scale_inv"):
+            tensors[name] = torch.exp2(tensor.log2().round())
+    save_file(tensors, tmp_path / "m" / "model.safetensors")
+    expected = logits(load(tmp_path / "m", format="huggingface", cache=False), ids)
+    as_bytes = {n: t.to(torch.float8_e8m0fnu) if n.endswith("scale_inv") else t for n, t in tensors.items()}
+    save_file(as_bytes, tmp_path / "m" / "model.safetensors")
+    assert torch.equal(logits(load(tmp_path / "m", format="huggingface", cache=False), ids), expected)
+
+
+# -- the cache of keys and values -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", ["compressed-tensors", "fp8"])
+def test_scales_of_the_cache(llama: Any, ids: torch.Tensor, tmp_path: Path, layout: str) -> None:
+    assembled(llama, tmp_path / "fp8", "fp8 static")
+    model = load(tmp_path / "fp8", format="huggingface")
+    with torch.no_grad():
+        layers = model(ids, use_cache=True).past_key_values.layers[0]
+    largest = float(layers.keys.abs().max()), float(layers.values.abs().max())
+    save(model, tmp_path / "m", format="huggingface", layout=layout, kv_cache=[ids[:1], {"input_ids": ids[1:]}])
+    tensors = load_file(tmp_path / "m" / "model.safetensors")
+    for part, size in zip(("k_scale", "v_scale"), largest, strict=True):
+        scale = tensors[f"model.layers.0.self_attn.{part}"]
+        assert scale.shape == (1,)
+        assert float(scale) == pytest.approx(size / 448, rel=1e-5)
+    scheme = json.loads((tmp_path / "m" / "config.json").read_text())["quantization_config"]["kv_cache_scheme"]
+    assert (scheme["num_bits"], scheme["type"], scheme["strategy"], scheme["dynamic"]) == (8, "float", "tensor", False)
+
+    again = load(tmp_path / "m", format="huggingface")
+    with torch.no_grad():
+        kept = again(ids, use_cache=True).past_key_values.layers[0]
+    for found, exact, part in ((kept.keys, layers.keys, "k_scale"), (kept.values, layers.values, "v_scale")):
+        scale = tensors[f"model.layers.0.self_attn.{part}"]
+        torch.testing.assert_close(
+            found, (exact / scale).clamp(-448, 448).to(E4M3).float() * scale, rtol=1e-5, atol=1e-6
+        )
+    if layout == "compressed-tensors":
+        pytest.importorskip("compressed_tensors", reason="the compressed-tensors package is not installed")
+        theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "m", dtype=torch.float32).eval()
+        torch.testing.assert_close(logits(theirs, ids), logits(again, ids), rtol=1e-4, atol=1e-5)
+    with pytest.raises(ConfigError, match="key-value cache"):
+        save(again, tmp_path / "default")
+    save(again, tmp_path / "twice", format="huggingface", layout=layout)
+    assert torch.equal(
+        load_file(tmp_path / "twice" / "model.safetensors")["model.layers.0.self_attn.k_scale"],
+        tensors["model.layers.0.self_attn.k_scale"],
+    )
+
+
+def test_a_layout_without_a_place_for_the_cache(llama: Any, ids: torch.Tensor, tmp_path: Path) -> None:
+    model = quantize(copy.deepcopy(llama), RTNConfig(bits=4, group_size=32))
+    with pytest.raises(ConfigError, match="'gptq' has no scales of a cache"):
+        save(model, tmp_path / "m", format="huggingface", layout="gptq", kv_cache=[ids])
+    assert all(isinstance(m, WeightOnlyLinear) for m in [model.model.layers[0].self_attn.q_proj])
+
+
+# -- damaged files ----------------------------------------------------------------------------------------------------
+
+Q = "model.layers.0.self_attn.q_proj"
+
+
+def changed(part: str, change: Callable[[torch.Tensor], torch.Tensor | None]) -> Callable[[Tensors], None]:
+    def apply(tensors: Tensors) -> None:
+        new = change(tensors.pop(f"{Q}.{part}"))
+        if new is not None:
+            tensors[f"{Q}.{part}"] = new.contiguous()
+
+    return apply
+
+
+def with_first(value: float) -> Callable[[torch.Tensor], torch.Tensor]:
+    def change(tensor: torch.Tensor) -> torch.Tensor:
+        new = tensor.float()
+        new.reshape(-1)[0] = value
+        return new.to(tensor.dtype)
+
+    return change
+
+
+DAMAGED = {
+    "no scale": ("deepseek", changed("weight_scale_inv", lambda t: None), ["q_proj.weight", "no scale"]),
+    "no weight": ("deepseek", changed("weight", lambda t: None), ["q_proj", "weight"]),
+    "scale of another shape": (
+        "deepseek",
+        changed("weight_scale_inv", lambda t: t[:, :-1]),
+        ["q_proj", "weight_scale_inv", "(2, 2)"],
+    ),
+    "scale of NaN": (
+        "deepseek",
+        changed("weight_scale_inv", with_first(math.nan)),
+        ["q_proj", "weight_scale_inv", "NaN"],
+    ),
+    "scale of 0": ("deepseek", changed("weight_scale_inv", with_first(0)), ["q_proj", "weight_scale_inv", "0"]),
+    "scale below 0": (
+        "deepseek",
+        changed("weight_scale_inv", with_first(-1)),
+        ["q_proj", "weight_scale_inv", "below 0"],
+    ),
+    "weight of NaN": ("deepseek", changed("weight", with_first(math.nan)), ["q_proj", "weight", "NaN"]),
+    "weight of floats": ("deepseek", changed("weight", lambda t: t.float()), ["q_proj", "float8_e4m3fn", "float32"]),
+    "weight of another shape": ("deepseek", changed("weight", lambda t: t[:-64]), ["q_proj"]),
+    "no input scale": ("fp8 static", changed("input_scale", lambda t: None), ["q_proj", "input_scale"]),
+    "input scale of 0": ("fp8 static", changed("input_scale", lambda t: t * 0), ["q_proj", "input_scale", "above 0"]),
+    "many input scales": (
+        "fp8 static",
+        changed("input_scale", lambda t: t.repeat(2)),
+        ["q_proj", "input_scale", "(2,)"],
+    ),
+    "no global scale": ("nvfp4", changed("weight_global_scale", lambda t: None), ["q_proj", "weight_global_scale"]),
+    "global scale of Inf": (
+        "nvfp4",
+        changed("weight_global_scale", with_first(math.inf)),
+        ["q_proj", "weight_global_scale"],
+    ),
+    "block scale of NaN": ("nvfp4", changed("weight_scale", with_first(math.nan)), ["q_proj", "weight_scale", "NaN"]),
+    "block scale of 0": ("nvfp4", changed("weight_scale", with_first(0)), ["q_proj", "weight_scale", "0"]),
+    "packed in words": (
+        "nvfp4",
+        changed("weight_packed", lambda t: t.to(torch.int32)),
+        ["q_proj", "weight_packed", "uint8"],
+    ),
+    "fewer scales": ("nvfp4", changed("weight_scale", lambda t: t[:, 1:]), ["q_proj", "weight_scale"]),
+    "one cache scale": (
+        "fp8 static",
+        lambda tensors: tensors.update({"model.layers.0.self_attn.k_scale": torch.ones(1)}),
+        ["self_attn", "v_scale"],
+    ),
+    "a cache of nobody": (
+        "fp8 static",
+        lambda tensors: tensors.update(
+            {f"model.layers.7.self_attn.{p}": torch.ones(1) for p in ("k_scale", "v_scale")}
+        ),
+        ["model.layers.7.self_attn"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_damaged_checkpoint_is_refused_by_name(llama: Any, tmp_path: Path, name: str) -> None:
+    kind, damage, words = DAMAGED[name]
+    assembled(llama, tmp_path / "m", kind)
+    tensors = load_file(tmp_path / "m" / "model.safetensors")
+    damage(tensors)
+    save_file(tensors, tmp_path / "m" / "model.safetensors")
+    with pytest.raises(FormatError) as caught:
+        load(tmp_path / "m", format="huggingface")
+    assert all(
+        word in str(caught.value) for word in [str(tmp_path / "m") if name != "a cache of nobody" else "", *words]
+    )
+    assert not (tmp_path / "m" / "neural_compressor_cache").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"quant_method": "magic"}, ["magic", "fp8", "awq"]),
+        ({"activation_scheme": "sometimes"}, ["activation_scheme", "sometimes"]),
+        ({"weight_block_size": [64]}, ["weight_block_size"]),
+        ({"weight_block_size": [64, 0]}, ["weight_block_size"]),
+        ({"weight_block_size": [128, 64]}, ["weight_scale_inv", "has the shape"]),
+        ({"activation_scheme": "static"}, ["dynamic"]),
+        ({"fmt": "e5m2"}, ["e5m2"]),
+        ({"kv_cache_scheme": {"num_bits": 8, "type": "float"}}, ["kv_cache_scheme", "k_scale"]),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_configuration_that_makes_no_sense_is_refused(
+    llama: Any, tmp_path: Path, change: dict, words: list[str]
+) -> None:
+    assembled(llama, tmp_path / "m", "deepseek")
+    settings = json.loads((tmp_path / "m" / "config.json").read_text())
+    settings["quantization_config"] |= change
+    (tmp_path / "m" / "config.json").write_text(json.dumps(settings))
+    with pytest.raises(FormatError) as caught:
+        load(tmp_path / "m", format="huggingface")
+    assert all(word in str(caught.value) for word in words)

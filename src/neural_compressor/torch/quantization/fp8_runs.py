@@ -6,11 +6,14 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import nn
 
 from neural_compressor.config.composition import Composition
 from neural_compressor.errors import ConfigError, FormatError
 from neural_compressor.schemes import OpKey, OpScheme, Plan
+from neural_compressor.torch.accelerator import follow_inputs, target_device
+from neural_compressor.torch.executor import Execution
 from neural_compressor.torch.methods.measurements import (
     MeasurementFiles,
     Measuring,
@@ -48,6 +51,21 @@ class FP8Run:
         )
         self._measured, self._digest = "", model_digest(model)
         self.measuring = Measuring(model, plan, self.files) if self._writes else None
+
+    def place(self) -> None:
+        """Move the model to the device that ``INC_TARGET_DEVICE`` names; one that is not there is an error."""
+        if (device := target_device()) is not None:
+            self._model.to(device)
+
+    def follow(self, execution: Execution) -> None:
+        """Let a model on the CPU go where its calibration data is."""
+
+        def moved(device: torch.device) -> None:
+            if execution.survey is not None:  # whose copy shares the parameters, not the buffers
+                execution.survey.model.to(device)
+
+        if execution.needs_data or self.measuring is not None:
+            follow_inputs(self._model, moved)
 
     @property
     def _writes(self) -> bool:

@@ -41,6 +41,8 @@ def prepare(model: nn.Module, quant_config: Any, inplace: bool = True, example_i
     """
     model, plan, left = _planned(model, quant_config, inplace, "prepare")
     run = fp8_run(model, quant_config, plan)
+    if run is not None:
+        run.place()
     every, ranges = (1, None) if run is None else (run.config.calibration_sample_interval, run.ranges())
     execution = Execution(
         model,
@@ -55,6 +57,8 @@ def prepare(model: nn.Module, quant_config: Any, inplace: bool = True, example_i
         execution.survey = _seen(model, example_inputs)
     if execution.needs_data and (run is None or run.config.quantize):
         execution.listen()
+    if run is not None:
+        run.follow(execution)
     if run is not None and run.measuring is not None:
         run.measuring.start()
     setattr(model, _ATTRIBUTE, execution)

@@ -1,5 +1,6 @@
 """Saving and loading: bit for bit, atomically, and never from a damaged file."""
 
+import copy
 import errno
 import json
 import os
@@ -8,16 +9,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import nn
 
 from neural_compressor.errors import FormatError, WorkspaceError
 from neural_compressor.torch.adaptor import PyTorchAdaptor
 from neural_compressor.torch.files import checkpoint
-from neural_compressor.torch.files.checkpoint import load_model, save_model
+from neural_compressor.torch.files.checkpoint import WEIGHTS, load_model, save_model
 from neural_compressor.torch.modules.kernels import table
 from neural_compressor.torch.modules.kernels.integer import INTEGER_KERNELS
+from neural_compressor.torch.quantization import RTNConfig, load, quantize
 
 STATIC = {
     "weight": {"dtype": "int8", "granularity": "per_channel"},
@@ -234,3 +236,28 @@ def test_files_beside_a_saved_model_stay_whatever_they_are_called(saved):
         (folder / name).write_text("mine")
     adaptor.save(new, folder)
     assert [(folder / name).read_text() for name in names] == ["mine"] * 4
+
+
+class Tied(nn.Module):
+    """Two layers with one weight, and another that happens to have its shape."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b, self.c = (nn.Linear(64, 64, bias=False) for _ in range(3))
+        self.b.weight = self.a.weight
+
+    def forward(self, x):
+        return self.c(self.b(self.a(x)))
+
+
+def test_the_codes_of_tied_weights_are_stored_once(tmp_path):
+    model, x = Tied(), torch.randn(3, 64)
+    new = quantize(copy.deepcopy(model), RTNConfig(group_size=32), quiet=True)
+    new.save(tmp_path / "tied")
+    with safe_open(tmp_path / "tied" / WEIGHTS, "pt") as file:
+        stored = {name for name in file.keys() if name.endswith("weight_packed")}  # noqa: SIM118
+    assert stored == {"a.weight_packed", "c.weight_packed"}
+    again = load(tmp_path / "tied", original_model=model)
+    assert torch.equal(again(x), new(x))
+    assert all(torch.equal(tensor, again.state_dict()[name]) for name, tensor in new.state_dict().items())

@@ -39,6 +39,8 @@ from neural_compressor.torch.structure.ties import untie_stored
 logger = logging.getLogger("neural_compressor")
 
 WEIGHTS, CONFIG, FORMAT, VERSION = "model.safetensors", "qconfig.json", "neural_compressor.torch", 2
+_WORTH_SHARING = 1024
+"""Smaller tensors are stored as often as they come: many are equal by chance."""
 
 
 def unique_state(model: nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
@@ -58,6 +60,23 @@ def unique_state(model: nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, s
     return stored, aliases
 
 
+def _equal_once(model: nn.Module, stored: dict[str, torch.Tensor], aliases: dict[str, str]) -> None:
+    """Leave out codes that another quantized op has too, as those have whose weights were tied."""
+    quantized = {name for name, module in model.named_modules() if isinstance(module, QuantModule)}
+    alike: dict[tuple[Any, ...], list[str]] = {}
+    for name, tensor in list(stored.items()):
+        if tensor.numel() < _WORTH_SHARING or name.rpartition(".")[0] not in quantized:
+            continue
+        some = tensor.detach().reshape(-1)[:: max(1, tensor.numel() // 16)].cpu().contiguous()
+        known = alike.setdefault((tensor.shape, tensor.dtype, some.view(torch.uint8).numpy().tobytes()), [])
+        twin = next((other for other in known if torch.equal(stored[other], tensor)), None)
+        if twin is None:
+            known.append(name)
+            continue
+        del stored[name]
+        aliases |= {name: twin, **{alias: twin for alias, target in aliases.items() if target == name}}
+
+
 def save_model(model: nn.Module, path: str | Path) -> None:
     """Write a quantized model into the folder ``path``; an older one there is replaced only when the new is complete."""
     done = getattr(model, "quantization", None)
@@ -69,6 +88,7 @@ def save_model(model: nn.Module, path: str | Path) -> None:
             f"{path} exists and holds no quantized model of this format: choose another folder, or empty it"
         )
     tensors, aliases = unique_state(model)
+    _equal_once(model, tensors, aliases)
     size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     with new_folder(path, overwrite=True, needed=size) as folder:
         save_file({n: t.detach().cpu().contiguous() for n, t in tensors.items()}, folder / WEIGHTS)

@@ -218,8 +218,7 @@ class Adaptor(ABC):
         """How far the output of each op that ``plan`` quantizes is from that in the float model, as a share of it.
 
         sum |quantized - float|^2 / sum |float|^2 over as much data as the plan calibrates with, batch by batch. Each op is
-        quantized alone, on the inputs it has in the float model; where a framework computes whole graphs only, what came in
-        from quantized ops before it counts too, and the adaptor says so. Without data, it is what the adaptor was given.
+        quantized alone, on the inputs it has in the float model. Without data, it is what the adaptor was given.
         """
         raise self._unsupported("op_errors")
 

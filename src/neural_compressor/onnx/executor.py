@@ -7,7 +7,7 @@ graph, smooth, static (with its corrections), weight-only, dynamic, half precisi
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 import onnx_ir as ir
@@ -123,10 +123,20 @@ class WeightLayout:
 
     quant_format: str | None = None
     accuracy_level: int | str = "auto"
+    fold: bool = True
 
 
 DEFAULT_PASSES = (Pass("optimize"), Pass("correct_biases"))
 """The passes of a plan that names none."""
+
+
+def one_by_one(plan: Plan) -> Plan:
+    """``plan`` for a model whose ops can be told apart: each reads and gives floats, and no other op makes up for it."""
+    layouts = {"qdq_layout": {"quant_format": "QDQ"}, "weight_layout": {"fold": False}}
+    kept = [step for step in plan.passes if step.name != "correct_biases"]
+    passes = [step.with_options(**layouts.pop(step.name, {})) for step in kept]
+    return replace(plan, passes=[*passes, *(Pass(name, options) for name, options in layouts.items())])
+
 
 P = TypeVar("P")
 
@@ -338,6 +348,7 @@ def _weight_options(steps: Steps, capability: ProviderCapability) -> WeightOnlyO
     return WeightOnlyOptions(
         quant_format=layout.quant_format or capability.quant_format,
         accuracy_level=layout.accuracy_level or "auto",
+        fold=layout.fold,
         providers=capability.target.sessions,
     )
 

@@ -163,13 +163,14 @@ class ONNXRTAdaptor(Adaptor):
         return exactness(*(self._runner.predict(each, self._feed) for each in (self._source, model)))
 
     def op_errors(self, plan: Plan, model: Any, dataloader: Iterable[Any] | None = None) -> dict[OpKey, float]:
-        """With what came in from quantized ops before: the runtime computes whole graphs."""
-        from neural_compressor.onnx.adaptor.op_records import output_errors
-        from neural_compressor.onnx.files.model_file import read_model
+        """Each op alone; biases are not corrected meanwhile, which would take up the error of ops before it."""
+        from neural_compressor.onnx.adaptor.op_records import own_errors
+        from neural_compressor.onnx.executor import one_by_one
         from neural_compressor.onnx.files.quantization_record import read_record
 
-        quantized = read_model(self.quantize(plan.to_tune_cfg(), model, dataloader))
-        executor, record = self._prepare(model), read_record(quantized)
+        executor, whole = self._prepare(model), self._plan(plan.to_tune_cfg())
+        quantized = executor.run(one_by_one(whole), self._run_options(whole, dataloader, None))
+        record = read_record(quantized)
         original = None if record is None else executor.before_rounding(record.origin)
         data = self._calibration_data(plan.calib_sampling_size, dataloader, None).samples
         if data is None:
@@ -177,7 +178,7 @@ class ONNXRTAdaptor(Adaptor):
         ops = {key[0]: key for key, scheme in plan.items() if not scheme.is_float}
         if original is None or not ops:
             return {}
-        found = output_errors(quantized, original, set(ops), data, self.target.sessions)
+        found = own_errors(quantized, original, set(ops), data, self.target.sessions)
         return {ops[name]: error for name, error in found.items()}
 
     def load_snippet(self, path: str) -> str:

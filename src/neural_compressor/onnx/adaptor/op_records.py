@@ -18,7 +18,7 @@ from neural_compressor.onnx.adaptor.inspection import constants_of, nodes_of, we
 from neural_compressor.onnx.files.model_file import ONE_FILE_BYTES, weight_bytes
 from neural_compressor.onnx.files.quantization_record import QuantizationRecord, read_record
 from neural_compressor.onnx.graph.ops import CLIPS
-from neural_compressor.onnx.graph.queries import is_constant, is_float, standard
+from neural_compressor.onnx.graph.queries import constant, is_constant, is_float, standard
 from neural_compressor.onnx.passes.store_weights import stored_floats
 from neural_compressor.onnx.runtime.fusion_check import INTEGER_OPS, RunningNode, as_run, check_fusion
 from neural_compressor.onnx.runtime.providers import Target
@@ -210,6 +210,70 @@ def output_errors(
                     signal[name] += float(np.sum(expected**2))
                 noise[name] += float(np.sum((actual - expected) ** 2))
     return {op: _share(noise[name], signal[name]) for op, name in shared.items() if name in signal}
+
+
+def own_errors(
+    quantized: ir.Model,
+    original: ir.Model,
+    ops: Collection[str],
+    feeds: Iterable[Mapping[str, Any]],
+    providers: Sequence[str],
+) -> dict[str, float]:
+    """The same of each op alone, on the inputs that it has in the float model; ``quantized`` is in QDQ form.
+
+    The graph is cut in front of each op: what it reads there are values of the float model.
+    """
+    made = {str(value.name): value for node in quantized.graph for value in node.outputs if is_float(value)}
+    cuts: dict[str, tuple[str, list[str], tuple[float, float]]] = {}
+    for node in original.graph:
+        if node.name in ops and (output := _output(node, made)) is not None:
+            read = [str(value.name) for value in node.inputs if is_float(value) and not is_constant(value)]
+            cuts[str(node.name)] = output, [name for name in read if name in made], _limits(node, output)
+    inner = list(dict.fromkeys(name for output, read, _ in cuts.values() for name in (output, *read)))
+    sizes = _sizes(original, inner, next(iter(feeds)), providers)
+    signal: dict[str, float] = defaultdict(float)
+    noise: dict[str, float] = defaultdict(float)
+    for group in _portions({op: sum(sizes[name] for name in (out, *read)) for op, (out, read, _) in cuts.items()}):
+        outputs = [cuts[op][0] for op in group]
+        read = list(dict.fromkeys(name for op in group for name in cuts[op][1]))
+        wanted = list(dict.fromkeys([*outputs, *read]))
+        session = make_session(original, wanted, providers)
+        alone = make_session(_cut(quantized, read), list(dict.fromkeys(outputs)), providers)
+        for feed in feeds:
+            floats = dict(zip(wanted, session.run(None, dict(feed)), strict=True))
+            given = {**feed, **{f"{name}{_CUT}": floats[name] for name in read}}
+            actual = dict(zip(dict.fromkeys(outputs), alone.run(None, given), strict=True))
+            for op in group:
+                name, _, limits = cuts[op]
+                expected = np.asarray(floats[name], np.float64)
+                signal[op] += float(np.sum(expected**2))
+                noise[op] += float(np.sum((np.clip(np.asarray(actual[name], np.float64), *limits) - expected) ** 2))
+    return {op: _share(noise[op], signal[op]) for op in cuts}
+
+
+_CUT = "/as in the float model"
+
+
+def _cut(model: ir.Model, names: Sequence[str]) -> ir.Model:
+    """A copy of ``model`` in which all that reads one of the values ``names`` reads an input in its place."""
+    new = model.clone()
+    values = {str(value.name): value for node in new.graph for value in node.outputs}
+    for name in names:
+        given = ir.Value(name=f"{name}{_CUT}", type=values[name].type, shape=values[name].shape)
+        values[name].replace_all_uses_with(given)
+        new.graph.inputs.append(given)
+    return new
+
+
+def _limits(node: ir.Node, output: str) -> tuple[float, float]:
+    """What the Relu or Clip cuts off that gives ``output``, where a quantizer has taken it over from behind ``node``."""
+    clip = next((user for user in node.outputs[0].consumers() if user.outputs[0].name == output), None)
+    if clip is None:
+        return -math.inf, math.inf
+    if clip.op_type == "Relu":
+        return 0.0, math.inf
+    low, high = (*(constant(value) for value in clip.inputs[1:]), None, None)[:2]
+    return -math.inf if low is None else float(low), math.inf if high is None else float(high)
 
 
 def decibels(error: float) -> float:

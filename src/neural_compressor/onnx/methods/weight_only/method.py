@@ -84,11 +84,13 @@ class WeightOnlyOptions:
       that decode it, or in QDQ behind a DequantizeLinear where there is one for its type.
     - ``accuracy_level``: how exact MatMulNBits takes its inputs, 1 (fp32) to 4 (int8), 0 as the runtime decides; "auto"
       is 4. A QDQ model leaves that to the session.
+    - ``fold``: whether scales of inputs (AWQ) go into what makes the input, where that is possible.
     - ``hessian_bytes``: the most that statistics may take at a time; the data is run over as often as that needs.
     """
 
     quant_format: str = "QOperator"
     accuracy_level: int | str = "auto"
+    fold: bool = True
     hessian_bytes: int = 1 << 30
     providers: tuple[str, ...] = ("CPUExecutionProvider",)
 

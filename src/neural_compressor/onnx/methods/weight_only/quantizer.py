@@ -172,7 +172,7 @@ class _Quantization:
 
     def _folded(self, node: MatrixNode, group: WeightGroup, scale: np.ndarray) -> bool:
         """Whether what makes the node's input now gives it divided by ``scale``."""
-        if node.input_transposed:
+        if node.input_transposed or not self.options.fold:
             return False
         consumers = sum(other.input is node.input for other in group.nodes)
         folds = find_folds(node.input, Channels(node.shape[1], axis=-1, rank=2), consumers)

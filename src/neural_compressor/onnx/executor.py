@@ -132,7 +132,7 @@ DEFAULT_PASSES = (Pass("optimize"), Pass("correct_biases"))
 
 def one_by_one(plan: Plan) -> Plan:
     """``plan`` for a model whose ops can be told apart: each reads and gives floats, and no other op makes up for it."""
-    layouts = {"qdq_layout": {"quant_format": "QDQ"}, "weight_layout": {"fold": False}}
+    layouts: dict[str, dict[str, Any]] = {"qdq_layout": {"quant_format": "QDQ"}, "weight_layout": {"fold": False}}
     kept = [step for step in plan.passes if step.name != "correct_biases"]
     passes = [step.with_options(**layouts.pop(step.name, {})) for step in kept]
     return replace(plan, passes=[*passes, *(Pass(name, options) for name, options in layouts.items())])

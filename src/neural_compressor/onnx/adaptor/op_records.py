@@ -227,7 +227,10 @@ def own_errors(
     cuts: dict[str, tuple[str, list[str], tuple[float, float]]] = {}
     for node in original.graph:
         if node.name in ops and (output := _output(node, made)) is not None:
-            read = [str(value.name) for value in node.inputs if is_float(value) and not is_constant(value)]
+            inputs = (
+                value for value in node.inputs if value is not None and is_float(value) and not is_constant(value)
+            )
+            read = [str(value.name) for value in inputs]
             cuts[str(node.name)] = output, [name for name in read if name in made], _limits(node, output)
     inner = list(dict.fromkeys(name for output, read, _ in cuts.values() for name in (output, *read)))
     sizes = _sizes(original, inner, next(iter(feeds)), providers)

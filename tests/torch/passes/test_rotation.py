@@ -27,6 +27,19 @@ SIZES = {
 GROUPED = {**SIZES, "num_key_value_heads": 2}
 OPT = {key: value for key, value in SIZES.items() if key != "intermediate_size"} | {"ffn_dim": 80}
 GPT = {"n_embd": WIDTH, "n_layer": 2, "n_head": 4, "vocab_size": VOCABULARY, "bos_token_id": 0, "eos_token_id": 0}
+MLA = {
+    "moe_intermediate_size": 24,
+    "n_routed_experts": 4,
+    "n_group": 1,
+    "topk_group": 1,
+    "num_experts_per_tok": 2,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 12,
+    "first_k_dense_replace": 1,
+}
 CASES = {
     "llama": ("Llama", GROUPED, {}),
     "llama-tied": ("Llama", GROUPED, {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}),
@@ -40,6 +53,9 @@ CASES = {
     "opt": ("OPT", OPT, {"word_embed_proj_dim": WIDTH}),  # learned positions, LayerNorm, tied
     "gptj": ("GPTJ", GPT, {"rotary_dim": 4}),  # a LayerNorm with a bias in front of layers without
     "gpt2": ("GPT2", GPT, {}),  # Conv1D
+    "mixtral": ("Mixtral", GROUPED, {"num_local_experts": 3}),  # experts in stacks, a router with a weight of its own
+    "gpt-oss": ("GptOss", GROUPED, {"head_dim": 12, "num_local_experts": 3, "num_experts_per_tok": 2}),  # transposed
+    "deepseek": ("DeepseekV3", {**SIZES, "num_key_value_heads": 4}, MLA),  # queries through a narrow space, with a norm
 }
 VALUES_TURNED = dict.fromkeys(CASES, 2) | {"phi3": 0, "gpt2": 0}
 
@@ -74,7 +90,8 @@ def test_float_logits_stay_and_plain_transformers_reads_the_file(name, tmp_path)
     assert len(found.spaces) == VALUES_TURNED[name]
     assert_same(logits(model), expected)
     after = model.state_dict()
-    matrices = [key for key in after if after[key].dim() == 2 and "head" not in key]
+    others = ("lm_head", "bias") + (("kv_b_proj",) if name == "deepseek" else ())
+    matrices = [key for key in after if after[key].dim() > 1 and not any(other in key for other in others)]
     assert all(not torch.allclose(after[key], before[key], atol=1e-2) for key in matrices), "every layer is turned"
     assert bool(found.untied) == tied
     assert not model.config.tie_word_embeddings
@@ -149,7 +166,6 @@ REFUSED = {
     "gemma2": ("Gemma2", GROUPED, {"head_dim": 12}, "adds what norm 'model.layers.0.post_attention_layernorm' gives"),
     "olmo2": ("Olmo2", GROUPED, {}, "adds what norm 'model.layers.0.post_attention_layernorm' gives"),
     "opt-350m": ("OPT", OPT, {"word_embed_proj_dim": 24, "do_layer_norm_before": False}, "self_attn_layer_norm"),
-    "mixtral": ("Mixtral", GROUPED, {"num_local_experts": 3}, "MixtralTopKRouter 'model.layers.0.mlp.gate'"),
 }
 
 

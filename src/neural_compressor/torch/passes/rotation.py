@@ -19,15 +19,14 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from neural_compressor.algorithms import Orthogonal
-from neural_compressor.algorithms.matrix_parts import row_blocks
 from neural_compressor.errors import ConfigError, QuantizationError
 from neural_compressor.schemes import Pass, Plan
 from neural_compressor.torch.batches import tensors_in
 from neural_compressor.torch.hooks import evaluating
-from neural_compressor.torch.modules.weight_only import is_conv1d, matrix_of
+from neural_compressor.torch.modules.weight_only import matrix_of
 from neural_compressor.torch.passes.model_pass import PASSES, ModelPass, PassOptions, PassState
 from neural_compressor.torch.passes.survey import same_outputs, sharing_weights
-from neural_compressor.torch.structure.ops import is_linear
+from neural_compressor.torch.structure.layer_form import LayerForm, turned_axis
 from neural_compressor.torch.structure.replay import Arguments, CalibrationLimit, call_block
 from neural_compressor.torch.structure.residual_stream import Space, find_spaces, takes_bias
 from neural_compressor.torch.structure.ties import forget_ties, set_parameter, tied_parameters
@@ -176,6 +175,7 @@ class _Input:
 def turned_parameters(model: nn.Module, spaces: Sequence[Space], seed: int = 0) -> dict[str, Tensor]:
     """The parameters, by name, with which each of ``spaces`` is turned by a matrix of its own; computed in float64."""
     modules, new = dict(model.named_modules()), dict[str, Tensor]()
+    forms = {name: form for space in spaces for name, form in space.forms.items()}
     inputs: dict[str, _Input] = {}
     outputs: dict[str, Orthogonal] = {}
     for place, space in enumerate(spaces):
@@ -188,7 +188,7 @@ def turned_parameters(model: nn.Module, spaces: Sequence[Space], seed: int = 0) 
             new |= changed
         inputs |= {name: behind[norm] for name, norm in space.readers.items()}
     for name in dict.fromkeys([*inputs, *outputs]):
-        new |= _turned_layer(modules[name], name, inputs.get(name), outputs.get(name))
+        new |= _turned_layer(modules[name], name, forms[name], inputs.get(name), outputs.get(name))
     return new
 
 
@@ -212,33 +212,23 @@ def _neutral_norm(
     return new, _Input(turn, gain)
 
 
-def _turned_layer(layer: nn.Module, name: str, side: _Input | None, out: Orthogonal | None) -> dict[str, Tensor]:
-    weight, bias = layer.weight, getattr(layer, "bias", None)
-    assert isinstance(weight, Tensor)
-    if not is_linear(layer):
-        assert out is not None
-        return {f"{name}.weight": _turned_rows(weight.detach(), out, weight.dtype)}
-    matrix, shift = matrix_of(layer), bias.detach().double() if isinstance(bias, Tensor) else None
+def _turned_layer(
+    layer: nn.Module, name: str, form: LayerForm, side: _Input | None, out: Orthogonal | None
+) -> dict[str, Tensor]:
+    """The parameters of a layer with its input side, its output side, or both turned."""
+    own, new = dict(layer.named_parameters(recurse=False)), dict[str, Tensor]()
+    both = {parameter for parameter, _ in form.outputs} if out is not None else set()
     if side is not None:
-        if side.offset is not None and shift is not None:
-            shift = shift + matrix.double() @ side.offset
-        matrix = _turned_rows(matrix, side.turn, weight.dtype if out is None else torch.float64, side.gain)
+        if side.offset is not None:  # such layers are linear, and have a bias
+            new["bias"] = own["bias"].detach().double() + matrix_of(layer).double() @ side.offset
+        for parameter, axis in form.inputs:
+            kept = torch.float64 if parameter in both else own[parameter].dtype
+            new[parameter] = turned_axis(own[parameter].detach(), axis, side.turn, kept, side.gain)
     if out is not None:
-        matrix = _turned_rows(matrix.T, out, weight.dtype).T
-        shift = out.apply(shift) if shift is not None else None
-    new = {f"{name}.weight": (matrix.T if is_conv1d(layer) else matrix).contiguous()}
-    if shift is not None and isinstance(bias, Tensor):
-        new[f"{name}.bias"] = shift.to(bias.dtype)
-    return new
-
-
-def _turned_rows(matrix: Tensor, turn: Orthogonal, dtype: torch.dtype, gain: Tensor | None = None) -> Tensor:
-    """``matrix`` with each row multiplied by ``gain`` and turned, a few rows in float64 at a time."""
-    found = torch.empty_like(matrix, dtype=dtype, memory_format=torch.contiguous_format)
-    for rows in row_blocks(matrix):
-        part = matrix[rows].double()
-        found[rows] = turn.apply(part if gain is None else part * gain).to(dtype)
-    return found
+        for parameter, axis in form.outputs:
+            values = new.get(parameter, own[parameter].detach())
+            new[parameter] = turned_axis(values, axis, out, own[parameter].dtype)
+    return {f"{name}.{parameter}": values.to(own[parameter].dtype) for parameter, values in new.items()}
 
 
 # -- into the model -------------------------------------------------------------------------------------------------

@@ -7,8 +7,11 @@ it is read from runs of the model that were watched; what a module does with its
 
 from __future__ import annotations
 
+import copy
 import math
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +21,7 @@ from torch.utils._pytree import tree_map_only
 
 from neural_compressor.torch.batches import tensors_in
 from neural_compressor.torch.hooks import hooked
+from neural_compressor.torch.structure.layer_form import LayerForm, holds_matrices, known_form, tried_form
 from neural_compressor.torch.structure.norm_form import NormForm, norm_form
 from neural_compressor.torch.structure.ops import is_linear
 from neural_compressor.torch.structure.replay import Arguments, call_block
@@ -51,13 +55,15 @@ class Space:
     """Values that can be turned by one orthogonal matrix of ``width``, or by it in each run of that length (heads).
 
     ``writers`` are the layers whose outputs lie in it, ``readers`` those whose inputs do, with the norm whose gain they see
-    their input through, if any. ``norms`` are between them. ``obstacles`` say why it cannot be turned after all.
+    their input through, if any; ``forms`` say which axes of their parameters that are. ``norms`` are between them.
+    ``obstacles`` say why it cannot be turned after all.
     """
 
     width: int
     writers: tuple[str, ...] = ()
     readers: Mapping[str, str | None] = field(default_factory=dict)
     norms: Mapping[str, NormForm] = field(default_factory=dict)
+    forms: Mapping[str, LayerForm] = field(default_factory=dict)
     obstacles: tuple[str, ...] = ()
 
     @property
@@ -73,50 +79,77 @@ class Space:
 
 def find_spaces(model: nn.Module, calls: Sequence[Arguments]) -> list[Space]:
     """The spaces of ``model`` that layers read and write, as seen on ``calls``: that of the most layers comes first."""
-    traces = [watch(model, call, run=lambda call=call: call_block(model, call)) for call in calls]  # type: ignore[misc]
     modules = dict(model.named_modules())
-    finder = _Finder(modules, _forms(modules, traces), _blind_modules(model, modules, calls[0]))
+    leaves = _leaves(modules)
+    layers, blind = _tried(model, leaves, calls)
+    traces = [
+        watch(model, call, leaves, run=lambda call=call: call_block(model, call))  # type: ignore[misc]
+        for call in calls
+    ]
+    finder = _Finder(modules, layers, _norm_forms(leaves, traces, layers), blind)
     for run, trace in enumerate(traces):
         finder.follow(run, trace)
     found = sorted(finder.spaces(), key=lambda space: -len(space.writers) - len(space.readers))
     return [space for space in found if space.writers and space.readers]
 
 
-def _forms(modules: Mapping[str, nn.Module], traces: Iterable[Trace]) -> dict[str, NormForm]:
+def _leaves(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    """The modules that are seen as one call: those without children, and those that multiply with matrices of their own."""
+    whole = tuple(f"{name}." for name, module in modules.items() if name and holds_matrices(module))
+    outer = {name: module for name, module in modules.items() if not name.startswith(whole)}
+    return {n: m for n, m in outer.items() if f"{n}." in whole or not any(True for _ in m.children())}
+
+
+def _norm_forms(
+    modules: Mapping[str, nn.Module], traces: Iterable[Trace], layers: Mapping[str, LayerForm]
+) -> dict[str, NormForm]:
     """The modules that commute with turns of their input."""
     shapes: dict[str, tuple[int, ...]] = {}
     for trace in traces:
         for call in trace.calls:
             if call.module is not None and len(call.reads) == 1:
                 shapes.setdefault(call.module, trace.shapes[call.reads[0]])
-    tried = {n: norm_form(modules[n], shape) for n, shape in shapes.items() if not _is_layer(modules[n])}
+    tried = {n: norm_form(modules[n], shape) for n, shape in shapes.items() if n not in layers}
     return {name: form for name, form in tried.items() if form is not None}
 
 
-def _is_layer(module: nn.Module) -> bool:
-    return is_linear(module) or isinstance(module, nn.Embedding)
+def _tried(
+    model: nn.Module, leaves: Mapping[str, nn.Module], calls: Sequence[Arguments]
+) -> tuple[dict[str, LayerForm], set[str]]:
+    """The layers and their forms; leaves that give the same whatever the floats of their inputs are (rotary embeddings)."""
+    forms = {name: form for name, module in leaves.items() if (form := known_form(module)) is not None}
+    blind: set[str] = set()
+    tried: set[str] = set()
 
-
-def _blind_modules(model: nn.Module, modules: Mapping[str, nn.Module], call: Arguments) -> set[str]:
-    """The leaf modules of several inputs that give the same whatever the floats in these are, such as rotary embeddings."""
-    leaves = {n: m for n, m in modules.items() if not any(True for _ in m.children()) and not _is_layer(m)}
-    found: set[str] = set()
-
-    def try_other(name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        if sum(1 for _ in tensors_in((args, kwargs))) < 2:
+    def try_module(name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if name in tried:
             return
-        other_args, other_kwargs = tree_map_only(torch.Tensor, _other, (args, kwargs))
-        try:
-            again = module.forward(*other_args, **other_kwargs)
-        except (RuntimeError, TypeError, ValueError, IndexError):
-            return
-        pairs = list(zip(tensors_in(output), tensors_in(again), strict=False))
-        if pairs and all(torch.equal(a, b) for a, b in pairs):
-            found.add(name)
+        tried.add(name)
+        with suppress(RuntimeError, TypeError, ValueError, IndexError):
+            if holds_matrices(module):
+                found = tried_form(_without_hooks(module), args, kwargs)
+                forms.update({} if found is None else {name: found})
+            elif sum(1 for _ in tensors_in((args, kwargs))) > 1 and _ignores_floats(module, args, kwargs, output):
+                blind.add(name)
 
-    with hooked(leaves, after=try_other):
-        call_block(model, call)
-    return found
+    with hooked({name: m for name, m in leaves.items() if name not in forms}, after=try_module):
+        for call in calls:
+            call_block(model, call)
+    return forms, blind
+
+
+def _without_hooks(module: nn.Module) -> nn.Module:
+    """A module to call with other inputs while the one it is a copy of is being watched."""
+    alone = copy.copy(module)
+    alone._forward_hooks, alone._forward_pre_hooks = OrderedDict(), OrderedDict()
+    return alone
+
+
+def _ignores_floats(module: nn.Module, args: Any, kwargs: Any, output: Any) -> bool:
+    other_args, other_kwargs = tree_map_only(torch.Tensor, _other, (args, kwargs))
+    again = module.forward(*other_args, **other_kwargs)
+    pairs = list(zip(tensors_in(output), tensors_in(again), strict=False))
+    return bool(pairs) and all(torch.equal(a, b) for a, b in pairs)
 
 
 def _other(values: torch.Tensor) -> torch.Tensor:
@@ -126,8 +159,14 @@ def _other(values: torch.Tensor) -> torch.Tensor:
 class _Finder:
     """Joins values that have to be turned alike, call by call; nodes are values, sides of layers, and norms."""
 
-    def __init__(self, modules: Mapping[str, nn.Module], forms: Mapping[str, NormForm], blind: Iterable[str]) -> None:
-        self._modules, self._forms, self._blind = modules, forms, set(blind)
+    def __init__(
+        self,
+        modules: Mapping[str, nn.Module],
+        layers: Mapping[str, LayerForm],
+        norms: Mapping[str, NormForm],
+        blind: Iterable[str],
+    ) -> None:
+        self._modules, self._layers, self._forms, self._blind = modules, layers, norms, set(blind)
         self._parents: dict[Node, Node] = {}
         self._widths: dict[Node, int] = {}
         self._obstacles: dict[Node, dict[str, None]] = {}
@@ -178,16 +217,8 @@ class _Finder:
 
     def _module(self, call: Call, name: str, reads: list[Node], writes: list[Node], trace: Trace) -> None:
         module = self._modules[name]
-        if is_linear(module) and len(reads) == len(writes) == 1:
-            self._join(("in", name), reads[0])
-            self._join(("out", name), writes[0])
-            norm = self._norms.get(reads[0])
-            if self._norm_of_reader.setdefault(name, norm) != norm:
-                self._bar(reads[0], f"{name!r} reads it behind different norms")
-        elif isinstance(module, nn.Embedding) and len(writes) == 1:
-            self._join(("out", name), writes[0])
-            if module.max_norm is not None or trace.shapes[call.writes[0]][-1] != module.embedding_dim:
-                self._bar(writes[0], f"embedding {name!r} does more than to give rows of its weight")
+        if name in self._layers:
+            self._layer(call, name, reads, writes, trace)
         elif name in self._forms and len(reads) == len(writes) == 1:
             self._join(reads[0], writes[0], ("norm", name))
             form = self._forms[name]
@@ -201,6 +232,24 @@ class _Finder:
                 self._bar(node, f"{_described(call)} makes it")
         else:
             self._bar_all(call, reads, writes)
+
+    def _layer(self, call: Call, name: str, reads: list[Node], writes: list[Node], trace: Trace) -> None:
+        form, module = self._layers[name], self._modules[name]
+        if form.inputs:
+            source = reads[form.source]
+            self._join(("in", name), source)
+            norm = self._norms.get(source)
+            if self._norm_of_reader.setdefault(name, norm) != norm:
+                self._bar(source, f"{name!r} reads it behind different norms")
+            self._bar_all(call, [node for node in reads if node != source], [])
+        if form.outputs and len(writes) == 1:
+            self._join(("out", name), writes[0])
+        else:
+            self._bar_all(call, [], writes)
+        if isinstance(module, nn.Embedding) and (
+            module.max_norm is not None or trace.shapes[call.writes[0]][-1] != module.embedding_dim
+        ):
+            self._bar(writes[0], f"embedding {name!r} does more than to give rows of its weight")
 
     def _function(self, call: Call, reads: list[Node], writes: list[Node], trace: Trace) -> None:
         kind = call.target.rpartition(".")[2].strip("_")
@@ -259,7 +308,8 @@ class _Finder:
             norms = {name: self._forms[name] for side, name in nodes if side == "norm"}
             writers = tuple(name for side, name in nodes if side == "out")
             obstacles = [*self._obstacles.get(root, {}), *self._without_place(readers, norms)]
-            yield Space(self._widths.get(root, 0), writers, readers, norms, tuple(obstacles))
+            forms = {name: self._layers[name] for name in (*writers, *readers)}
+            yield Space(self._widths.get(root, 0), writers, readers, norms, forms, tuple(obstacles))
 
     def _without_place(self, readers: Mapping[str, str | None], norms: Mapping[str, NormForm]) -> Iterator[str]:
         """Biases of norms that have to go into layers without one, and cannot stay either."""
@@ -273,8 +323,8 @@ class _Finder:
 
 
 def takes_bias(modules: Mapping[str, nn.Module], layers: Iterable[str]) -> bool:
-    """Whether all of ``layers`` have a bias, so that what is added to their input can go there."""
-    return all(isinstance(getattr(modules[name], "bias", None), torch.Tensor) for name in layers)
+    """Whether all of ``layers`` are linear and have a bias, so that what is added to their input can go there."""
+    return all(is_linear(modules[n]) and isinstance(modules[n].bias, torch.Tensor) for n in layers)
 
 
 def _is_wide(shape: tuple[int, ...]) -> bool:

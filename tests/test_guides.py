@@ -74,6 +74,18 @@ def test_pytorch_int8(tmp_path, monkeypatch):
     assert all(scheme.pair_safe for scheme in schemes)
 
 
+def test_checkpoints(tmp_path, monkeypatch):
+    transformers = pytest.importorskip("transformers", reason="the transformers extra is not installed")
+    monkeypatch.chdir(tmp_path)
+    sizes = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    names = {"model": transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes)).eval()}
+    (code,) = blocks("checkpoints.md")
+    exec(compile(code, "docs/checkpoints.md", "exec"), names)
+    ids = torch.arange(8)[None]
+    with torch.no_grad():
+        assert torch.equal(names["same"](ids).logits, names["q_model"](ids).logits)
+
+
 def anchor(heading):
     """As GitHub makes it."""
     return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")

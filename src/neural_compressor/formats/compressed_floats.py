@@ -114,8 +114,8 @@ class _Blocks(_Floats):
             return f"its inputs are in float or {self.kind}, not {layer.activation.dtype.name}"
         if layer.activation.dtype.has_tensor_scale != (layer.mode == "static"):
             return (
-                "its inputs have a scale of the whole tensor that is known beforehand; quantize them statically, on "
-                "calibration data, or leave them in float"
+                "its inputs have a scale of the whole tensor that is known beforehand; quantize them statically, or give "
+                "save() batches to find it: input_data=batches"
                 if layer.mode == "dynamic"
                 else "its inputs take all scales from themselves; quantize them dynamically"
             )

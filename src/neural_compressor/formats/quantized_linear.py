@@ -69,4 +69,6 @@ class QuantizedLinear:
 
 
 def _plain(scheme: TensorScheme | None) -> TensorScheme | None:
-    return None if scheme is None else replace(scheme, algorithm="minmax", pair_safe=False, rounding="even")
+    return (
+        None if scheme is None else replace(scheme, algorithm="minmax", pair_safe=False, rounding="even", scaling=None)
+    )

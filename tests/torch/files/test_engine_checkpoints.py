@@ -18,6 +18,7 @@ from neural_compressor.torch.modules import WeightOnlyLinear
 from neural_compressor.torch.modules.linear import QuantLinear
 from neural_compressor.torch.quantization import (
     DynamicQuantConfig,
+    FP8Config,
     GPTQConfig,
     MXQuantConfig,
     RTNConfig,
@@ -236,6 +237,46 @@ def test_tables_of_embeddings_are_stored_in_float(
     assert "model.embed_tokens" in caplog.text
     again = load(tmp_path / "m", format="huggingface")
     torch.testing.assert_close(logits(again, ids), logits(model, ids), rtol=1e-4, atol=3e-5)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_the_fp8_configuration(
+    llama: Any, ids: torch.Tensor, tmp_path: Path, caplog: pytest.LogCaptureFixture, dynamic: bool
+) -> None:
+    config = FP8Config(dynamic_quantization=dynamic, blocklist={"names": ["lm_head", "embed_tokens"]})
+    model = quantize(copy.deepcopy(llama), config, run_fn=lambda m: m(ids))
+    save(model, tmp_path / "m", format="huggingface")
+    again = load(tmp_path / "m", format="huggingface")
+    for layer, module in layers(again).items():
+        assert torch.equal(module.dequantized_weight(), model.get_submodule(layer).dequantized_weight())
+    # Of inputs whose scale is not in the file engines choose it by their own rule, and that is said.
+    assert ("engines divide each input" in caplog.text) is dynamic
+    if not dynamic:
+        assert torch.equal(logits(again, ids), logits(model, ids))
+
+
+def test_global_scales_of_inputs_are_found_on_data(llama: Any, ids: torch.Tensor, tmp_path: Path) -> None:
+    config = activations(MXQuantConfig, w_dtype="nvfp4", act_dtype="nvfp4", out_dtype="float32", w_algo="gptq")
+    model = quantize(copy.deepcopy(llama), config, run_fn=lambda m: m(ids))
+    with pytest.raises(FormatError, match=r"cannot be stored as compressed-tensors: .*input_data=batches"):
+        save(model, tmp_path / "m", format="huggingface")
+    seen: dict[str, float] = {}
+    for name, module in layers(model).items():
+        module.register_forward_pre_hook(lambda _, args, name=name: seen.update({name: float(args[0].abs().max())}))
+    logits(model, ids)
+    largest = dict(seen)
+    save(model, tmp_path / "m", format="huggingface", input_data=[ids[:1], {"input_ids": ids[1:]}])
+    tensors = load_file(tmp_path / "m" / "model.safetensors")
+    both = {name: float(tensors[f"{name}.input_global_scale"]) for name in layers(model)}
+    assert both.keys() == largest.keys()
+    # Inputs of the first layers do not depend on what other rows of a batch do to global scales.
+    for name in ("q_proj", "k_proj", "v_proj"):
+        first = f"model.layers.0.self_attn.{name}"
+        assert both[first] == pytest.approx(2688 / largest[first], rel=1e-5)
+    again = load(tmp_path / "m", format="huggingface")
+    torch.testing.assert_close(logits(again, ids), logits(model, ids), rtol=0.2, atol=0.2)
+    with pytest.raises(ConfigError, match="there is none"):
+        save(again, tmp_path / "other", format="huggingface", input_data=[ids])
 
 
 # -- layers that engines multiply as one ------------------------------------------------------------------------------

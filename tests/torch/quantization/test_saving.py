@@ -187,6 +187,6 @@ def test_the_weights_of_a_float_model_are_not_replaced(llama, ids, tmp_path):
 
 
 def test_layouts_are_known_to_the_formats_room():
-    from neural_compressor.torch.files.huggingface import LAYOUTS
+    from neural_compressor.torch.files.huggingface_writer import LAYOUTS
 
     assert set(LAYOUTS.values()) <= set(FORMATS)

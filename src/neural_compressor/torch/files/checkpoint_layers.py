@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -10,16 +10,20 @@ import torch
 from torch import Tensor, nn
 
 from neural_compressor.algorithms import LayerResult
-from neural_compressor.errors import FormatError
+from neural_compressor.errors import CalibrationError, ConfigError, FormatError
 from neural_compressor.formats import Layer, LinearWeight, QuantizedLinear
 from neural_compressor.schemes import OpScheme, PerBlock, PerGroup, QuantizedArray, TensorScheme
-from neural_compressor.torch.hooks import evaluating, forward_replaced
+from neural_compressor.torch.hooks import evaluating, forward_replaced, hooked
 from neural_compressor.torch.modules import QuantModule, WeightOnlyLinear
+from neural_compressor.torch.modules.activation import calibrated_qparams
 from neural_compressor.torch.modules.linear import QuantLinear
 
 
-def checkpoint_layer(module: QuantModule) -> Layer:
-    """A quantized linear layer for a checkpoint format; one that none can express is an error that says why."""
+def checkpoint_layer(module: QuantModule, input_scale: Tensor | None = None) -> Layer:
+    """A quantized linear layer for a checkpoint format; one that none can express is an error that says why.
+
+    ``input_scale`` is that of inputs whose range is not known to the layer itself.
+    """
     if getattr(module, "relu", False):
         raise FormatError("a ReLU is fused into it, and a checkpoint knows layers alone; quantize without folding")
     if isinstance(module, WeightOnlyLinear):
@@ -39,8 +43,49 @@ def checkpoint_layer(module: QuantModule) -> Layer:
     if module.scheme.activation is not None and module.scheme.activation.rounding not in ("even", "nearest"):
         raise FormatError(f"engines round inputs to nearest, and its are rounded {module.scheme.activation.rounding!r}")
     inputs = module.qparams("input")
-    scale, zero_point = (None, None) if inputs is None else (inputs.scale, inputs.zero_point)
+    scale, zero_point = (input_scale, None) if inputs is None else (inputs.scale, inputs.zero_point)
     return QuantizedLinear(module.weight_array(), module.scheme.activation, scale, zero_point, module.bias)
+
+
+def observed_input_scales(
+    layers: Mapping[str, QuantModule], model: nn.Module, batches: Iterable[Any]
+) -> dict[str, Tensor]:
+    """Scales of the whole input (NVFP4) of those ``layers`` that take one from each input, over all ``batches``.
+
+    A batch is what the model is called with: tokens, or a mapping of arguments.
+    """
+    wanted = {name: layer for name, layer in layers.items() if _takes_own_tensor_scale(layer.scheme)}
+    if not wanted:
+        raise ConfigError(
+            "input_data is for layers with NVFP4 inputs that are quantized dynamically, and there is none"
+        )
+    largest: dict[str, Tensor] = {}
+
+    def see(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        found = args[0].detach().float().abs().amax()
+        largest[name] = torch.maximum(largest.get(name, found), found)
+
+    with torch.no_grad(), evaluating(model), hooked(wanted, before=see):
+        for batch in batches:
+            if isinstance(batch, Mapping):
+                model(**batch)
+            else:
+                model(batch)
+    scales: dict[str, Tensor] = {}
+    for name, module in wanted.items():
+        if name not in largest or not bool(torch.isfinite(largest[name])):
+            seen = "is never called by the model" if name not in largest else "is given NaN or Inf"
+            raise CalibrationError(f"layer {name!r} {seen} on input_data")
+        scheme = module.scheme.activation
+        assert scheme is not None
+        scale = calibrated_qparams((-largest[name], largest[name]), scheme, name).scale
+        assert scale is not None
+        scales[name] = scale
+    return scales
+
+
+def _takes_own_tensor_scale(scheme: OpScheme) -> bool:
+    return scheme.mode == "dynamic" and scheme.activation is not None and scheme.activation.dtype.has_tensor_scale
 
 
 def module_of(layer: Layer, module: nn.Module) -> QuantModule:

@@ -18,7 +18,8 @@ from neural_compressor.registry import close_matches
 from neural_compressor.torch.checks import require_module
 from neural_compressor.torch.files.checkpoint import load_model, save_model
 from neural_compressor.torch.files.gguf import write_gguf_model
-from neural_compressor.torch.files.huggingface import load_checkpoint, write_checkpoint
+from neural_compressor.torch.files.huggingface import load_checkpoint
+from neural_compressor.torch.files.huggingface_writer import write_checkpoint
 from neural_compressor.torch.modules.kv_cache import kv_scales_of
 
 logger = logging.getLogger("neural_compressor")
@@ -32,7 +33,8 @@ def save(
 
     ``format="default"`` is safetensors with a ``qconfig.json``. ``format="huggingface"`` writes a checkpoint that serving
     engines read: ``layout`` is ``"compressed-tensors"`` (the default), ``"fp8"``, ``"gptq"``, ``"gptq_v2"`` or ``"awq"``;
-    ``kv_cache`` are batches on which scales for keys and values in fp8 are found.
+    ``kv_cache`` are batches on which scales for keys and values in fp8 are found, ``input_data`` those for global scales
+    of NVFP4 inputs.
     ``format="gguf"`` writes a model of the Llama family as one file for llama.cpp, ``checkpoint_dir`` itself where that
     ends in ``.gguf``: ``tokenizer`` gives its vocabulary (see
     :func:`~neural_compressor.torch.files.gguf.write_gguf_model` for more).

@@ -1,0 +1,184 @@
+"""Quantized models written as Hugging Face checkpoints, for transformers and serving engines."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from neural_compressor.errors import ConfigError, FormatError, WorkspaceError
+from neural_compressor.formats import FORMATS, LinearSpec, new_folder
+from neural_compressor.formats.base import Spec
+from neural_compressor.formats.json_files import read_json
+from neural_compressor.formats.kv_cache import kv_cache_scheme
+from neural_compressor.formats.safetensors_writer import shards_in
+from neural_compressor.registry import close_matches
+from neural_compressor.schemes import Scaling
+from neural_compressor.torch.files.checkpoint import unique_state
+from neural_compressor.torch.files.checkpoint_layers import checkpoint_layer, layers_of_one_input, observed_input_scales
+from neural_compressor.torch.modules import QuantModule
+from neural_compressor.torch.modules.embedding import QuantEmbedding
+from neural_compressor.torch.modules.half import HalfModule
+from neural_compressor.torch.modules.kv_cache import kv_scales_of, observed_kv_scales
+from neural_compressor.torch.structure.ops import output_head
+
+logger = logging.getLogger("neural_compressor")
+LAYOUTS = {"compressed-tensors": "mixed-precision", "fp8": "fp8", "gptq": "gptq", "gptq_v2": "gptq_v2", "awq": "awq"}
+_FOR_ENGINES = ("compressed-tensors", "fp8")
+"""Layouts whose readers multiply layers that share an input as one matrix."""
+
+
+def write_checkpoint(
+    model: nn.Module,
+    folder: str | Path,
+    layout: str = "compressed-tensors",
+    kv_cache: Iterable[Any] | None = None,
+    input_data: Iterable[Any] | None = None,
+) -> None:
+    """Write the model as a Hugging Face checkpoint; a layer that ``layout`` cannot hold is an error that says why.
+
+    ``kv_cache`` are batches that the model runs on: the checkpoint then has scales with which engines keep keys and values
+    in fp8. A model that was loaded with such scales has them in its checkpoint again. ``input_data`` are batches too, from
+    which layers with NVFP4 inputs that were quantized dynamically get the global scale that engines want beforehand.
+    """
+    if layout not in LAYOUTS:
+        raise ConfigError(f"unknown layout {layout!r}; {close_matches(layout, LAYOUTS)}")
+    config = getattr(model, "config", None)
+    if config is None or not hasattr(config, "to_dict"):
+        raise ConfigError(f"a {type(model).__name__} has no transformers config; save it with format='default'")
+    format = FORMATS[LAYOUTS[layout]]
+    quantized = {name: module for name, module in model.named_modules() if isinstance(module, QuantModule)}
+    as_float = {name: module for name, module in quantized.items() if isinstance(module, (QuantEmbedding, HalfModule))}
+    layers = {name: module for name, module in quantized.items() if name not in as_float}
+    if not layers:
+        raise ConfigError("the model has no quantized linear layer; quantize it first")
+    ranges = {} if input_data is None else observed_input_scales(layers, model, input_data)
+    specs = {name: _storable(name, module, layout, ranges.get(name)) for name, module in layers.items()}
+    if layout in _FOR_ENGINES:
+        _require_alike(model, specs)
+    halves = [name for name, module in as_float.items() if module.op_type == "Linear"]
+    ignore = [*halves, *(name for name, module in model.named_modules() if isinstance(module, nn.Linear))]
+    ignore = [name for name in ignore if not name.endswith(".module") or name.removesuffix(".module") not in halves]
+    caches = kv_scales_of(model) if kv_cache is None else observed_kv_scales(model, kv_cache)
+    if caches and layout not in _FOR_ENGINES:
+        raise ConfigError(f"the layout {layout!r} has no scales of a cache; {', '.join(_FOR_ENGINES)} have")
+    block = format.config(specs, ignore, complete=True)
+    if caches:
+        block["kv_cache_scheme"] = kv_cache_scheme()
+    settings = {**config.to_dict(), "architectures": [type(model).__name__], "quantization_config": block}
+    if output_head(model) in layers.values():
+        settings["tie_word_embeddings"] = False  # readers would put the table of embeddings in its place
+    _tell_own_scales(layers)
+    if as_float:
+        logger.warning("stored in the float type of the model, as engines read these: %s", ", ".join(as_float))
+    prefixes = tuple(f"{name}." for name in quantized)
+    _require_no_float_model(Path(folder))
+    with new_folder(folder, overwrite=True) as fresh:
+        with shards_in(fresh) as writer:
+            for name, tensor in unique_state(model)[0].items():
+                if not name.startswith(prefixes):
+                    writer.add(name, tensor.detach().cpu().contiguous())
+            for name, other in as_float.items():
+                for part, tensor in _as_float(other).items():
+                    writer.add(f"{name}.{part}", tensor.to(_float_type(model)).cpu().contiguous())
+            for name, scales in caches.items():
+                for part, array in scales.tensors().items():
+                    writer.add(f"{name}.{part}", array.cpu())
+            for name, module in layers.items():
+                for part, array in format.compress(checkpoint_layer(module, ranges.get(name)), name).items():
+                    writer.add(f"{name}.{part}", array)
+        (fresh / "config.json").write_text(json.dumps(settings, indent=2, default=str), encoding="utf-8")
+        for file, content in format.files(block).items():
+            (fresh / file).write_text(json.dumps(content, indent=2), encoding="utf-8")
+
+
+def _storable(name: str, module: QuantModule, layout: str, input_scale: torch.Tensor | None) -> Spec:
+    """How a layer is quantized, if ``layout`` has a place for it."""
+    reason: str | None
+    try:
+        layer = checkpoint_layer(module, input_scale)
+        reason = FORMATS[LAYOUTS[layout]].why_not(layer)
+    except FormatError as error:
+        layer, reason = None, str(error)
+    if layer is None or reason is not None:
+        others = ", ".join(repr(other) for other in LAYOUTS if other != layout)
+        raise FormatError(
+            f"layer {name!r} ({module.scheme.precision}) cannot be stored as {layout}: {reason}. Other layouts are "
+            f"{others}; format='default' stores everything"
+        )
+    return layer.spec
+
+
+def _require_alike(model: nn.Module, specs: Mapping[str, Spec]) -> None:
+    """Refuse layers that engines multiply as one matrix and that are not quantized alike."""
+    groups = layers_of_one_input(model)
+    if groups is None:
+        logger.info("layers that engines multiply as one are not compared: the model does not run on dummy inputs")
+    for names in groups or ():
+        found = {name: specs.get(name) for name in names}
+        joined = ", ".join(names)
+        if len(set(found.values())) > 1:
+            told = "; ".join(f"{name}: {_told(spec)}" for name, spec in found.items())
+            raise FormatError(
+                f"engines multiply layers that read one input as one matrix, so {joined} have to be quantized alike, or "
+                f"be left in float together. They are {told}. Give them one configuration with set_local"
+            )
+        scales = [getattr(model.get_submodule(name), "weight_tensor_scale", None) for name in names]
+        values = {float(scale) for scale in scales if scale is not None}
+        if len(values) > 1:
+            raise FormatError(
+                f"engines multiply layers that read one input as one matrix with one global scale, and {joined} have "
+                f"{', '.join(f'{value:g}' for value in sorted(values))}; quantize them together, with a configuration that "
+                "is given data (GPTQConfig), or in this release (RTNConfig) by one call for all"
+            )
+
+
+def _tell_own_scales(layers: Mapping[str, QuantModule]) -> None:
+    """Say which layers scale their inputs by another rule than engines, which know one."""
+    schemes = {name: module.scheme.activation for name, module in layers.items() if module.scheme.mode == "dynamic"}
+    own = [name for name, scheme in schemes.items() if scheme is not None and scheme.scaling not in (None, Scaling())]
+    if own:
+        logger.warning(
+            "engines divide each input by its largest value over that of the type; here the scales of inputs are rounded or "
+            "leave headroom, so results of an engine differ in the last digits from those of %d layers (%s, ...)",
+            len(own),
+            own[0],
+        )
+
+
+def _told(spec: Spec | None) -> str:
+    if spec is None:
+        return "float"
+    if isinstance(spec, LinearSpec):
+        return f"int{spec.bits}, groups of {spec.group_size}, {'symmetric' if spec.symmetric else 'asymmetric'}"
+    return f"{spec.precision} {spec.mode}"
+
+
+def _as_float(module: QuantModule) -> dict[str, torch.Tensor]:
+    """The tensors of the float module that a quantized one stands for."""
+    if isinstance(module, HalfModule):
+        return {name: tensor.detach() for name, tensor in module.module.state_dict().items()}
+    weight = module.dequantized_weight()
+    assert weight is not None
+    return {"weight": weight}
+
+
+def _float_type(model: nn.Module) -> torch.dtype:
+    """The type of what is left in float."""
+    return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+
+
+def _require_no_float_model(folder: Path) -> None:
+    """Refuse a folder with weights that are not quantized: they could not be had back."""
+    config = folder / "config.json"
+    if not any(file for kind in ("model*.safetensors", "pytorch_model*.bin") for file in folder.glob(kind)):
+        return
+    if (folder / "qconfig.json").exists():  # of ours, in the other format
+        return
+    if not config.exists() or "quantization_config" not in read_json(config):
+        raise WorkspaceError(f"{folder} holds the weights of a model that is not quantized: choose another folder")

@@ -77,7 +77,13 @@ def test_pytorch_int8(tmp_path, monkeypatch):
 def test_checkpoints(tmp_path, monkeypatch):
     transformers = pytest.importorskip("transformers", reason="the transformers extra is not installed")
     monkeypatch.chdir(tmp_path)
-    sizes = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sizes = {
+        "vocab_size": 32,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
     names = {"model": transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes)).eval()}
     (code,) = blocks("checkpoints.md")
     exec(compile(code, "docs/checkpoints.md", "exec"), names)

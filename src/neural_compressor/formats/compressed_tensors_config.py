@@ -157,9 +157,13 @@ def group_of(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     groups = config.get("config_groups")
     if not isinstance(groups, Mapping) or not all(isinstance(group, Mapping) for group in groups.values()):
         raise FormatError("a compressed-tensors configuration has 'config_groups', each with 'targets' and 'weights'")
+    for label, group in groups.items():
+        targets = group.get("targets")
+        if not isinstance(targets, list) or not all(isinstance(target, str) for target in targets):
+            raise FormatError(f"'targets' of the config group {label!r} is a list of names, found {targets!r}")
     for matches in (_by_name, _by_pattern, _by_class):
         for group in groups.values():
-            if any(matches(target, name) for target in group.get("targets", ())):
+            if any(matches(target, name) for target in group["targets"]):
                 return dict(group)
     raise FormatError("no group of the compressed-tensors configuration targets it")
 
@@ -210,6 +214,8 @@ def tensor_scheme_of(args: Any, where: str, in_exponents: bool = False) -> Tenso
         raise FormatError(f"{where!r} is a JSON object, found {args!r}")
     size, sizes = args.get("group_size"), args.get("block_structure")
     strategy = args.get("strategy") or ("tensor" if size is None else "channel" if size == -1 else "group")
+    if not isinstance(strategy, str):
+        raise FormatError(f"'strategy' of {where} is a word, found {strategy!r}")
     part: Granularity
     if strategy in ("group", "tensor_group"):
         part = PerGroup(group_size_of(args, "group_size"))

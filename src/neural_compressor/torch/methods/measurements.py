@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,10 +65,15 @@ class MeasurementFiles:
 
 
 class Measuring:
-    """Looks at the ops of ``plan`` while a model runs, between :meth:`start` and :meth:`finish`, which writes the file."""
+    """Looks at the ops of ``plan`` while a model runs, between :meth:`start` and :meth:`finish`, which writes the file.
 
-    def __init__(self, model: nn.Module, plan: Plan, files: MeasurementFiles) -> None:
-        self._model, self._files = model, files
+    ``caches`` has the largest key and value of attentions by then.
+    """
+
+    def __init__(
+        self, model: nn.Module, plan: Plan, files: MeasurementFiles, caches: Mapping[str, Sequence[Tensor]]
+    ) -> None:
+        self._model, self._files, self._caches = model, files, caches
         self._ops = {key: model.get_submodule(key[0]) for key, op in plan.items() if not op.is_float}
         self._seen: dict[str, dict[str, Any]] = {}
         self._stack: ExitStack | None = None
@@ -167,6 +172,7 @@ class Measuring:
                 "complete": complete,
                 "runs": self.runs,
                 "ops": ops,
+                "caches": {name: [float(side) for side in pair] for name, pair in self._caches.items()},
             },
         )
 
@@ -221,6 +227,17 @@ def measured_ranges(files: MeasurementFiles, model: nn.Module, plan: Plan) -> tu
             ]
     digest = hashlib.sha256("".join(_checksum(content) for content in contents).encode()).hexdigest()
     return found, digest
+
+
+def measured_caches(files: MeasurementFiles, model: nn.Module) -> dict[str, list[Tensor]]:
+    """The largest key and value of attentions that were measured, of all ranks."""
+    ranks: list[int | None] = [None] if files.world_size is None else list(range(files.world_size))
+    found: dict[str, list[Tensor]] = {}
+    for rank in ranks:
+        for name, pair in read_measurements(files.path(rank), model, "measure first").get("caches", {}).items():
+            now = [torch.tensor(float(side)) for side in pair]
+            found[name] = [torch.maximum(*both) for both in zip(found.get(name, now), now, strict=True)]
+    return found
 
 
 def _check_weight(part: Mapping[str, Any], module: nn.Module, key: OpKey) -> None:

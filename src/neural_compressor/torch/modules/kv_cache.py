@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -50,17 +50,34 @@ def observed_kv_scales(model: nn.Module, batches: Iterable[Any]) -> dict[str, KV
 
     A batch is what the model is called with: tokens, or a mapping of arguments.
     """
-    largest: dict[str, list[Tensor]] = {}
-    attentions = cached_attentions(model)
-    if not attentions:
-        raise CalibrationError(f"a {type(model).__name__} has no attention that hands keys and values to a cache")
-    with torch.no_grad(), evaluating(model), _observing(attentions, largest):
+    with torch.no_grad(), evaluating(model), observing_caches(model) as largest:
         for batch in batches:
             if isinstance(batch, Mapping):
                 model(**batch)
             else:
                 model(batch)
-    missed = sorted(attentions.keys() - largest.keys())
+    return kv_scales_for(model, largest)
+
+
+def require_attentions(model: nn.Module) -> dict[str, nn.Module]:
+    """:func:`cached_attentions`, of which there must be some."""
+    if attentions := cached_attentions(model):
+        return attentions
+    raise CalibrationError(f"a {type(model).__name__} has no attention that hands keys and values to a cache")
+
+
+@contextmanager
+def observing_caches(model: nn.Module) -> Iterator[dict[str, list[Tensor]]]:
+    """The largest magnitude of the keys and of the values of each attention, while ``model`` runs."""
+    largest: dict[str, list[Tensor]] = {}
+    attentions = require_attentions(model)
+    with _observing(attentions, largest):
+        yield largest
+
+
+def kv_scales_for(model: nn.Module, largest: Mapping[str, Sequence[Tensor]]) -> dict[str, KVScales]:
+    """Scales at which the largest key and value of each attention are the largest numbers of fp8."""
+    missed = sorted(cached_attentions(model).keys() - largest.keys())
     if missed:
         raise CalibrationError(
             f"no key or value of {missed[0]!r} was seen; kv_cache are batches that the model runs on"

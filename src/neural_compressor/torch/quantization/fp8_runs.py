@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 
 from neural_compressor.config.composition import Composition
 from neural_compressor.errors import ConfigError, FormatError
+from neural_compressor.formats.kv_cache import KVScales
 from neural_compressor.schemes import OpKey, OpScheme, Plan
 from neural_compressor.torch.accelerator import follow_inputs, target_device
 from neural_compressor.torch.executor import Execution
@@ -18,6 +20,7 @@ from neural_compressor.torch.methods.measurements import (
     MeasurementFiles,
     Measuring,
     Range,
+    measured_caches,
     measured_ranges,
     model_digest,
     read_measurements,
@@ -25,6 +28,12 @@ from neural_compressor.torch.methods.measurements import (
 )
 from neural_compressor.torch.methods.ranges import Ranges
 from neural_compressor.torch.modules import QuantModule
+from neural_compressor.torch.modules.kv_cache import (
+    attach_kv_scales,
+    kv_scales_for,
+    observing_caches,
+    require_attentions,
+)
 from neural_compressor.torch.quantization.config import FP8Config
 
 logger = logging.getLogger("neural_compressor")
@@ -50,14 +59,19 @@ class FP8Run:
             config.world_size,
         )
         self._measured, self._digest = "", model_digest(model)
-        self.measuring = Measuring(model, plan, self.files) if self._writes else None
+        self._kv_scales: dict[str, KVScales] = {}
+        self._caches: Mapping[str, Sequence[torch.Tensor]] = {}
+        self._observing = ExitStack()
+        self.measuring: Measuring | None = None
+        if config.kv_cache:
+            require_attentions(model)
 
     def place(self) -> None:
         """Move the model to the device that ``INC_TARGET_DEVICE`` names; one that is not there is an error."""
         if (device := target_device()) is not None:
             self._model.to(device)
 
-    def follow(self, execution: Execution) -> None:
+    def _follow(self, execution: Execution) -> None:
         """Let a model on the CPU go where its calibration data is."""
 
         def moved(device: torch.device) -> None:
@@ -71,6 +85,30 @@ class FP8Run:
     def _writes(self) -> bool:
         """AUTO leaves statistics behind where the path is said."""
         return self.config.measure and (self.config.mode != "AUTO" or "dump_stats_path" in self.config.model_fields_set)
+
+    def begin(self, execution: Execution) -> None:
+        """Start of calibration, when ``execution`` listens: statistics for files and of caches."""
+        if self.config.measure and self.config.kv_cache:
+            self._caches = self._observing.enter_context(observing_caches(self._model))
+        if self._writes:
+            self.measuring = Measuring(self._model, self._plan, self.files, self._caches)
+            self.measuring.start()
+        self._follow(execution)
+
+    def stop(self) -> None:
+        """End of calibration."""
+        self._observing.close()
+
+    def attach_caches(self, model: nn.Module) -> None:
+        """Have the attentions of the quantized model round keys and values, where the configuration asks for it."""
+        if self.config.kv_cache:
+            attach_kv_scales(model, self._kv_scales)
+
+    def settle_caches(self) -> None:
+        """Find the scales of keys and values before the model is changed."""
+        if self.config.kv_cache:
+            found = self._caches if self.config.measure else measured_caches(self.files, self._model)
+            self._kv_scales = kv_scales_for(self._model, found)
 
     def ranges(self) -> Ranges | None:
         """What earlier runs measured; None where this one does."""

@@ -58,9 +58,7 @@ def prepare(model: nn.Module, quant_config: Any, inplace: bool = True, example_i
     if execution.needs_data and (run is None or run.config.quantize):
         execution.listen()
     if run is not None:
-        run.follow(execution)
-    if run is not None and run.measuring is not None:
-        run.measuring.start()
+        run.begin(execution)
     setattr(model, _ATTRIBUTE, execution)
     setattr(model, _FP8_RUN, run)
     return model
@@ -145,6 +143,8 @@ def _stop(model: nn.Module, converting: bool) -> None:
     assert execution is not None
     execution.stop()
     run: FP8Run | None = getattr(model, _FP8_RUN, None)
+    if run is not None:
+        run.stop()
     if run is not None and run.measuring is not None:
         file, run.measuring = run.measuring.finish(), None
         logger.info("statistics are in %s", file)
@@ -186,9 +186,12 @@ def convert(
     assert execution is not None
     delattr(model, _ATTRIBUTE)
     vars(model).pop(_FP8_RUN, None)
+    if run is not None:
+        run.settle_caches()
     new = execution.finish() if isinstance(execution, QatSession) else execution.apply(on_block)
     if run is not None:
         run.keep_scales(new)
+        run.attach_caches(new)
     new.save = functools.partial(save_model, new)  # type: ignore[assignment]
     if not quiet:
         print_ops(op_records(new, None, None, {}))

@@ -116,6 +116,9 @@ class FP8Config(ComposableConfig):
     ``device_for_scales`` (gaudi2, gaudi3) the set of scales that ``hw`` means. ``allowlist`` and ``blocklist`` are
     ``{"names": [...], "types": [...]}``; empty ones admit and exclude nothing.
 
+    ``kv_cache=True`` rounds keys and values to fp8 (e4m3) before a cache gets them, with a scale each from calibration: the
+    buffers ``k_scale`` and ``v_scale`` of attentions. ``neural_compressor.torch.fp8_cache`` holds them in 8 bits.
+
     Results do not depend on ``scale_format``, as scales are tensors of a layer, nor on ``fake_quant`` and ``use_qdq`` where
     there is no fp8 kernel. Statistics are measured where the model is. ``hadamard="folded"`` is that of
     :class:`RTNConfig`, for mode AUTO.
@@ -148,6 +151,7 @@ class FP8Config(ComposableConfig):
     world_size: Rank = None
     mod_dict: Annotated[dict[str, str], PlainValidator(_no_modules)] = Field(default_factory=dict)
     measure_on_hpu: Annotated[bool, PlainValidator(flag)] = True
+    kv_cache: Annotated[bool, PlainValidator(flag)] = False
     hadamard: FoldedHadamard = False
 
     _json_file: str | None = PrivateAttr(default=None)

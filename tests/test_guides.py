@@ -10,6 +10,7 @@ from torch import nn
 
 from neural_compressor import quantization
 from neural_compressor.config import PostTrainingQuantConfig
+from neural_compressor.torch.modules.kernels import table
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -51,6 +52,23 @@ def test_weight_only(tmp_path, monkeypatch):
         exec(compile(code, f"docs/weight_only.md, example {number}", "exec"), names)
     assert "promise met" in names["q_model"].tuning.verdict
     names["config"].expand()
+
+
+def test_fp8(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(table, "KERNELS", list(table.KERNELS))
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4)).eval()
+    names = {"float_model": lambda: copy.deepcopy(net), "run": lambda model: model(torch.randn(8, 16))}
+    examples = blocks("fp8.md")
+    assert len(examples) == 4
+    for number, code in enumerate(examples):
+        exec(compile(code, f"docs/fp8.md, example {number}", "exec"), names)
+        if number == 0:
+            assert names["output"].shape == (1, 10)
+            assert type(names["model"][0]).__name__ == "QuantConv2d"
+    assert type(names["model"][2]).__name__ == "QuantLinear"
+    assert table.KERNELS[0].name == "my hpu fp8"
 
 
 def test_pytorch_int8(tmp_path, monkeypatch):

@@ -22,7 +22,7 @@ from neural_compressor.schemes.arrays import Array
 CONFIG, QCONFIG = "config.json", "qconfig.json"
 Transform = Callable[[str, Array], Mapping[str, Array]]
 #: The settings of a quantization that the source had, and the new checkpoint does not.
-_OLD_SETTINGS = ("quantize_config.json", "quant_config.json")
+_OLD_SETTINGS = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
 _WEIGHT_FILES = (".safetensors", ".index.json", ".gguf", ".h5", ".msgpack", ".onnx", ".ot", *PICKLES)
 
 

@@ -124,19 +124,6 @@ class _Blocks(_Floats):
     def _stored(self, layer: QuantizedLinear) -> PackedArray:
         return layer.weight.pack()
 
-    def _array(self, data: Array, scale: Array, scheme: OpScheme, tensor_scale: Array | None = None) -> QuantizedArray:
-        assert scheme.weight is not None
-        size = scheme.weight.dtype.block_size or 1
-        rows, inputs = int(data.shape[0]), int(data.shape[1]) * 8 // scheme.weight.dtype.bits
-        if inputs % size:
-            raise FormatError(f"{inputs} inputs are not made of whole blocks of {size}")
-        of_shape(scale, (rows, inputs // size), "weight_scale")
-        array = PackedArray(data, scale, None, tensor_scale, scheme.weight, (rows, inputs)).unpack()
-        xp = array_namespace(array.codes)
-        if not bool(xp.all(xp.isfinite(array.scale))):
-            raise FormatError("'weight_scale' holds NaN: the file is damaged")
-        return with_checked_scales(array, "weight_scale")
-
 
 class MXFP8Quantized(_Blocks):
     """compressed-tensors ``mxfp8-quantized``: fp8 e4m3 in blocks of 32 that share a power of two."""
@@ -152,7 +139,7 @@ class MXFP8Quantized(_Blocks):
 
     def _read_layer(self, tensors: Mapping[str, Array], scheme: OpScheme) -> QuantizedLinear:
         codes, scale = e4m3_codes(tensors, "weight"), matrix(tensors, "weight_scale", "uint8")
-        return QuantizedLinear(self._array(codes, scale, scheme), scheme.activation, bias=tensors.get("bias"))
+        return QuantizedLinear(block_array(codes, scale, _weight(scheme)), scheme.activation, bias=tensors.get("bias"))
 
 
 class MXFP4Packed(_Blocks):
@@ -169,7 +156,7 @@ class MXFP4Packed(_Blocks):
 
     def _read_layer(self, tensors: Mapping[str, Array], scheme: OpScheme) -> QuantizedLinear:
         data, scale = matrix(tensors, "weight_packed", "uint8"), matrix(tensors, "weight_scale", "uint8")
-        return QuantizedLinear(self._array(data, scale, scheme), scheme.activation, bias=tensors.get("bias"))
+        return QuantizedLinear(block_array(data, scale, _weight(scheme)), scheme.activation, bias=tensors.get("bias"))
 
 
 class NVFP4Packed(_Blocks):
@@ -193,10 +180,29 @@ class NVFP4Packed(_Blocks):
 
     def _read_layer(self, tensors: Mapping[str, Array], scheme: OpScheme) -> QuantizedLinear:
         data, scale = matrix(tensors, "weight_packed", "uint8"), e4m3_codes(tensors, "weight_scale")
-        array = self._array(data, scale, scheme, 1 / one_number(tensors, "weight_global_scale"))
+        array = block_array(data, scale, _weight(scheme), 1 / one_number(tensors, "weight_global_scale"))
         static = scheme.mode == "static"
         of_inputs = 1 / one_number(tensors, "input_global_scale") if static else None
         return QuantizedLinear(array, scheme.activation, of_inputs, bias=tensors.get("bias"))
+
+
+def block_array(data: Array, scale: Array, scheme: TensorScheme, tensor_scale: Array | None = None) -> QuantizedArray:
+    """A weight of a block format from its packed codes and the codes of its scales, which have to fit."""
+    size = scheme.dtype.block_size or 1
+    rows, inputs = int(data.shape[0]), int(data.shape[1]) * 8 // scheme.dtype.bits
+    if inputs % size:
+        raise FormatError(f"{inputs} inputs are not made of whole blocks of {size}")
+    of_shape(scale, (rows, inputs // size), "weight_scale")
+    array = PackedArray(data, scale, None, tensor_scale, scheme, (rows, inputs)).unpack()
+    xp = array_namespace(array.codes)
+    if not bool(xp.all(xp.isfinite(array.scale))):
+        raise FormatError("'weight_scale' holds NaN: the file is damaged")
+    return with_checked_scales(array, "weight_scale")
+
+
+def _weight(scheme: OpScheme) -> TensorScheme:
+    assert scheme.weight is not None
+    return scheme.weight
 
 
 def why_not_fp8(layer: QuantizedLinear) -> str | None:

@@ -13,8 +13,8 @@ from neural_compressor.formats.kv_cache import KVScales, kv_tensors, read_kv_sca
 from neural_compressor.formats.safetensors_files import SafetensorsCheckpoint
 from neural_compressor.schemes.arrays import Array
 
-#: Where older GPTQ and AWQ checkpoints keep their settings, and whose they are.
-_OWN_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+#: Where older checkpoints keep their settings, and whose they are.
+_OWN_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
 
 
 def quantization_config(folder: str | Path) -> dict[str, Any]:

@@ -70,7 +70,8 @@ def fp8_static(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
 
 
 def nvfp4(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
-    global_scale = 2688 / weight.abs().max()
+    global_scale = torch.tensor(2688 / 0.2)  # above all weights, and that of all layers
+    assert weight.abs().max() < 0.2
     blocks = weight.reshape(weight.shape[0], -1, 16)
     scale = (blocks.abs().amax(-1) / 6 * global_scale).to(E4M3)
     step = scale.float() / global_scale
@@ -106,6 +107,14 @@ def nvfp4_inputs(x: torch.Tensor) -> torch.Tensor:
     return (E2M1[below + tie] * blocks.sign() * scale).flatten(-2)
 
 
+def modelopt_nvfp4(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+    """The same numbers; scales of tensors multiply."""
+    tensors, values = nvfp4(weight)
+    stored = {"weight": tensors["weight_packed"], "weight_scale": tensors["weight_scale"]}
+    of_tensors = {"weight_scale_2": 1 / tensors["weight_global_scale"][0], "input_scale": torch.tensor(8.0 / 2688)}
+    return {**stored, **of_tensors}, values
+
+
 NVFP4_ARGS = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16, "symmetric": True}
 KINDS: dict[str, tuple[Callable[..., Any], Callable[..., Any], dict[str, Any]]] = {
     "deepseek": (
@@ -117,6 +126,12 @@ KINDS: dict[str, tuple[Callable[..., Any], Callable[..., Any], dict[str, Any]]] 
         fp8_static,
         static_e4m3,
         {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]},
+    ),
+    "modelopt fp8": (fp8_static, static_e4m3, {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"]}),
+    "modelopt nvfp4": (
+        modelopt_nvfp4,
+        nvfp4_inputs,
+        {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]},
     ),
     "nvfp4": (
         nvfp4,
@@ -175,6 +190,32 @@ def test_a_checkpoint_of_others_runs_as_its_layout_says(
     ours = load(tmp_path / "m", format="huggingface")
     torch.testing.assert_close(logits(ours, ids), logits(reference, ids), rtol=1e-4, atol=1e-5)
     assert torch.equal(logits(load(tmp_path / "m", format="huggingface"), ids), logits(ours, ids))
+
+
+def test_settings_in_a_file_of_their_own(llama: Any, ids: torch.Tensor, tmp_path: Path) -> None:
+    """``hf_quant_config.json``, with nothing said in ``config.json``."""
+    reference = assembled(llama, tmp_path / "m", "modelopt fp8")
+    settings = json.loads((tmp_path / "m" / "config.json").read_text())
+    del settings["quantization_config"]
+    (tmp_path / "m" / "config.json").write_text(json.dumps(settings))
+    told = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}}
+    (tmp_path / "m" / "hf_quant_config.json").write_text(json.dumps(told))
+    ours = load(tmp_path / "m", format="huggingface")
+    torch.testing.assert_close(logits(ours, ids), logits(reference, ids), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["modelopt fp8", "modelopt nvfp4"])
+def test_the_modelopt_layout_is_written(llama: Any, ids: torch.Tensor, tmp_path: Path, kind: str) -> None:
+    assembled(llama, tmp_path / "m", kind)
+    model = load(tmp_path / "m", format="huggingface")
+    save(model, tmp_path / "again", format="huggingface", layout="modelopt", kv_cache=[ids])
+    old, new = (load_file(tmp_path / folder / "model.safetensors") for folder in ("m", "again"))
+    assert old.keys() == {name for name in new if not name.endswith(("k_scale", "v_scale"))}
+    for name, tensor in old.items():
+        assert torch.equal(new[name].float(), tensor.float()), name
+    told = json.loads((tmp_path / "again" / "hf_quant_config.json").read_text())["quantization"]
+    assert told["quant_algo"] == ("FP8" if kind == "modelopt fp8" else "NVFP4")
+    assert (told["exclude_modules"], told["kv_cache_quant_algo"]) == (["lm_head"], "FP8")
 
 
 def test_scales_that_are_exponents_are_read(llama: Any, ids: torch.Tensor, tmp_path: Path) -> None:

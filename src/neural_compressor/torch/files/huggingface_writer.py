@@ -28,8 +28,11 @@ from neural_compressor.torch.modules.kv_cache import kv_scales_of, observed_kv_s
 from neural_compressor.torch.structure.ops import output_head
 
 logger = logging.getLogger("neural_compressor")
-LAYOUTS = {"compressed-tensors": "mixed-precision", "fp8": "fp8", "gptq": "gptq", "gptq_v2": "gptq_v2", "awq": "awq"}
-_FOR_ENGINES = ("compressed-tensors", "fp8")
+LAYOUTS = {
+    "compressed-tensors": "mixed-precision",
+    **{name: name for name in ("fp8", "modelopt", "gptq", "gptq_v2", "awq")},
+}
+_FOR_ENGINES = ("compressed-tensors", "fp8", "modelopt")
 """Layouts whose readers multiply layers that share an input as one matrix."""
 
 
@@ -133,8 +136,8 @@ def _require_alike(model: nn.Module, specs: Mapping[str, Spec]) -> None:
         if len(values) > 1:
             raise FormatError(
                 f"engines multiply layers that read one input as one matrix with one global scale, and {joined} have "
-                f"{', '.join(f'{value:g}' for value in sorted(values))}; quantize them together, with a configuration that "
-                "is given data (GPTQConfig), or in this release (RTNConfig) by one call for all"
+                f"{', '.join(f'{value:g}' for value in sorted(values))}; quantize the float model "
+                "again: one configuration for all of them, such as RTNConfig or GPTQConfig, gives them one"
             )
 
 

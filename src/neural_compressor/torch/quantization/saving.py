@@ -32,7 +32,8 @@ def save(
     """Write a quantized model into a folder.
 
     ``format="default"`` is safetensors with a ``qconfig.json``. ``format="huggingface"`` writes a checkpoint that serving
-    engines read: ``layout`` is ``"compressed-tensors"`` (the default), ``"fp8"``, ``"gptq"``, ``"gptq_v2"`` or ``"awq"``;
+    engines read: ``layout`` is ``"compressed-tensors"`` (the default), ``"fp8"``, ``"modelopt"``, ``"gptq"``,
+    ``"gptq_v2"`` or ``"awq"``;
     ``kv_cache`` are batches on which scales for keys and values in fp8 are found, ``input_data`` those for global scales
     of NVFP4 inputs.
     ``format="gguf"`` writes a model of the Llama family as one file for llama.cpp, ``checkpoint_dir`` itself where that

@@ -67,6 +67,8 @@ def test_a_search_makes_no_part_worse_and_the_whole_better(scheme: TensorScheme,
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=ids)
 def test_without_importances_no_large_error_is_taken_for_many_small_ones(scheme: TensorScheme, weight: Any) -> None:
+    if scheme.dtype.scale_type is not None:
+        pytest.skip("blocks are too small for a few large errors to hide in, and are searched by squares")
     plain = by_scale(scheme, rtn(weight, scheme).dequantize() - weight, 4)
     searched = round_with(weight, scheme, weight_qparams(weight, scheme, search="mse"))
     alike = rtn(weight, scheme, np.ones(96, np.float32), "mse")

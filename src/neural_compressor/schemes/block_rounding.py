@@ -44,27 +44,26 @@ def round_blocks(x: Array, scheme: TensorScheme, tensor_scale: Array | None = No
     kernel = FASTER.get(x.device.type) if is_torch_array(x) else None
     if kernel is not None and kernel.fits(scheme):
         return kernel(x, scheme, tensor_scale)
-    xp = array_namespace(x)
-    kind = scheme.dtype
-    if kind.scale_type is None:
-        raise ConfigError(f"{kind.name} has no blocks with scales of their own")
-    if kind.has_tensor_scale and tensor_scale is None:
-        tensor_scale = tensor_scale_over(xp.max(xp.abs(x)), kind, kind.scale_type)
     width, count = x.shape[-1], math.prod(x.shape)
     # Random rounding goes by the place in the whole.
     if count <= _IN_CACHE or str(device(x)) != "cpu" or scheme.rounding == "dither":
-        return _rounded(x, scheme, tensor_scale)
+        return round_in_arrays(x, scheme, tensor_scale)
+    xp, kind = array_namespace(x), scheme.dtype
+    if kind.has_tensor_scale and tensor_scale is None and kind.scale_type is not None:
+        tensor_scale = tensor_scale_over(xp.max(xp.abs(x)), kind, kind.scale_type)
     rows, step = xp.reshape(x, (-1, width)), max(1, _IN_CACHE // width)
     out = xp.empty_like(rows)
     for start in range(0, rows.shape[0], step):
-        out[start : start + step, :] = _rounded(rows[start : start + step, :], scheme, tensor_scale)
+        out[start : start + step, :] = round_in_arrays(rows[start : start + step, :], scheme, tensor_scale)
     return xp.reshape(out, x.shape)
 
 
-def _rounded(x: Array, scheme: TensorScheme, tensor_scale: Array | None) -> Array:
+def round_in_arrays(x: Array, scheme: TensorScheme, tensor_scale: Array | None = None) -> Array:
+    """:func:`round_blocks` by functions of the array library alone, which leave a graph that can be exported."""
     xp = array_namespace(x)
     kind, granularity = scheme.dtype, scale_granularity(scheme)
-    assert kind.scale_type is not None
+    if kind.scale_type is None:
+        raise ConfigError(f"{kind.name} has no blocks with scales of their own")
     parts = to_parts(x, granularity)
     scale, tensor_scale = block_scales(xp.max(xp.abs(parts), axis=-1), kind, kind.scale_type, tensor_scale)
     step = (scale if tensor_scale is None else scale * tensor_scale)[..., None]

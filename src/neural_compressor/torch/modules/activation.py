@@ -11,9 +11,10 @@ from neural_compressor.errors import QuantizationError
 from neural_compressor.schemes import PerChannel, PerTensor, QParams, TensorScheme, choose_qparams
 from neural_compressor.schemes.affine import qparams_over
 from neural_compressor.schemes.block import tensor_scale_over
-from neural_compressor.schemes.block_rounding import round_blocks
+from neural_compressor.schemes.block_rounding import round_blocks, round_in_arrays
 from neural_compressor.schemes.quantize import round_values
 from neural_compressor.schemes.ranges import scale_granularity, value_range
+from neural_compressor.torch.modules.kernels import block_triton as _block_triton  # noqa: F401  registers itself
 from neural_compressor.torch.modules.kernels.quint8 import U8
 from neural_compressor.torch.modules.portable import as_type, is_leaving
 
@@ -46,7 +47,8 @@ def simulate(x: Tensor, scheme: TensorScheme, qparams: QParams | None) -> Tensor
     if not x.numel():
         return x
     if scheme.dtype.scale_type is not None:
-        in_blocks: Tensor = round_blocks(x.contiguous(), scheme, None if qparams is None else qparams.scale)
+        whole = None if qparams is None else qparams.scale
+        in_blocks: Tensor = (round_in_arrays if is_leaving() else round_blocks)(x, scheme, whole)
         return in_blocks
     if not is_leaving():  # else there are no values yet to look at
         x = as_kernels_read(x, fixed_range=qparams is not None)

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from neural_compressor.algorithms import AutoRoundOptions, InputStatistics, LayerResult, quadratic_loss
 from neural_compressor.algorithms.weight_qparams import weight_qparams
 from neural_compressor.errors import CalibrationError, ConfigError, NeuralCompressorError, QuantizationError
-from neural_compressor.schemes import TensorScheme
+from neural_compressor.schemes import QParams, TensorScheme
+from neural_compressor.schemes.block import is_power_of_two_scale
 from neural_compressor.torch.methods.autoround.block import RecordedBlock, Sample, batches, samples_of
 from neural_compressor.torch.methods.autoround.rounding import LearnedRounding, check_scheme
 from neural_compressor.torch.modules.weight_only import matrix_of
@@ -80,9 +81,7 @@ def _roundings(
         scheme, start = schemes[names[0]], 0
         try:
             whole = weights[0] if len(weights) == 1 else torch.cat(weights)
-            qparams = weight_qparams(
-                whole, scheme, search="mse", importance=importance[names[0]], full_range=options.full_range
-            )
+            qparams = _start(whole, scheme, importance[names[0]], options)
             for name, weight in zip(names, weights, strict=True):
                 own = qparams if len(names) == 1 else qparams.rows(slice(start, start + len(weight)))
                 found[name] = LearnedRounding(weight, scheme, own, options.momentum)
@@ -90,6 +89,14 @@ def _roundings(
         except NeuralCompressorError as error:
             raise QuantizationError(f"layer {', '.join(map(repr, names))}: {error}") from error
     return found
+
+
+def _start(weight: Tensor, scheme: TensorScheme, importance: Tensor, options: AutoRoundOptions) -> QParams:
+    """Scales to start from: searched, but for powers of two, of which that of the largest weight does best."""
+    stored_as = scheme.dtype.scale_type
+    if stored_as is not None and is_power_of_two_scale(stored_as):
+        return weight_qparams(weight, scheme, full_range=options.full_range)
+    return weight_qparams(weight, scheme, search="mse", importance=importance, full_range=options.full_range)
 
 
 def _sharing_a_scale(
@@ -224,7 +231,7 @@ def tune_layer(
     """
     hessian = statistics.hessian
     importance = statistics.mean_square
-    qparams = weight_qparams(weight, scheme, search="mse", importance=importance, full_range=options.full_range)
+    qparams = _start(weight, scheme, importance, options)
     rounding = LearnedRounding(weight, scheme, qparams, options.momentum or _MOMENTUM)
     values = rounding.values()
     before = quadratic_loss(weight, values, hessian)

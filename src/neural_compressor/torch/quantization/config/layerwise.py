@@ -11,6 +11,7 @@ from neural_compressor.config.composition import register_config
 from neural_compressor.dtypes import dtype as registered
 from neural_compressor.errors import ConfigError
 from neural_compressor.schemes import PER_CHANNEL, PerGroup, TensorScheme
+from neural_compressor.schemes.block import is_power_of_two_scale
 from neural_compressor.torch.quantization.config.fields import (
     FLOAT,
     Bits,
@@ -30,6 +31,12 @@ from neural_compressor.torch.quantization.config.fields import (
 from neural_compressor.torch.quantization.config.weight_only import DoubleQuantConfig, WeightOnlyConfig
 
 _GPTQ, _AWQ = GPTQOptions(), AWQOptions()
+
+
+def has_exponent_scales(values: dict[str, Any]) -> bool:
+    """Whether the scales of the data type are bare powers of two."""
+    scales = dtype_of(values["dtype"], values["bits"]).scale_type
+    return scales is not None and is_power_of_two_scale(scales)
 
 
 class RoundingConfig(DoubleQuantConfig):
@@ -82,7 +89,9 @@ class GPTQConfig(DoubleQuantConfig):
     Two additions to the published algorithm are on, because language models lose less with each: ``correct_upstream``
     makes a layer aim at the outputs of the float model, not at its own on inputs that already carry an error, and
     ``scale_search`` looks for the scales with the least loss. ``correct_upstream=False, scale_search="none"`` gives the
-    algorithm as published. ``hadamard`` and ``use_full_range`` are those of :class:`RTNConfig`.
+    algorithm as published. The scales of MX formats are powers of two, of which the largest weight of a block says which:
+    others did worse, so they are not searched unless asked for. ``hadamard`` and ``use_full_range`` are those of
+    :class:`RTNConfig`.
 
     With ``amp`` calibration data runs through the blocks in bfloat16 where the device is fast at it (weights of float32
     alone); ``amp=False`` keeps it in the type of the weights.
@@ -113,6 +122,8 @@ class GPTQConfig(DoubleQuantConfig):
     @classmethod
     def _settled(cls, values: dict[str, Any], given: frozenset[str]) -> dict[str, Any]:
         values = super()._settled(values, given)
+        if values["dtype"] != FLOAT and "scale_search" not in given and has_exponent_scales(values):
+            values = {**values, "scale_search": "none"}
         if not (values["act_order"] and values["hybrid_order"]):
             return values
         if {"act_order", "hybrid_order"} <= given:

@@ -91,6 +91,8 @@ class MXQuantConfig(ComposableConfig):
         weight, activation = self._tensor(self.w_dtype), self._tensor(self.act_dtype)
         output = TensorScheme(dtype(self.out_dtype))
         method = _METHODS[self.w_algo]
+        if self.w_algo == "gptq" and self.w_dtype != _NVFP4:
+            method = Method("gptq", {"search": None})  # as GPTQConfig has it for powers of two
         if self.weight_only:
             return OpScheme(weight, mode="weight_only", method=method, output=output)
         return OpScheme(weight, activation, "dynamic", None if self.w_algo == "minmax" else method, output)

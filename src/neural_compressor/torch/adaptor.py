@@ -34,7 +34,7 @@ from neural_compressor.torch.files.checkpoint import load_model, save_model, uni
 from neural_compressor.torch.files.onnx_export import to_onnx
 from neural_compressor.torch.hooks import evaluating
 from neural_compressor.torch.inspection import inspect_tensors, model_sqnr, op_records, time_shares
-from neural_compressor.torch.methods.qat import QatSession
+from neural_compressor.torch.methods.qat import QatSession, check_trainable
 from neural_compressor.torch.methods.ranges import Ranges
 from neural_compressor.torch.modules import QuantModule
 from neural_compressor.torch.passes.fold import Structure, fold
@@ -257,10 +257,7 @@ class PyTorchAdaptor(Adaptor):
         survey = self._surveyed(model, None)
         plan = self._with_passes(_plan(tune_cfg))
         check(survey.model, untrained(plan))
-        if others := [step for step in plan.passes if step.name != FOLD.name]:
-            raise ConfigError(
-                f"the pass {others[0]} is for quantization after training; in a training weights find their own place"
-            )
+        check_trainable(plan)
         self.tuning_cfg_to_fw(tune_cfg)
         floats = copy_of(self._float_model(model)).train()
         return QatSession(floats, plan, survey.structure, self._skipped, self.example)

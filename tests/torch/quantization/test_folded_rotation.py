@@ -20,9 +20,12 @@ from neural_compressor.torch.quantization import (
     RTNConfig,
     SmoothQuantConfig,
     StaticQuantConfig,
+    TuningConfig,
+    autotune,
     convert,
     load,
     prepare,
+    prepare_qat,
     quantize,
     save,
 )
@@ -161,6 +164,28 @@ def test_it_comes_before_smoothing():
     plan, _ = plan_for(llama(), SmoothQuantConfig(hadamard="folded"))
     names = [step.name for step in plan.passes]
     assert names.index("rotate") < names.index("smooth")
+
+
+def test_a_training_does_not_run_it():
+    with pytest.raises(ConfigError, match=r"the pass rotate\(\) is for quantization after training"):
+        prepare_qat(llama(), StaticQuantConfig(hadamard="folded"))
+
+
+def test_autotune_tries_it_and_leaves_the_model_tied(tmp_path):
+    model = llama()
+    expected = logits(model)
+    tuned = autotune(
+        model,
+        TuningConfig(
+            config_set=RTNConfig(bits=4, group_size=32, hadamard=["folded", False]), max_trials=2, workspace=tmp_path
+        ),
+        eval_fn=lambda each: 2 - float((logits(each) - expected).norm() / expected.norm()),
+        run_fn=run,
+        quiet=True,
+    )
+    tried = [each.plan.step("rotate") is not None for each in tuned.tuning.trials]
+    assert tried == [True, False]
+    assert model.config.tie_word_embeddings
 
 
 def test_it_needs_data():

@@ -253,6 +253,14 @@ class LearnedActivationRounding(ActivationRounding):
         return found
 
 
+def check_trainable(plan: Plan) -> None:
+    """Refuse passes that a training does not run."""
+    if others := [step for step in plan.passes if step.name != "fold"]:
+        raise ConfigError(
+            f"the pass {others[0]} is for quantization after training; in a training weights find their own place"
+        )
+
+
 class QatSession:
     """A model on its way through quantization-aware training: :attr:`model` is trained, :meth:`finish` converts it.
 

@@ -20,7 +20,7 @@ from neural_compressor.torch.executor import Execution
 from neural_compressor.torch.files.checkpoint import save_model
 from neural_compressor.torch.files.streaming import WeightSource, is_empty
 from neural_compressor.torch.inspection import op_records
-from neural_compressor.torch.methods.qat import QatSession
+from neural_compressor.torch.methods.qat import QatSession, check_trainable
 from neural_compressor.torch.passes.fold import Structure, fold
 from neural_compressor.torch.passes.survey import Survey
 from neural_compressor.torch.quantization.fp8_runs import FP8Run, fp8_run
@@ -79,6 +79,7 @@ def prepare_qat(
     :func:`finalize_calibration` keeps the ranges of activations as they are from there on.
     """
     model, plan, left = _planned(model, quant_config, inplace, "prepare_qat")
+    check_trainable(plan)
     structure = Structure()
     if example_inputs is not None:
         survey = _seen(model, example_inputs)

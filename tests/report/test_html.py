@@ -107,6 +107,14 @@ def test_it_says_with_what_the_run_was_made_and_how_to_load_the_model():
     assert data_of(render(result))["metadata"]["environment"]["versions"] == {"python": "3.11.9", "numpy": "2.0.0"}
 
 
+def test_it_says_how_many_samples_calibration_saw():
+    result = sample_result()
+    size = result.best.plan.calib_sampling_size
+    assert f"Calibration: up to {size} samples" in " ".join(words_of(render(result)).split())
+    result.metadata["samples_seen"] = {size: 37}
+    assert "Calibration: 37 samples" in " ".join(words_of(render(result)).split())
+
+
 def test_a_latency_has_its_spread_and_the_rounds_it_is_of():
     result = sample_result()
     assert "rounds" not in words_of(render(result)), "nothing is told of what was not measured"

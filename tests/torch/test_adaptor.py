@@ -487,3 +487,11 @@ def test_settings_of_modules_are_part_of_what_a_model_is():
     one, other = nn.Conv2d(2, 2, 3), nn.Conv2d(2, 2, 3, stride=2)
     other.load_state_dict(one.state_dict())
     assert PyTorchAdaptor().fingerprint(one) != PyTorchAdaptor().fingerprint(other)
+
+
+@pytest.mark.parametrize("asked", [3, 4, 100])
+def test_samples_are_counted(convnet, asked):
+    batches = [torch.rand(2, 1, 8, 8) for _ in range(3)]
+    adaptor = PyTorchAdaptor()
+    adaptor.quantize({"op": {("conv1", "Conv2d"): INT8}, "calib_sampling_size": asked}, convnet, batches)
+    assert adaptor.samples_seen == {asked: 4 if asked < 5 else 6}

@@ -48,6 +48,8 @@ class Adaptor(ABC):
         self.info: dict[str, Any] = dict(framework_specific_info or {})
         self.quantize_config: dict[str, Any] = {}
         self.bf16_ops: list[tuple[str, str]] = []
+        #: How many samples calibration saw, by how many a plan asked for; adaptors that count fill it in.
+        self.samples_seen: dict[int, int] = {}
 
     # -- what every adaptor implements ------------------------------------------------------------------------------
 

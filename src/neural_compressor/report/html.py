@@ -111,10 +111,15 @@ def _facts(result: TuningResult) -> str:
 
 
 def _calibration(result: TuningResult) -> str:
-    """Only plans made op by op know how many samples they are calibrated with."""
+    """How many samples the best plan was calibrated with, as far as the adaptor has counted them."""
     plan = result.best.plan if result.best else None
-    static = plan is not None and any(scheme.mode == "static" for scheme in plan.values())
-    return f"up to {plan.calib_sampling_size} samples" if plan is not None and static else ""
+    if plan is None:
+        return ""
+    seen = result.metadata.get("samples_seen", {})
+    if count := seen.get(plan.calib_sampling_size, seen.get(str(plan.calib_sampling_size))):
+        return f"{count} sample{'' if count == 1 else 's'}"
+    static = any(scheme.mode == "static" for scheme in plan.values())
+    return f"up to {plan.calib_sampling_size} samples" if static else ""
 
 
 def cards(result: TuningResult) -> str:

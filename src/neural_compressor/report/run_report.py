@@ -69,7 +69,8 @@ def add_evidence(result: TuningResult, adaptor: Adaptor, conf: ConfigModel) -> N
     """Add to the metadata of ``result``.
 
     ``environment`` (date, machine, versions), ``configuration`` (what was set, not the defaults), ``batch_size`` of the
-    example that latencies and shares of time are of, and ``loading``: lines of Python that load the model.
+    example that latencies and shares of time are of, ``samples_seen`` in calibration, and ``loading``: lines of Python that
+    load the model.
     """
     path = result.metadata.get("best_model")
     saving = "" if path else f'# q_model: what was returned\nq_model.save("{_SAVED}")\n'
@@ -77,6 +78,7 @@ def add_evidence(result: TuningResult, adaptor: Adaptor, conf: ConfigModel) -> N
         "environment": environment(),
         "configuration": as_given(conf),
         "batch_size": _batch_size(adaptor.example),
+        "samples_seen": dict(getattr(adaptor, "samples_seen", {})),
         "loading": saving + adaptor.load_snippet(path or _SAVED),
     }
 

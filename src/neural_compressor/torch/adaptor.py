@@ -127,6 +127,7 @@ class PyTorchAdaptor(Adaptor):
         if execution.needs_data:
             with execution.listening():
                 _run(execution, data, q_func)
+            self.samples_seen[plan.calib_sampling_size] = execution.samples_seen
         execution.reasons = self._skipped
         if not with_example:
             execution.example = None

@@ -92,7 +92,7 @@ class Execution:
         self.calls: list[Arguments] = []
         #: The float model that was quantized, where passes made it another one than folding does.
         self.floats: nn.Module | None = None
-        self.runs = 0
+        self.runs = self.samples_seen = 0
         self._source, self._every = source, every
         self._samples = 0
         self._inputs = CalibrationInputs()
@@ -214,6 +214,7 @@ class Execution:
         self.runs += 1
         note_inputs(self._inputs, self.model, args, kwargs)
         size = batch_size((args, kwargs))
+        self.samples_seen += size
         if size == 0 or limit is None:
             return
         used = limit.cut(remembered(self.model, args, kwargs), self._samples)

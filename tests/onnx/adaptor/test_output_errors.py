@@ -100,3 +100,16 @@ def test_the_adaptor_gives_what_each_op_gives_when_it_alone_is_quantized(build, 
         (alone,) = ONNXRTAdaptor().op_errors(Plan({key: scheme}, passes=passes), model, data).values()
         assert found[key] == pytest.approx(alone, rel=0.05), key
     assert max(found.values()) < 3 * min(found.values()) + 1e-4
+
+
+@pytest.mark.parametrize("asked", [2, 100])
+def test_samples_are_counted(build, asked):
+    weight = np.random.default_rng(0).normal(size=(32, 32)).astype(np.float32)
+    model = build(
+        [helper.make_node("MatMul", ["x", "w"], ["y"], name="m")], {"x": [1, 32]}, {"y": [1, 32]}, {"w": weight}
+    )
+    data = [(np.random.default_rng(i).normal(size=(1, 32)).astype(np.float32), 0) for i in range(5)]
+    adaptor = ONNXRTAdaptor()
+    plan = Plan({("m", "MatMul"): SCHEMES["static"]}, asked)
+    adaptor.quantize(plan.to_tune_cfg(), model, data)
+    assert adaptor.samples_seen == {asked: min(asked, 5)}

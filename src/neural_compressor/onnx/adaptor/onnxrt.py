@@ -127,7 +127,11 @@ class ONNXRTAdaptor(Adaptor):
 
         executor, plan = self._prepare(model), self._plan(tune_cfg)
         self.tuning_cfg_to_fw(tune_cfg)
-        new = executor.run(plan, self._run_options(plan, dataloader, q_func))
+        options = self._run_options(plan, dataloader, q_func)
+        new = executor.run(plan, options)
+        for data in options.data.values():
+            if data.samples is not None and data.samples.count:
+                self.samples_seen[plan.calib_sampling_size] = data.samples.count
         self._warn_if_saturating(new)
         return as_proto(new)
 

@@ -45,6 +45,8 @@ class Samples:
         self.reader = reader
         self.limit = limit
         self.passes = 0
+        #: How many samples the longest pass gave.
+        self.count = 0
         self._ahead: list[Any] = []
         self._inputs = CalibrationInputs()
         self._shapes: dict[str, tuple[int, ...]] | None = None
@@ -84,6 +86,7 @@ class Samples:
             count += 1
             yield sample
         self._inputs.warn()
+        self.count = max(self.count, count)
         if not count:
             again = " again" if self.passes > 1 else ""
             raise CalibrationError(

@@ -151,9 +151,3 @@ def spelled(known: tuple[str, ...], same: Callable[[str], str]) -> Any:
         return found
 
     return check
-
-
-def refuse_changed(config: ComposableConfig, *names: str) -> None:
-    """Refuse fields that nothing reads yet, unless they are at their default."""
-    for name, (value, usual) in config.changed(*names).items():
-        raise ConfigError(f"{type(config).__name__}.{name}: got {value!r}, which is not run yet; leave it at {usual!r}")

@@ -110,7 +110,7 @@ def test_it_says_with_what_the_run_was_made_and_how_to_load_the_model():
 def test_it_says_how_many_samples_calibration_saw():
     result = sample_result()
     size = result.best.plan.calib_sampling_size
-    assert f"Calibration: up to {size} samples" in " ".join(words_of(render(result)).split())
+    assert "Calibration:" not in words_of(render(result))
     result.metadata["samples_seen"] = {size: 37}
     assert "Calibration: 37 samples" in " ".join(words_of(render(result)).split())
 

@@ -71,7 +71,8 @@ def build(
 
 def hand_on_integers(model: nn.Module, example: Any) -> nn.Module:
     """Have the static int8 ops of a quantized float32 ``model`` hand outputs on in int8, checked on ``example`` inputs."""
-    if any(isinstance(module, QuantModule) and module.scheme.mode == "static" for module in model.modules()):
+    schemes = [module.scheme for module in model.modules() if isinstance(module, QuantModule)]
+    if any(s.mode == "static" and s.activation is not None and s.activation.dtype.is_integer for s in schemes):
         model.quantization.relays = relay(model.eval(), example)  # type: ignore[union-attr]
     return model
 

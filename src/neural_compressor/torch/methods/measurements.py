@@ -215,6 +215,14 @@ def measured_ranges(files: MeasurementFiles, model: nn.Module, plan: Plan) -> tu
     ]
     if files.observer == "shape":
         raise FormatError(f"{files.own} has shapes alone (observer 'shape'): measure with observer='maxabs'")
+    try:
+        found = _merged(contents, model, plan)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise FormatError(f"{files.own} is not laid out as statistics are ({error!r}): {step}") from error
+    return found, hashlib.sha256("".join(_checksum(content) for content in contents).encode()).hexdigest()
+
+
+def _merged(contents: Sequence[Mapping[str, Any]], model: nn.Module, plan: Plan) -> dict[OpKey, list[Range]]:
     found: dict[OpKey, list[Range]] = {}
     for key in plan:
         parts = [content["ops"][key[0]] for content in contents if key[0] in content["ops"]]
@@ -225,8 +233,7 @@ def measured_ranges(files: MeasurementFiles, model: nn.Module, plan: Plan) -> tu
             found[key] = [
                 (min(low for low, _ in each), max(high for _, high in each)) for each in zip(*ranges, strict=True)
             ]
-    digest = hashlib.sha256("".join(_checksum(content) for content in contents).encode()).hexdigest()
-    return found, digest
+    return found
 
 
 def measured_caches(files: MeasurementFiles, model: nn.Module) -> dict[str, list[Tensor]]:

@@ -155,7 +155,8 @@ def scaled_product(
 
 
 def _multiply(codes: Tensor, weight: Tensor, scale_a: Tensor, scale_b: Tensor, dtype: torch.dtype) -> Tensor:
-    y: Tensor = torch._scaled_mm(codes, weight, scale_a=scale_a, scale_b=scale_b, out_dtype=dtype, use_fast_accum=True)
+    fast = scale_a.dim() == 1 or scale_a.shape[1] == 1  # blocks have no product with sums of fewer digits
+    y: Tensor = torch._scaled_mm(codes, weight, scale_a=scale_a, scale_b=scale_b, out_dtype=dtype, use_fast_accum=fast)
     return y
 
 

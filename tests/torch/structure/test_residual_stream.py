@@ -190,3 +190,40 @@ def test_ways_that_differ_from_call_to_call_are_put_together():
     model = Branching().eval()
     assert find_spaces(model, [IDS])[0].can_turn
     assert not find_spaces(model, [IDS, longer])[0].can_turn
+
+
+def test_a_layer_that_is_given_nothing_is_no_obstacle():
+    class Empty(Model):
+        def forward(self, ids):
+            x = self.norm(self.blocks[0](self.embed(ids)))
+            self.head(x[:, :0])
+            return self.head(x)
+
+    assert spaces_of(Empty())[0].can_turn
+
+
+def test_a_layer_behind_different_norms_is_an_obstacle():
+    class Twice(Model):
+        def forward(self, ids):
+            x = self.blocks[0](self.embed(ids))
+            return self.head(x) + self.head(self.norm(x))
+
+    assert "'head' reads it behind different norms" in reasons(Twice())
+
+
+def test_a_module_that_fails_on_other_inputs_is_an_obstacle():
+    class Choosy(nn.Module):
+        def forward(self, x):
+            if x.shape[0] != 2:
+                raise KeyError("two samples")
+            return torch.tanh(x)
+
+    class WithChoosy(Model):
+        def __init__(self):
+            super().__init__()
+            self.choosy = Choosy()
+
+        def forward(self, ids):
+            return self.head(self.choosy(self.blocks[0](self.embed(ids))))
+
+    assert any("Choosy 'choosy'" in why for why in reasons(WithChoosy()))

@@ -125,7 +125,7 @@ def _tried(
         if name in tried:
             return
         tried.add(name)
-        with suppress(RuntimeError, TypeError, ValueError, IndexError):
+        with suppress(Exception):  # code of the user's ran on other values than it is made for
             if holds_matrices(module):
                 found = tried_form(_without_hooks(module), args, kwargs)
                 forms.update({} if found is None else {name: found})
@@ -218,7 +218,7 @@ class _Finder:
     def _module(self, call: Call, name: str, reads: list[Node], writes: list[Node], trace: Trace) -> None:
         module = self._modules[name]
         if name in self._layers:
-            self._layer(call, name, reads, writes, trace)
+            self._layer(call, name, [(writes[0][0], n) for n in call.reads] if writes else [], writes, trace)
         elif name in self._forms and len(reads) == len(writes) == 1:
             self._join(reads[0], writes[0], ("norm", name))
             form = self._forms[name]
@@ -235,7 +235,7 @@ class _Finder:
 
     def _layer(self, call: Call, name: str, reads: list[Node], writes: list[Node], trace: Trace) -> None:
         form, module = self._layers[name], self._modules[name]
-        if form.inputs:
+        if form.inputs and len(reads) > form.source:
             source = reads[form.source]
             self._join(("in", name), source)
             norm = self._norms.get(source)
@@ -246,10 +246,10 @@ class _Finder:
             self._join(("out", name), writes[0])
         else:
             self._bar_all(call, [], writes)
-        if isinstance(module, nn.Embedding) and (
-            module.max_norm is not None or trace.shapes[call.writes[0]][-1] != module.embedding_dim
-        ):
-            self._bar(writes[0], f"embedding {name!r} does more than to give rows of its weight")
+        if isinstance(module, nn.Embedding):
+            as_wide = [trace.shapes[number][-1:] == (module.embedding_dim,) for number in call.writes]
+            if module.max_norm is not None or not all(as_wide):
+                self._bar(("out", name), f"embedding {name!r} does more than to give rows of its weight")
 
     def _function(self, call: Call, reads: list[Node], writes: list[Node], trace: Trace) -> None:
         kind = call.target.rpartition(".")[2].strip("_")

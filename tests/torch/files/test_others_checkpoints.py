@@ -234,6 +234,86 @@ def test_scales_that_are_exponents_are_read(llama: Any, ids: torch.Tensor, tmp_p
     assert torch.equal(logits(load(tmp_path / "m", format="huggingface", cache=False), ids), expected)
 
 
+# -- experts ----------------------------------------------------------------------------------------------------------
+
+
+def mxfp4(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+    blocks = weight.reshape(weight.shape[0], -1, 32)
+    exponent = blocks.abs().amax(-1).log2().floor() - 2
+    step = torch.exp2(exponent)[..., None]
+    nearest = ((blocks / step).abs()[..., None] - E2M1).abs().argmin(-1)
+    codes = (nearest + 8 * (blocks < 0)).flatten(1).to(torch.uint8)
+    packed = codes[:, ::2] | (codes[:, 1::2] << 4)
+    scale = (exponent + 127).to(torch.uint8)
+    return {"weight_packed": packed, "weight_scale": scale}, (E2M1[nearest] * blocks.sign() * step).flatten(1)
+
+
+def own_nvfp4(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+    """Global scales that differ from layer to layer."""
+    factor = 0.19 / weight.abs().max()
+    tensors, values = nvfp4(weight * factor)
+    tensors["weight_global_scale"] = tensors["weight_global_scale"] * factor
+    return {name: tensor for name, tensor in tensors.items() if name != "input_global_scale"}, values / factor
+
+
+def fp8_tensor(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+    tensors, values = fp8_static(weight)
+    return {"weight": tensors["weight"], "weight_scale": tensors["weight_scale"].reshape(1)}, values
+
+
+EXPERTS = {
+    "mxfp4": (mxfp4, "mxfp4-pack-quantized", {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32}),
+    "nvfp4": (own_nvfp4, "nvfp4-pack-quantized", NVFP4_ARGS),
+    "fp8": (fp8_tensor, "float-quantized", {"num_bits": 8, "type": "float", "strategy": "tensor"}),
+}
+
+
+@pytest.mark.parametrize("kind", EXPERTS)
+def test_experts_that_are_stored_one_by_one(ids: torch.Tensor, tmp_path: Path, kind: str) -> None:
+    store, layout, weights = EXPERTS[kind]
+    torch.manual_seed(0)
+    sizes = {
+        "vocab_size": 96,
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "moe_intermediate_size": 32,
+        "num_experts": 4,
+    }
+    heads = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
+    model = transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**sizes, **heads, num_experts_per_tok=2))
+    model.save_pretrained(tmp_path / "m")
+    tensors, values = load_file(tmp_path / "m" / "model.safetensors"), {}
+    if "model.layers.0.mlp.experts.0.up_proj.weight" not in tensors:
+        pytest.skip("this transformers stores experts together")
+    for name in [name for name in tensors if name.endswith("_proj.weight")]:
+        stored, values[name] = store(tensors[name])
+        del tensors[name]
+        tensors |= {name.removesuffix("weight") + part: tensor.contiguous() for part, tensor in stored.items()}
+    save_file(tensors, tmp_path / "m" / "model.safetensors")
+    settings = json.loads((tmp_path / "m" / "config.json").read_text())
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
+    block = {"quant_method": "compressed-tensors", "format": layout, "config_groups": groups, "ignore": ["lm_head"]}
+    (tmp_path / "m" / "config.json").write_text(json.dumps({**settings, "quantization_config": block}))
+
+    (tmp_path / "float").mkdir()
+    (tmp_path / "float" / "config.json").write_text(json.dumps(settings))
+    rest = {name: tensor for name, tensor in tensors.items() if name.rpartition(".")[0] + ".weight" not in values}
+    save_file({**rest, **values}, tmp_path / "float" / "model.safetensors", metadata={"format": "pt"})
+    reference = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "float", dtype=torch.float32).eval()
+    for _ in range(2):  # the second time from the converted copy
+        ours = load(tmp_path / "m", format="huggingface")
+        for module in ours.modules():
+            if isinstance(module, WeightOnlyLinear):
+                module.exact = True
+        torch.testing.assert_close(logits(ours, ids), logits(reference, ids), rtol=1e-4, atol=1e-5)
+    held = ours.model.layers[0].mlp.experts.gate_up_proj
+    assert held.weight_packed.nbytes <= 4 * 64 * 64
+    # An expert less than the parameter has rows for.
+    save_file({n: t for n, t in tensors.items() if ".experts.3." not in n}, tmp_path / "m" / "model.safetensors")
+    with pytest.raises(FormatError, match=r"experts\.0\..*_proj.*make up a parameter of shape \(4, 64,"):
+        load(tmp_path / "m", format="huggingface")
+
+
 # -- the cache of keys and values -------------------------------------------------------------------------------------
 
 

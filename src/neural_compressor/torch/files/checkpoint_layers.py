@@ -93,7 +93,7 @@ def module_of(layer: Layer, module: nn.Module) -> QuantModule:
     if isinstance(layer, LinearWeight):
         return WeightOnlyLinear.from_layer(module, LayerResult(layer.to_quantized(), layer.order), bias=layer.bias)
     if layer.activation is None:
-        return WeightOnlyLinear.from_layer(module, LayerResult(_in_groups(layer.weight)), bias=layer.bias)
+        return WeightOnlyLinear.from_layer(module, LayerResult(in_groups(layer.weight)), bias=layer.bias)
     state = {"weight_packed": (packed := layer.weight.pack()).data, "weight_scale": packed.scale}
     state |= {"weight_tensor_scale": packed.tensor_scale, "bias": layer.bias}
     state |= {"input_scale": layer.input_scale, "input_zero_point": layer.input_zero_point}
@@ -101,7 +101,7 @@ def module_of(layer: Layer, module: nn.Module) -> QuantModule:
     return QuantLinear.from_state(module, scheme, {name: each for name, each in state.items() if each is not None})
 
 
-def _in_groups(array: QuantizedArray) -> QuantizedArray:
+def in_groups(array: QuantizedArray) -> QuantizedArray:
     """Blocks of rows and columns as groups with the scales of their blocks: what a weight-only layer multiplies with."""
     part = array.scheme.granularity
     if not isinstance(part, PerBlock):

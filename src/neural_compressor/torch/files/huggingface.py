@@ -18,11 +18,12 @@ from neural_compressor.formats import QuantizedCheckpoint
 from neural_compressor.schemes import OpKey, OpScheme, Plan
 from neural_compressor.torch.files.checkpoint import load_model, save_model
 from neural_compressor.torch.files.checkpoint_layers import module_of
+from neural_compressor.torch.files.fused_experts import fused_experts, stack_of
 from neural_compressor.torch.modules.build import replace_module
 from neural_compressor.torch.modules.kv_cache import attach_kv_scales
 from neural_compressor.torch.passes.fold import Structure
 from neural_compressor.torch.quantized_model import Quantization
-from neural_compressor.torch.structure.ops import find_ops, not_weight_only
+from neural_compressor.torch.structure.ops import find_ops, not_weight_only, op_type
 from neural_compressor.torch.structure.ties import untie_stored
 
 logger = logging.getLogger("neural_compressor")
@@ -118,7 +119,15 @@ def _convert(folder: Path, model: nn.Module, dtype: torch.dtype | None) -> nn.Mo
     schemes: dict[OpKey, OpScheme] = {}
     with QuantizedCheckpoint(folder) as checkpoint:
         modules = dict(model.named_modules())
-        for name in checkpoint.layers:
+        stacks = fused_experts(model, checkpoint.layers)
+        for name, experts in stacks.items():
+            stack = stack_of(model.get_parameter(name), experts, checkpoint)
+            schemes[name, op_type(model, name)] = stack.scheme
+            owner, _, own = name.rpartition(".")
+            del modules[owner]._parameters[own]
+            modules[owner].add_module(own, stack)
+        fused = {name for experts in stacks.values() for name in experts}
+        for name in (name for name in checkpoint.layers if name not in fused):
             if name not in modules:
                 raise FormatError(f"{folder} has a layer {name!r}; a {type(model).__name__} has none of that name")
             try:

@@ -30,6 +30,36 @@ class TestMseWithErrors(StrategyContract):
         return strategy
 
 
+class TestMseV2(Named):
+    name = "mse_v2"
+
+
+class TestMseV2WithErrors(StrategyContract):
+    def make_strategy(self, space: TuningSpace, seed: int = 42) -> Strategy:
+        strategy = STRATEGIES["mse_v2"](space, seed, {"confidence_batches": 1})
+        strategy.output_errors = lambda plan, batches: {key: len(key[0]) / 10 for key in plan}
+        return strategy
+
+
+class TestHawqV2(Named):
+    name = "hawq_v2"
+    finds_the_one_op = False  # it goes by the order it is told
+
+    def make_strategy(self, space: TuningSpace, seed: int = 42) -> Strategy:
+        strategy = STRATEGIES[self.name](space, seed, {"hawq_v2_loss": lambda output, label: output})
+        strategy.loss_errors = lambda plan, loss: {key: len(key[0]) / 10 for key in plan}
+        return strategy
+
+
+class TestTpe(Named):
+    name = "tpe"
+
+
+@pytest.mark.slow  # a Gaussian process is fitted before each proposal
+class TestBayesian(Named):
+    name = "bayesian"
+
+
 class TestConservative(Named):
     name = "conservative"
 

@@ -1,12 +1,15 @@
 """Errors of single ops and what becomes of them, against loops that do the same by hand."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
-from neural_compressor.errors import CalibrationError
+from neural_compressor.config import PostTrainingQuantConfig, TuningCriterion
+from neural_compressor.errors import CalibrationError, ConfigError
+from neural_compressor.quantization import fit
 from neural_compressor.schemes import Plan, float_op
 from neural_compressor.testing.options import default_tune_cfg
 from neural_compressor.torch.adaptor import PyTorchAdaptor
@@ -90,3 +93,70 @@ def test_the_model_and_its_gradients_are_left_alone(made):
 def test_without_data_is_an_error(made):
     with pytest.raises(CalibrationError, match="op_gains runs the model on data"):
         PyTorchAdaptor().op_gains(made[0])
+
+
+# -- the curvature of a loss ----------------------------------------------------------------------------------------
+
+
+def test_curvatures_are_those_of_a_quadratic_loss():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 3, bias=False)).eval()
+    x, y = torch.randn(64, 6), torch.randn(64, 3)
+    adaptor = PyTorchAdaptor({"dataloader": [(x, y)]})
+    plan = Plan.from_tune_cfg(default_tune_cfg(adaptor.query_fw_capability(model)))
+
+    def loss(output, label):
+        return ((output - label) ** 2).sum() / 2
+
+    data = [(x, y)] * 200  # many random signs, the same data
+    found = adaptor.op_curvatures(replace(plan, calib_sampling_size=64 * 200), model, loss, data)
+    # H of sum |x w - y|^2 / 2 is one block x^T x for each output.
+    trace = 3 * float(x.square().sum())
+    change = adaptor.quantize(plan.to_tune_cfg(), model, data)[0].dequantized_weight() - model[0].weight.detach()
+    expected = trace / 18 * float(change.double().square().sum())
+    assert found == {("0", "Linear"): pytest.approx(expected, rel=0.05)}
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("loss", "data", "message"),
+    [
+        (lambda output, label: 1.0, [(torch.rand(2, 6), torch.rand(2, 4))], "expected one number that gradients"),
+        (lambda output, label: output.no, [(torch.rand(2, 6), torch.rand(2, 4))], "hawq_v2_loss raised AttributeError"),
+        (lambda output, label: output.sum(), [torch.rand(2, 6)], "batches are to be"),
+    ],
+)
+def test_a_loss_that_is_none(made, loss, data, message):
+    adaptor = PyTorchAdaptor({"dataloader": data})
+    plan = Plan.from_tune_cfg(default_tune_cfg(adaptor.query_fw_capability(made[0])))
+    with pytest.raises(CalibrationError, match=message):
+        adaptor.op_curvatures(plan, made[0], loss, data)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options"),
+    [
+        ("mse_v2", {"confidence_batches": 1}),
+        ("hawq_v2", {"hawq_v2_loss": lambda output, label, criterion: criterion(output, label)}),
+        ("tpe", {}),
+    ],
+)
+def test_strategies_find_the_op_that_costs_accuracy(strategy, options, tmp_path):
+    torch.manual_seed(0)
+    model, x = Net().eval(), torch.randn(64, 6)
+    labels = model(x).argmax(1)
+
+    def evaluate(m):
+        return 1.0 if isinstance(m.second, nn.Linear) else 0.5
+
+    criterion = TuningCriterion(strategy=strategy, strategy_kwargs=options, max_trials=40, objective="modelsize")
+    conf = PostTrainingQuantConfig(quant_level=1, tuning_criterion=criterion)
+    found = fit(model, conf, [(x, labels)], eval_func=evaluate, workspace=tmp_path, quiet=True)
+    assert found.result.met
+    assert isinstance(found.model.second, nn.Linear)
+
+
+def test_hawq_needs_a_loss(tmp_path):
+    conf = PostTrainingQuantConfig(quant_level=1, tuning_criterion=TuningCriterion(strategy="hawq_v2"))
+    with pytest.raises(ConfigError, match="hawq_v2_loss"):
+        fit(Net().eval(), conf, [torch.rand(4, 6)], eval_func=lambda m: 1.0, workspace=tmp_path, quiet=True)

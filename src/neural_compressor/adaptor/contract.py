@@ -231,6 +231,16 @@ class Adaptor(ABC):
         """
         raise self._unsupported("op_gains")
 
+    def op_curvatures(
+        self, plan: Plan, model: Model, loss: Callable[..., Any], dataloader: Iterable[Any] | None = None
+    ) -> dict[OpKey, float]:
+        """What a loss of a user gains by the weight of each op that ``plan`` quantizes, to second order.
+
+        The mean of the diagonal of the Hessian of ``loss(output, label)`` times |quantized weight - weight|^2. Needs
+        derivatives, and data with labels.
+        """
+        raise self._unsupported("op_curvatures")
+
     def convert_bf16(self, model: Model) -> Model:
         """Convert the ops in ``self.bf16_ops`` to bf16."""
         raise self._unsupported("convert_bf16")

@@ -59,6 +59,10 @@ class Strategy(ABC):
 
     #: Gives the output error of each op that a plan quantizes (``Adaptor.op_errors``); None where nobody can tell.
     op_errors: Callable[[Plan], Mapping[OpKey, float]] | None = None
+    #: Gives the share of the model's output error that is due to each op a plan quantizes, on so many batches of data.
+    output_errors: Callable[[Plan, int], Mapping[OpKey, float]] | None = None
+    #: Gives what the loss of a user gains by each op a plan quantizes, to second order (``Adaptor.op_curvatures``).
+    loss_errors: Callable[[Plan, Callable[..., Any]], Mapping[OpKey, float]] | None = None
 
     def __init__(self, space: TuningSpace, seed: int = 42, options: Mapping[str, Any] | None = None) -> None:
         self.space = space

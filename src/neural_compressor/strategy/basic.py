@@ -1,8 +1,7 @@
-"""The basic strategy: quantized options first, then back to float op by op; variants of it: auto and mse."""
+"""The basic strategy: quantized options first, then back to float op by op; and auto, which starts with op types."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
@@ -12,8 +11,6 @@ from neural_compressor.strategy.conservative import conservative_steps
 from neural_compressor.strategy.fallback import fallback_steps
 from neural_compressor.strategy.search import Search, SearchStrategy, Step, Steps
 from neural_compressor.strategy.space import Grid, OpSpace, Point
-
-logger = logging.getLogger("neural_compressor")
 
 FIELDS = (
     "activation algorithm",
@@ -54,25 +51,6 @@ class AutoStrategy(SearchStrategy):
         yield Step(self.search.grid.default(), "default")
         yield from conservative_steps(self.search)
         yield from basic_steps(self.search)
-
-
-@STRATEGIES.register("mse")
-class MseStrategy(SearchStrategy):
-    """The basic strategy with ops that fall back in the order of the error of their outputs, the largest first: alone,
-    then one more at each step. Where the framework does not tell these errors, the loss that each leaves alone decides."""
-
-    def steps(self) -> Steps:
-        """Quantized options, then fall-back by errors."""
-        yield from variation_steps(self.search)
-        yield from fallback_steps(self.search, self._by_error)
-
-    def _by_error(self, base: Point) -> list[int] | None:
-        if self.op_errors is None:
-            logger.info("strategy 'mse': the errors of single ops are not known here, so that each op is tried alone")
-            return None
-        grid = self.search.grid
-        errors = self.op_errors(grid.plan(base))
-        return sorted(grid.quantizable, key=lambda p: (-errors.get(grid.keys[p], 0.0), p))
 
 
 def basic_steps(search: Search) -> Steps:

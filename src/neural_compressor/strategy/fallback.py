@@ -33,6 +33,34 @@ def fallback_steps(search: Search, ranked: Callable[[Point], Sequence[int] | Non
         yield _joining_steps(base, targets, joining, precision)
 
 
+def accumulated_steps(search: Search, ranked: Callable[[Point], Sequence[int]]) -> Steps:
+    """From the best plan that quantizes all ops on, one op more in float at each step, the first of ``ranked`` first."""
+    base, grid = search.best_quantized(), search.grid
+    order = ranked(base)
+    for precision in FLOAT_PRECISIONS:
+        targets = _targets(grid, base, precision, order)
+        yield _joining_steps(base, targets, list(targets), precision)
+
+
+def recovering_steps(search: Search, order: Sequence[int]) -> Steps:
+    """Ops fall back in ``order`` until the promise holds; then those that fell back first return as far as it still does."""
+    base, grid = search.best_quantized(), search.grid
+    targets = _targets(grid, base, "fp32", order)
+    point, fallen = base, list[int]()
+    for position, choice in targets.items():
+        point = point.with_choices({position: choice})
+        fallen.append(position)
+        outcome: Outcome = yield Step(point, f"{len(fallen)} ops to fp32", last=False)
+        if outcome.passed:
+            break
+    else:
+        return
+    for position in reversed(fallen[:-1]):
+        tried = point.with_choices({position: base.choices[position]})
+        outcome = yield Step(tried, f"{grid.keys[position][0]} quantized again", last=False)
+        point = tried if outcome.passed else point
+
+
 def _block_steps(grid: Grid, base: Point, precision: str) -> Iterator[Step]:
     for number, block in enumerate(grid.space.blocks, start=1):
         targets = _targets(grid, base, precision, [grid.positions[key] for key in block])

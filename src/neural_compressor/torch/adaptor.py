@@ -40,7 +40,7 @@ from neural_compressor.torch.modules import QuantModule
 from neural_compressor.torch.passes.fold import Structure, fold
 from neural_compressor.torch.passes.survey import Survey, sharing_weights
 from neural_compressor.torch.quantized_model import build
-from neural_compressor.torch.sensitivity import op_errors, op_gains
+from neural_compressor.torch.sensitivity import op_curvatures, op_errors, op_gains
 from neural_compressor.torch.structure.int8_race import slower_in_integers
 from neural_compressor.torch.structure.ops import find_functions, find_ops, ops_by_block
 from neural_compressor.tuning.identity import identity
@@ -184,6 +184,14 @@ class PyTorchAdaptor(Adaptor):
         ops = [key for key, module in found.items() if type(module).__name__ == key[1]]
         samples = self.info.get("calibration_sampling_size", Plan({}).calib_sampling_size)
         return op_gains(floats, ops, data, samples)
+
+    def op_curvatures(
+        self, plan: Plan, model: nn.Module, loss: Callable[..., Any], dataloader: Iterable[Any] | None = None
+    ) -> dict[OpKey, float]:
+        data = self._data_for("op_curvatures", model, dataloader)
+        quantized = self._executed(plan, model, data)
+        floats = self._floats.get(quantized, self._float_model(model))
+        return op_curvatures(floats, quantized, plan, data, loss, plan.calib_sampling_size)
 
     def _data_for(self, what: str, model: nn.Module, dataloader: Iterable[Any] | None) -> Iterable[Any]:
         """The data to measure ``model`` on, which is made ready for it."""

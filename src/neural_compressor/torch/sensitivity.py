@@ -5,6 +5,8 @@ With y the output of an op in the float model, y' that of its quantized self on 
 - ``op_errors``: r = sum |y' - y|^2 / sum |y|^2, each op alone.
 - ``op_gains``: g = (sum |y|^2 / n) * |J|^2 / sum |f|^2, with n the elements of y and |J| the Frobenius norm of df/dy. An
   error of relative size r that is spread evenly over y makes one of relative size g * r in f, to first order.
+- ``op_curvatures``: c = tr(H) / n * |w' - w|^2, with H the Hessian of a loss in the n weights w of the op, and w' the
+  quantized ones (HAWQ-V2).
 
 Sums are over batches, so that one batch is in memory at a time.
 """
@@ -12,14 +14,18 @@ Sums are over batches, so that one batch is in memory at a time.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from inspect import signature
 from typing import Any
 
 import torch
 from torch import nn
 
+from neural_compressor.adaptor.user_code import batches as user_batches
+from neural_compressor.adaptor.user_code import user_errors
+from neural_compressor.errors import CalibrationError
 from neural_compressor.schemes import OpKey
-from neural_compressor.torch.batches import feed, run_batches, tensors_in
+from neural_compressor.torch.batches import batch_size, feed, run_batches, split_batch, tensors_in
 from neural_compressor.torch.hooks import hooked
 from neural_compressor.torch.modules import QuantModule
 
@@ -84,6 +90,67 @@ def op_gains(
     with hooked({key: model.get_submodule(key[0]) for key in ops}, after=keep):
         run_batches(model, data, samples, run)
     return {key: total.gain(whole) for key, total in totals.items()}
+
+
+def op_curvatures(
+    model: nn.Module,
+    quantized: nn.Module,
+    ops: Iterable[OpKey],
+    data: Iterable[Any],
+    loss: Callable[..., Any],
+    samples: int,
+    seed: int = 42,
+) -> dict[OpKey, float]:
+    """What ``loss(output, label)`` gains by the quantized weight of each op, to second order.
+
+    tr(H) is estimated as the mean of v^T H v over vectors v of random signs (Hutchinson), one a batch.
+    """
+    changes = dict[OpKey, float]()
+    weights = dict[OpKey, torch.Tensor]()
+    for key in ops:
+        new, old = quantized.get_submodule(key[0]), model.get_submodule(key[0])
+        weight = getattr(old, "weight", None)
+        found = new.dequantized_weight() if isinstance(new, QuantModule) and not new.scheme.is_float else None
+        if found is not None and isinstance(weight, nn.Parameter):
+            weights[key] = weight
+            changes[key] = float((found.to(weight.device) - weight.detach()).double().square().sum())
+    traces = dict.fromkeys(weights, 0.0)
+    generator, batches, seen = torch.Generator().manual_seed(seed), 0, 0
+    wanted = [weight.requires_grad for weight in weights.values()]
+    try:
+        for weight in weights.values():
+            weight.requires_grad_(True)
+        for batch in user_batches(data):
+            if not isinstance(batch, (tuple, list)) or len(batch) < 2:
+                raise CalibrationError("a loss is of outputs and labels: batches are to be (inputs, label)")
+            inputs = split_batch(model, batch)
+            with torch.enable_grad(), user_errors(lambda error: f"hawq_v2_loss raised {type(error).__name__}: {error}"):
+                value = _loss_of(loss, feed(model, inputs), batch[-1])
+            gradients = torch.autograd.grad(value, list(weights.values()), create_graph=True, allow_unused=True)
+            for key, gradient in zip(weights, gradients, strict=True):
+                if gradient is None or not gradient.requires_grad:
+                    continue
+                signs = torch.randint(2, gradient.shape, generator=generator).to(gradient) * 2 - 1
+                (product,) = torch.autograd.grad(gradient, weights[key], signs, retain_graph=True, allow_unused=True)
+                traces[key] += 0.0 if product is None else float((product * signs).double().sum())
+            batches, seen = batches + 1, seen + batch_size(inputs)
+            if seen >= samples:
+                break
+    finally:
+        for weight, before in zip(weights.values(), wanted, strict=True):
+            weight.requires_grad_(before)
+    return {key: max(traces[key], 0.0) / max(batches, 1) / weights[key].numel() * changes[key] for key in weights}
+
+
+def _loss_of(loss: Callable[..., Any], output: Any, label: Any) -> torch.Tensor:
+    """Scripts of others have losses with a third argument, the criterion."""
+    takes = [
+        p for p in signature(loss).parameters.values() if p.default is p.empty and p.kind <= p.POSITIONAL_OR_KEYWORD
+    ]
+    value = loss(output, label, nn.CrossEntropyLoss()) if len(takes) == 3 else loss(output, label)
+    if not isinstance(value, torch.Tensor) or value.numel() != 1 or not value.requires_grad:
+        raise CalibrationError(f"hawq_v2_loss gave {value!r}, expected one number that gradients go through")
+    return value
 
 
 class _Totals:

@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,7 @@ from neural_compressor.tuning.verdict import UNCHECKED, slower_note
 from neural_compressor.tuning.workspace import DEFAULT_WORKSPACE, writable_folder
 
 if TYPE_CHECKING:
-    from neural_compressor.schemes import Plan
+    from neural_compressor.schemes import OpKey, Plan
 
 logger = logging.getLogger("neural_compressor")
 
@@ -95,8 +96,8 @@ def tune(
         result.seconds = time.perf_counter() - started
         reporter.keep(result, adaptor, conf, folder)
 
-    if type(adaptor).op_errors is not Adaptor.op_errors and calib_dataloader is not None:
-        strategy.op_errors = lambda plan: adaptor.op_errors(plan, model, calib_dataloader)
+    if calib_dataloader is not None:
+        _tell_sensitivities(strategy, adaptor, model, calib_dataloader)
 
     if evaluator is None:
         with reporter.running(title, 1) as progress:
@@ -128,6 +129,24 @@ def tune(
             _was_written(result, _END, lambda: journal.finish(result.verdict))
     reporter.show(result)
     return quantized, result
+
+
+def _tell_sensitivities(strategy: Strategy, adaptor: Adaptor, model: Any, data: Iterable[Any]) -> None:
+    """Let ``strategy`` ask what each op costs, as far as the adaptor can tell."""
+
+    def offers(ability: str) -> bool:
+        return getattr(type(adaptor), ability) is not getattr(Adaptor, ability)
+
+    def output_errors(plan: Plan, batches: int) -> dict[OpKey, float]:
+        first = list(islice(data, batches))
+        gains = adaptor.op_gains(model, first) if offers("op_gains") else {}
+        return {key: error * gains.get(key, 1.0) for key, error in adaptor.op_errors(plan, model, first).items()}
+
+    if offers("op_errors"):
+        strategy.op_errors = lambda plan: adaptor.op_errors(plan, model, data)
+        strategy.output_errors = output_errors
+    if offers("op_curvatures"):
+        strategy.loss_errors = lambda plan, loss: adaptor.op_curvatures(plan, model, loss, data)
 
 
 def _explained(record: OpRecord, space: TuningSpace) -> OpRecord:

@@ -184,6 +184,7 @@ def measure(tokens: int, joined: bool, kinds: list[str], started: float, seconds
     block = Block(joined).cuda().bfloat16().eval()
     x, (cos, sin) = torch.randn(tokens, HIDDEN, device="cuda").bfloat16(), rope(tokens)
     expected, calls, errors = block(x, cos, sin).float(), {}, {}
+    kept = []  # a graph reads the memory of its model, and does not hold it
     for kind in ("bf16", *kinds):
         if time.monotonic() - started > seconds:
             say(f"  {kind}: not run, {seconds:.0f} s are over")
@@ -193,6 +194,7 @@ def measure(tokens: int, joined: bool, kinds: list[str], started: float, seconds
             for name, layer in model.named_modules():
                 if isinstance(layer, QuantLinear) and layer.simulated:
                     say(f"  {kind}: {name} is simulated: {layer.why_simulated()}")
+            kept.append(model)
             compiled = torch.compile(model, fullgraph=True, dynamic=False)
             begin = time.monotonic()
             y = compiled(x, cos, sin).float()

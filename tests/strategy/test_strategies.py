@@ -295,14 +295,17 @@ def test_random_draws_each_option_about_equally_often() -> None:
 
 # -- all ------------------------------------------------------------------------------------------------------------
 
+# Samplers look at all outcomes before each proposal, and hawq_v2 at a loss: test_model_based.py, the contract.
+BY_RULES = [name for name in STRATEGIES if name not in ("bayesian", "hawq_v2", "tpe")]
 
-@pytest.mark.parametrize("name", list(STRATEGIES))
+
+@pytest.mark.parametrize("name", BY_RULES)
 def test_nobody_proposes_the_float_model(name: str) -> None:
     for _, plan in drive(name, space_of(CONV, FC), lambda plan: FAIL):
         assert any(scheme.precision != "fp32" for scheme in plan.values())
 
 
-@pytest.mark.parametrize("name", list(STRATEGIES))
+@pytest.mark.parametrize("name", BY_RULES)
 def test_five_hundred_ops_are_no_burden(name: str) -> None:
     shared: dict[OpKey, OpSpace] = {(f"op{i}", f"Type{i % 5}"): op_space(4) for i in range(500)}
     begun = time.process_time()

@@ -46,11 +46,11 @@ def test_recurrent_ops_are_dynamic_only(query, op_type):
 
 def test_embedding_has_its_table_quantized_in_both_modes(query):
     configs = [c for c in op_configs(query, "Embedding") if not is_float_config(c)]
-    assert [c["activation"] for c in configs] == [
-        {"dtype": ["fp32"], "quant_mode": "static"},
-        {"dtype": ["fp32"], "quant_mode": "dynamic"},
-    ]
-    assert all(c["weight"]["dtype"] == ["uint8"] and c["weight"]["scheme"] == ["asym"] for c in configs)
+    both = [{"dtype": ["fp32"], "quant_mode": mode} for mode in ("static", "dynamic")]
+    for dtype, scheme in (("uint8", "asym"), ("fp8_e4m3", "sym"), ("fp8_e5m2", "sym")):
+        found = [c for c in configs if c["weight"]["dtype"] == [dtype]]
+        assert [c["activation"] for c in found] == both
+        assert all(c["weight"]["scheme"] == [scheme] for c in found)
 
 
 @pytest.mark.parametrize("bits", range(1, 8))

@@ -22,6 +22,10 @@ CONV, MATMUL, FC, HEAD = ("conv", "Conv2d"), ("mm", "MatMul"), ("fc", "Linear"),
 FAIL = Outcome(1.0, False, 1.0)
 
 
+# Samplers look at all outcomes before each proposal, and hawq_v2 at a loss: test_model_based.py, the contract.
+BY_RULES = [name for name in STRATEGIES if name not in ("bayesian", "hawq_v2", "tpe")]
+
+
 def drive(name: str, space: TuningSpace, judge: Callable[[Plan], Outcome], limit: int = 500) -> list[tuple[str, Plan]]:
     strategy = STRATEGIES[name](space)
     tried = []
@@ -81,7 +85,7 @@ def test_basic_tries_the_calibration_sizes() -> None:
 def test_sizes_do_not_matter_where_nothing_is_calibrated() -> None:
     op = with_dynamic(op_space())
     dynamic = replace(op, quantized=op.quantized[2:])
-    for name in STRATEGIES:
+    for name in BY_RULES:
         sizes = {
             plan.calib_sampling_size for _, plan in drive(name, TuningSpace({FC: dynamic}, (10, 100)), lambda p: FAIL)
         }
@@ -127,7 +131,7 @@ def test_basic_adds_up_the_ops_whose_fallback_helps_most() -> None:
 
 def test_an_op_that_a_rule_keeps_in_float_stays_there() -> None:
     kept = replace(op_space(), quantized=(), reason="op_name_dict rule 'fc'")
-    for name in STRATEGIES:
+    for name in BY_RULES:
         for _, plan in drive(name, TuningSpace({CONV: op_space(), FC: kept}), lambda plan: FAIL):
             assert plan[FC].is_float
 
@@ -294,9 +298,6 @@ def test_random_draws_each_option_about_equally_often() -> None:
 
 
 # -- all ------------------------------------------------------------------------------------------------------------
-
-# Samplers look at all outcomes before each proposal, and hawq_v2 at a loss: test_model_based.py, the contract.
-BY_RULES = [name for name in STRATEGIES if name not in ("bayesian", "hawq_v2", "tpe")]
 
 
 @pytest.mark.parametrize("name", BY_RULES)

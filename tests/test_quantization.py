@@ -469,3 +469,21 @@ def test_killed_tuning_goes_on_where_it_stopped(tmp_path):
     assert (trials, plans) == (whole_trials, whole_plans)
     assert int(resumed) >= 4
     assert int(evaluated) == 1 + int(trials) - int(resumed), "the baseline is looked at again, and no trial"
+
+
+@pytest.mark.parametrize(
+    ("rule", "method"),
+    [
+        ({"weight": {"bits": 4, "algorithm": "RTN"}}, "rtn"),
+        ({"weight": {"bits": 4, "algorithm": "GPTQ", "group_size": 32}}, "gptq"),
+        ({"weight": {"bits": 4}, "activation": {"dtype": "fp32"}}, "rtn"),
+    ],
+)
+def test_weights_alone_beside_static_ops(fit, rule, method):
+    q_model = fit(PostTrainingQuantConfig(approach="static", op_type_dict={"Linear": rule}))
+    plan = {name: scheme for (name, _), scheme in q_model.model.quantization.plan.items()}
+    assert plan["conv"].mode == "static"
+    for name in ("fc1", "fc10"):
+        assert (plan[name].mode, plan[name].weight.dtype.bits, plan[name].method.name) == ("weight_only", 4, method)
+    few_bits = fit(PostTrainingQuantConfig(approach="static", op_type_dict={"Linear": {"weight": {"bits": 4}}}))
+    assert {scheme.mode for scheme in few_bits.model.quantization.plan.values()} == {"static"}

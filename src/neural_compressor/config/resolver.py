@@ -19,6 +19,7 @@ from neural_compressor.config.validators import listed
 from neural_compressor.dtypes import dtype
 from neural_compressor.errors import CapabilityError
 from neural_compressor.schemes import OpKey, OpScheme, PerChannel, PerGroup, TensorScheme, float_op, reduced
+from neural_compressor.schemes.scheme import RANGES
 
 MODES_OF = {
     "static": ("static",),
@@ -183,7 +184,8 @@ def requested(
     """What the ``rules`` that speak of an op ask of it, later ones over earlier ones.
 
     The data types of weight and activation are one decision: a rule that names either starts it afresh. An op without a
-    weight has nothing a weight rule could apply to, except that a weight asked for in float keeps the op in float.
+    weight has nothing a weight rule could apply to, except that a weight asked for in float keeps the op in float. Rules that
+    only weight-only quantization can follow have the op's weight quantized alone, whatever the approach.
     """
     merged: dict[tuple[str, str], Demand] = {}
     for rule in rules:
@@ -194,7 +196,8 @@ def requested(
     demands = list(merged.values())
     if not has_weight:
         demands = [demand for d in demands for demand in _without_weight(d, merged)]
-    return Request(MODES_OF[approach], tuple(demands), None, tuple(excluded_precisions), reduce_range, has_data)
+    modes = _modes(merged, MODES_OF[approach]) if has_weight else MODES_OF[approach]
+    return Request(modes, tuple(demands), None, tuple(excluded_precisions), reduce_range, has_data)
 
 
 def wanting(wanted: OpScheme, said: Mapping[tuple[str, str], Any], source: object) -> Request:
@@ -226,6 +229,19 @@ def field_value(option: OpScheme, tensor: str, name: str) -> Any:
         "granularity": scheme.granularity.name,
         "algorithm": scheme.algorithm,
     }[name]
+
+
+def _modes(merged: Mapping[tuple[str, str], Demand], modes: tuple[str, ...]) -> tuple[str, ...]:
+    """``modes`` of the approach, or weight-only quantization where a method is asked for that finds weights; that comes last
+    where a quantized weight is to stand beside activations in float."""
+    method, activation = merged.get(("weight", "algorithm")), merged.get(("activation", "dtype"))
+    if method is not None and not any(value in RANGES for value in method.values):
+        return MODES_OF["weight_only"]
+    if activation is None or not all(value in FLOAT_PRECISIONS for value in activation.values):
+        return modes
+    weights = [demand for (tensor, field), demand in merged.items() if tensor == "weight" and field in DTYPE_FIELDS]
+    alone = any(not demand.names_float for demand in weights)
+    return tuple(dict.fromkeys((*modes, "weight_only"))) if alone else modes
 
 
 def _without_weight(demand: Demand, merged: dict[tuple[str, str], Demand]) -> list[Demand]:

@@ -184,8 +184,8 @@ def requested(
     """What the ``rules`` that speak of an op ask of it, later ones over earlier ones.
 
     The data types of weight and activation are one decision: a rule that names either starts it afresh. An op without a
-    weight has nothing a weight rule could apply to, except that a weight asked for in float keeps the op in float. Rules that
-    only weight-only quantization can follow have the op's weight quantized alone, whatever the approach.
+    weight has nothing a weight rule could apply to, except that a weight asked for in float keeps the op in float. What
+    only weight-only quantization can follow has the op's weight quantized alone, whatever the approach.
     """
     merged: dict[tuple[str, str], Demand] = {}
     for rule in rules:

@@ -7,25 +7,20 @@ it is read from runs of the model that were watched; what a module does with its
 
 from __future__ import annotations
 
-import copy
 import math
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map_only
 
-from neural_compressor.torch.batches import tensors_in
-from neural_compressor.torch.hooks import hooked
-from neural_compressor.torch.structure.layer_form import LayerForm, holds_matrices, known_form, tried_form
-from neural_compressor.torch.structure.norm_form import NormForm, norm_form
+from neural_compressor.torch.structure.layer_form import LayerForm
+from neural_compressor.torch.structure.module_forms import ModuleForms, tried_modules
+from neural_compressor.torch.structure.norm_form import NormForm
 from neural_compressor.torch.structure.ops import is_linear
-from neural_compressor.torch.structure.replay import Arguments, call_block
-from neural_compressor.torch.structure.watch import Call, Trace, watch
+from neural_compressor.torch.structure.replay import Arguments
+from neural_compressor.torch.structure.watch import Call, Trace
 
 # Names of functions; in-place and operator forms are the same to them.
 _KEEPING = {
@@ -79,94 +74,19 @@ class Space:
 
 def find_spaces(model: nn.Module, calls: Sequence[Arguments]) -> list[Space]:
     """The spaces of ``model`` that layers read and write, as seen on ``calls``: that of the most layers comes first."""
-    modules = dict(model.named_modules())
-    leaves = _leaves(modules)
-    layers, blind = _tried(model, leaves, calls)
-    traces = [
-        watch(model, call, leaves, run=lambda call=call: call_block(model, call))  # type: ignore[misc]
-        for call in calls
-    ]
-    finder = _Finder(modules, layers, _norm_forms(leaves, traces, layers), blind)
+    forms, traces = tried_modules(model, calls)
+    finder = _Finder(dict(model.named_modules()), forms)
     for run, trace in enumerate(traces):
         finder.follow(run, trace)
     found = sorted(finder.spaces(), key=lambda space: -len(space.writers) - len(space.readers))
     return [space for space in found if space.writers and space.readers]
 
 
-def _leaves(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
-    """The modules that are seen as one call: those without children, and those that multiply with matrices of their own."""
-    whole = tuple(f"{name}." for name, module in modules.items() if name and holds_matrices(module))
-    outer = {name: module for name, module in modules.items() if not name.startswith(whole)}
-    return {n: m for n, m in outer.items() if f"{n}." in whole or not any(True for _ in m.children())}
-
-
-def _norm_forms(
-    modules: Mapping[str, nn.Module], traces: Iterable[Trace], layers: Mapping[str, LayerForm]
-) -> dict[str, NormForm]:
-    """The modules that commute with turns of their input."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for trace in traces:
-        for call in trace.calls:
-            if call.module is not None and len(call.reads) == 1:
-                shapes.setdefault(call.module, trace.shapes[call.reads[0]])
-    tried = {n: norm_form(modules[n], shape) for n, shape in shapes.items() if n not in layers}
-    return {name: form for name, form in tried.items() if form is not None}
-
-
-def _tried(
-    model: nn.Module, leaves: Mapping[str, nn.Module], calls: Sequence[Arguments]
-) -> tuple[dict[str, LayerForm], set[str]]:
-    """The layers and their forms; leaves that give the same whatever the floats of their inputs are (rotary embeddings)."""
-    forms = {name: form for name, module in leaves.items() if (form := known_form(module)) is not None}
-    blind: set[str] = set()
-    tried: set[str] = set()
-
-    def try_module(name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        if name in tried:
-            return
-        tried.add(name)
-        with suppress(Exception):  # code of the user's ran on other values than it is made for
-            if holds_matrices(module):
-                found = tried_form(_without_hooks(module), args, kwargs)
-                forms.update({} if found is None else {name: found})
-            elif sum(1 for _ in tensors_in((args, kwargs))) > 1 and _ignores_floats(module, args, kwargs, output):
-                blind.add(name)
-
-    with hooked({name: m for name, m in leaves.items() if name not in forms}, after=try_module):
-        for call in calls:
-            call_block(model, call)
-    return forms, blind
-
-
-def _without_hooks(module: nn.Module) -> nn.Module:
-    """A module to call with other inputs while the one it is a copy of is being watched."""
-    alone = copy.copy(module)
-    alone._forward_hooks, alone._forward_pre_hooks = OrderedDict(), OrderedDict()
-    return alone
-
-
-def _ignores_floats(module: nn.Module, args: Any, kwargs: Any, output: Any) -> bool:
-    other_args, other_kwargs = tree_map_only(torch.Tensor, _other, (args, kwargs))
-    again = module.forward(*other_args, **other_kwargs)
-    pairs = list(zip(tensors_in(output), tensors_in(again), strict=False))
-    return bool(pairs) and all(torch.equal(a, b) for a, b in pairs)
-
-
-def _other(values: torch.Tensor) -> torch.Tensor:
-    return values.flip(-1) * 2 + 1 if values.is_floating_point() and values.dim() else values
-
-
 class _Finder:
     """Joins values that have to be turned alike, call by call; nodes are values, sides of layers, and norms."""
 
-    def __init__(
-        self,
-        modules: Mapping[str, nn.Module],
-        layers: Mapping[str, LayerForm],
-        norms: Mapping[str, NormForm],
-        blind: Iterable[str],
-    ) -> None:
-        self._modules, self._layers, self._forms, self._blind = modules, layers, norms, set(blind)
+    def __init__(self, modules: Mapping[str, nn.Module], forms: ModuleForms) -> None:
+        self._modules, self._layers, self._forms, self._blind = modules, forms.layers, forms.norms, forms.blind
         self._parents: dict[Node, Node] = {}
         self._widths: dict[Node, int] = {}
         self._obstacles: dict[Node, dict[str, None]] = {}

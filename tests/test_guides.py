@@ -71,6 +71,16 @@ def test_fp8(tmp_path, monkeypatch):
     assert table.KERNELS[0].name == "my hpu fp8"
 
 
+def test_mx():
+    torch.manual_seed(0)
+    names = {"calibration": [torch.randn(4, 128) for _ in range(2)], "model": Language().eval()}
+    (code,) = blocks("mx.md")
+    exec(compile(code, "docs/mx.md", "exec"), names)
+    layers = names["q_model"]
+    assert layers.embed.scheme.activation.dtype.name == "nvfp4"
+    assert layers.lm_head.scheme.weight.dtype.name == "mxfp8_e4m3"
+
+
 def test_pytorch_int8(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)

@@ -63,6 +63,10 @@ def fits_kernel(op_type: str, scheme: OpScheme) -> bool:
 def why_simulated(op_type: str, scheme: OpScheme) -> str:
     """What stands against a kernel for an op, and what would help."""
     kernel = next((kernel for kernel in kernels_of(IntegerKernel) if kernel.fits(op_type, scheme)), None)
+    in_blocks = [t.dtype.name for t in (scheme.weight, scheme.activation) if t is not None and t.dtype.scale_type]
+    if in_blocks:
+        names = " with ".join(dict.fromkeys(in_blocks))
+        return f"no kernel here multiplies {names}: values are rounded to blocks, and floats are multiplied"
     if kernel is None:
         known = {k.mode for k in kernels_of(IntegerKernel) if op_type in k.op_types}
         if not known:

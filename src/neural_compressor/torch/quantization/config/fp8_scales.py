@@ -95,7 +95,7 @@ def read_scale_method(value: Any) -> str | dict[str, Any]:
         if value.lower() not in SCALE_METHODS:
             raise ConfigError(f"got {value!r}; {close_matches(value.lower(), SCALE_METHODS)}")
         return value.lower()
-    if not isinstance(value, Mapping):
+    if not isinstance(value, Mapping) or not value:
         raise ConfigError(f"got {value!r}, expected a scale method or a dict with {', '.join(_PLACES)}")
     _only(value, _PLACES, "the dict")
     found: dict[str, Any] = {}

@@ -7,7 +7,7 @@ from neural_compressor.torch.modules import QUANT_MODULES, QuantLinear, QuantMod
 
 def test_every_module_is_found_by_the_class_it_replaces():
     assert set(QUANT_MODULES) == {
-        *("Linear", "Embedding", "LSTM", "GRU", "Add", "Mul", "MatMul"),
+        *("Linear", "Embedding", "EmbeddingBag", "LSTM", "GRU", "Add", "Mul", "MatMul"),
         *(f"Conv{n}d" for n in (1, 2, 3)),
         *(f"ConvTranspose{n}d" for n in (1, 2, 3)),
     }

@@ -10,16 +10,17 @@ import numpy as np
 import pytest
 import torch
 
-from neural_compressor.dtypes import IntType
+from neural_compressor.dtypes import IntType, dtype
 from neural_compressor.formats import (
     FORMATS,
     LayerCompression,
     LinearWeight,
     PackQuantized,
     QuantizedCheckpoint,
+    QuantizedLinear,
     quantize_checkpoint,
 )
-from neural_compressor.schemes import PER_CHANNEL, PerGroup, TensorScheme, quantize
+from neural_compressor.schemes import PER_CHANNEL, PER_TOKEN, PerBlock, PerGroup, TensorScheme, quantize
 
 compressed_tensors = pytest.importorskip(
     "compressed_tensors", reason="the reference reader is not installed: pip install compressed-tensors"
@@ -120,3 +121,38 @@ def test_transformers_computes_the_same_logits(
     with torch.no_grad():
         ours, theirs = expected(tokens).logits, loaded(tokens).logits
     assert np.array_equal(ours.numpy(), theirs.numpy())
+
+
+@pytest.mark.parametrize(
+    ("layout", "weight", "inputs"),
+    [
+        ("float-quantized", TensorScheme(dtype("fp8_e4m3"), granularity=PER_CHANNEL), PER_TOKEN),
+        ("float-quantized", TensorScheme(dtype("fp8_e4m3"), granularity=PerBlock(32, 32)), PerGroup(32)),
+        ("int-quantized", TensorScheme(dtype("int8"), granularity=PER_CHANNEL), PER_TOKEN),
+    ],
+    ids=["channels", "blocks", "int8"],
+)
+def test_inputs_are_quantized_file_to_file(
+    tmp_path: Path, llama: Path, layout: str, weight: TensorScheme, inputs: Any
+) -> None:
+    """In shards of a few tensors, without a model; read by transformers."""
+    import transformers
+
+    activation = TensorScheme(weight.dtype, granularity=inputs)
+    rtn = LayerCompression(
+        FORMATS[layout],
+        lambda layer, w: QuantizedLinear(quantize(w, weight), activation) if "_proj" in layer else None,
+    )
+    quantize_checkpoint(llama, tmp_path / "q", rtn, config=rtn.config, files=rtn.files, shard_bytes=20_000)
+    assert len(list((tmp_path / "q").glob("model-*.safetensors"))) > 2
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "q", dtype=torch.float32).eval()
+    tokens = torch.arange(40).reshape(2, 20) % 96
+    with torch.no_grad():
+        loaded(tokens)  # it decodes at the first call
+    with QuantizedCheckpoint(tmp_path / "q") as checkpoint:
+        assert len(checkpoint.layers) == 14
+        for name in checkpoint.layers:
+            layer = checkpoint.layer(name)
+            assert isinstance(layer, QuantizedLinear)
+            assert layer.activation == activation
+            assert torch.equal(loaded.get_submodule(name).weight, layer.dequantize())

@@ -38,7 +38,7 @@ def checkpoint_layer(module: QuantModule, input_scale: Tensor | None = None) -> 
     if module.input_change:
         raise FormatError(
             "its inputs are multiplied, turned or put in order when it runs, which engines do not; fold that into the "
-            "layer before (folding=True, hadamard='folded')"
+            "layer before (folding=True, hadamard='folded'), or, where nothing takes it up, leave it out with set_local"
         )
     if module.scheme.activation is not None and module.scheme.activation.rounding not in ("even", "nearest"):
         raise FormatError(f"engines round inputs to nearest, and its are rounded {module.scheme.activation.rounding!r}")

@@ -52,11 +52,11 @@ def train(adaptor: PyTorchAdaptor, plan: Plan, task: Vision, epochs: int) -> nn.
     """The quantized model after training towards the outputs of the float one."""
     generator = torch.Generator().manual_seed(0)
     session = adaptor.prepare_training(plan.to_tune_cfg(), task.model)
-    steps = epochs * len(task.calibration) // 64
-    optimizer = torch.optim.Adam(session.model.parameters(), 2e-3)
+    steps = epochs * len(task.calibration) // 32
+    optimizer = torch.optim.Adam(session.model.parameters(), 1e-3)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     for _ in range(epochs):
-        for batch in task.calibration[torch.randperm(len(task.calibration), generator=generator)].split(64):
+        for batch in task.calibration[torch.randperm(len(task.calibration), generator=generator)].split(32):
             x = augmented(batch, generator)
             with torch.no_grad():
                 target = task.model(x).softmax(1)

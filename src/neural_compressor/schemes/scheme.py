@@ -209,7 +209,12 @@ class OpScheme:
 
     def _check_rounding(self) -> None:
         special = self.weight is not None and self.weight.rounding != "even"
-        if self.weight is not None and special and self.method is not None and self.method.name != RTN.name:
+        if (
+            self.weight is not None
+            and special
+            and self.method is not None
+            and self.method.name not in (RTN.name, "qat")
+        ):
             raise ConfigError(
                 f"the method {self.method} chooses codes itself, and the weight is to be rounded {self.weight.rounding!r}; "
                 "use rtn, or ties to even"

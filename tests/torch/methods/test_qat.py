@@ -116,13 +116,13 @@ def test_the_gradient_of_a_learned_step_is_that_of_lsq():
     weight = torch.tensor([[0.31, -0.87, 5.0, -9.0]])
     with torch.no_grad():
         model[0].parametrizations["weight"].original.copy_(weight)
-        rounding.step.fill_(0.5)
+        rounding.first.fill_(0.5)
     model[0].weight.sum().backward()
     low, high, expected = -8, 7, 0.0
     for value in weight.flatten().tolist():
         steps = value / 0.5
         expected += low if steps <= low else high if steps >= high else round(steps) - steps
-    expected /= np.sqrt(4 * high)
+    expected /= np.sqrt(4 * high) * 0.5  # what is trained is the ratio to the first step
     assert float(rounding.step.grad) == pytest.approx(expected, rel=1e-5)
     outside = [low <= value / 0.5 <= high for value in weight.flatten().tolist()]
     assert model[0].parametrizations["weight"].original.grad.flatten().tolist() == [float(inside) for inside in outside]
@@ -134,7 +134,7 @@ def test_learned_ranges_come_out_as_scale_and_zero_point():
     session.model(torch.rand(64, 16) * 3 - 1)
     rounding = session.model[0].activation_rounding
     with torch.no_grad():
-        rounding.steps[0].fill_(0.0125)
+        rounding.steps[0].fill_(0.0125 / float(rounding._first[0]))
         rounding.zeros[0].fill_(77.4)
     new = session.finish()
     assert float(new[0].input_scale) == pytest.approx(0.0125)

@@ -47,12 +47,20 @@ def _straight_through(x: Tensor, rounded: Tensor) -> Tensor:
     return x + (rounded - x).detach()
 
 
-def _scaled_gradient(x: Tensor, factor: float) -> Tensor:
-    return x * factor + (x * (1 - factor)).detach()
+def _scaled_gradient(x: Tensor, factor: float | Tensor) -> Tensor:
+    scaled = x * factor
+    return x.detach() + (scaled - scaled.detach())
 
 
-def _positive(step: Tensor) -> Tensor:
-    return step.abs().clamp(min=torch.finfo(step.dtype).tiny)
+def _learned_step(first: Tensor, ratio: Tensor, values: float, scheme: TensorScheme) -> Tensor:
+    """``first * ratio``, positive, with the gradient of LSQ for ``values`` numbers that share a step.
+
+    What is trained is the ratio to the first step. Optimizers that move all parameters alike, such as Adam, then change a
+    step by a share of it; for plain descent its gradient is divided by the first step, so that the step moves as in LSQ.
+    """
+    factor = 1 / math.sqrt(values * _largest_code(scheme))
+    first = first.clamp(min=1e-6)
+    return first * _scaled_gradient(ratio, factor / first**2).abs().clamp(min=1e-6)
 
 
 class WeightRounding(nn.Module):
@@ -94,15 +102,16 @@ class LearnedWeightRounding(WeightRounding):
         else:
             found = rtn(matrix, scheme, search="mse", full_range=False).qparams
         assert isinstance(found.scale, Tensor)
-        self.step = nn.Parameter(found.scale.detach().to(weight.device, torch.float32).clone())
+        self.first: Tensor
+        self.register_buffer("first", found.scale.detach().to(weight.device, torch.float32).clone())
         self.register_buffer("zero_point", found.zero_point)
-        per_scale = matrix.numel() / max(1, self.step.numel())
-        self._factor = 1 / math.sqrt(per_scale * _largest_code(scheme))
+        self.step = nn.Parameter(torch.ones_like(self.first))
 
     @property
     def qparams(self) -> QParams:
         """Scales and zero points."""
-        return QParams(_positive(_scaled_gradient(self.step, self._factor)), self.zero_point)
+        values = math.prod(self.layout.matrix_shape) / max(1, self.step.numel())
+        return QParams(_learned_step(self.first, self.step, values, self.layout.weight_scheme), self.zero_point)
 
     def forward(self, weight: Tensor) -> Tensor:
         scheme, qparams, matrix = self.layout.weight_scheme, self.qparams, self.layout.to_matrix(weight)
@@ -119,7 +128,7 @@ class LearnedWeightRounding(WeightRounding):
 
     def array(self, weight: Tensor) -> QuantizedArray:
         scheme, matrix = self.layout.weight_scheme, self.layout.to_matrix(weight.detach()).float()
-        qparams = QParams(_positive(self.step.detach()), self.zero_point)
+        qparams = QParams(self.qparams.scale.detach(), self.zero_point)  # type: ignore[union-attr]
         if not scheme.pair_safe:
             return quantize_with(matrix, scheme, qparams)
         codes = pair_safe_codes(matrix, qparams.scale, self.layout.pairs())
@@ -209,6 +218,7 @@ class LearnedActivationRounding(ActivationRounding):
         self.zeros = nn.ParameterList(
             [nn.Parameter(torch.zeros((), device=device)) for _ in range(tensors if moves else 0)]
         )
+        self._first: dict[int, Tensor] = {}
         self._fixed: dict[int, Tensor | None] = {}
 
     @torch.no_grad()
@@ -218,14 +228,14 @@ class LearnedActivationRounding(ActivationRounding):
         super()._observe(index, x)
         low, high = self.observers[index].range(self.scheme)
         found = choose_qparams(low, high, self.scheme)
-        self.steps[index].fill_(float(found.scale))  # type: ignore[arg-type]
+        self._first[index] = torch.as_tensor(found.scale).to(x.device, torch.float32)
         zero = None if found.zero_point is None else torch.as_tensor(found.zero_point).to(x.device, torch.float32)
         if len(self.zeros) and zero is not None:
             self.zeros[index].copy_(zero)
         self._fixed[index] = zero
 
-    def _qparams(self, index: int) -> tuple[Tensor, Tensor | None]:
-        step = _positive(self.steps[index])
+    def _qparams(self, index: int, values: int = 1) -> tuple[Tensor, Tensor | None]:
+        step = _learned_step(self._first[index], self.steps[index], values, self.scheme)
         if not len(self.zeros):
             return step, self._fixed[index]
         low, high = integer_limits(self.scheme)
@@ -233,10 +243,9 @@ class LearnedActivationRounding(ActivationRounding):
         return step, _straight_through(zero, zero.round())
 
     def _rounded(self, index: int, x: Tensor) -> Tensor:
-        step, zero = self._qparams(index)
-        factor = 1 / math.sqrt(x.numel() * _largest_code(self.scheme))
-        step = _scaled_gradient(step, factor)
-        zero = zero if zero is None or not len(self.zeros) else _scaled_gradient(zero, factor)
+        step, zero = self._qparams(index, x.numel())
+        if zero is not None and len(self.zeros):
+            zero = _scaled_gradient(zero, 1 / math.sqrt(x.numel() * _largest_code(self.scheme)))
         return (_on_grid(x.float() / step, self.scheme, zero) * step).to(x.dtype)
 
     def ranges(self) -> list[tuple[Any, Any]]:

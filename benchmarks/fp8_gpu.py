@@ -1,6 +1,6 @@
 """FP8 on a GPU: a block of an 8B Llama, compiled, in bfloat16 and in our fp8 layers, static and dynamic.
 
-Usage: ``python benchmarks/fp8_gpu.py [--tokens 4096 512 16 1] [--seconds 150]``.
+Usage: ``python benchmarks/fp8_gpu.py [--tokens 4096 512 16 1] [--seconds 140]``.
 
 Weights are random. Both sides are compiled with ``torch.compile`` and timed as CUDA graphs, in turns, so that the time of
 the host does not count. Inductor fuses the quantization of activations into the normalisation, or the product, before it.
@@ -218,7 +218,7 @@ def measure(tokens: int, joined: bool, kinds: list[str], started: float, seconds
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tokens", type=int, nargs="+", default=[4096, 512, 16, 1])
-    parser.add_argument("--seconds", type=float, default=150.0, help="no cell is started later than this")
+    parser.add_argument("--seconds", type=float, default=140.0, help="no cell is started later than this")
     given = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("this benchmark needs an NVIDIA GPU")

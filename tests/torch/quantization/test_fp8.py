@@ -15,9 +15,13 @@ from neural_compressor.torch.quantization import (
     FP8Config,
     RTNConfig,
     StaticQuantConfig,
+    TuningConfig,
+    autotune,
     convert,
     finalize_calibration,
+    load,
     prepare,
+    save,
 )
 from neural_compressor.torch.quantization.config.fp8_scales import SCALE_METHODS
 
@@ -139,6 +143,30 @@ def test_devices_have_scales_of_their_own(net, data):
     backed = quantized(net, FP8Config(scale_method="maxabs_arbitrary", scale_params={"input_backoff": 1.0}), data)
     seen = float(inputs_of(net, "fc", data).abs().max())
     assert float(backed.fc.input_scale) == pytest.approx(seen / 448, rel=1e-5)
+
+
+def test_saved_and_loaded_it_is_the_same(net, data, tmp_path):
+    model = quantized(net, FP8Config(scale_method="act_maxabs_hw_weights_pcs_opt_pow2"), data)
+    save(model, tmp_path / "m")
+    again = load(tmp_path / "m", net)
+    same(again, model)
+    assert again.fc.scheme == model.fc.scheme
+    with torch.no_grad():
+        torch.testing.assert_close(again(data[0]), model(data[0]), rtol=0, atol=0)
+
+
+def test_scale_methods_are_a_space_to_tune_over(net, data):
+    methods = ["unit_scale", "maxabs_hw"]
+    tune = TuningConfig(config_set=FP8Config(scale_method=methods), tolerable_loss=0.5, max_trials=2)
+    with torch.no_grad():
+        expected = net(data[0])
+        best = autotune(
+            net,
+            tune,
+            eval_fn=lambda model: 1 - float((model(data[0]) - expected).norm() / expected.norm()),
+            run_fn=lambda model: [model(x) for x in data],
+        )
+    assert best.fc.scheme.activation.scaling.value in ("unit", "maxabs")
 
 
 # -- runs ---------------------------------------------------------------------------------------------------------------

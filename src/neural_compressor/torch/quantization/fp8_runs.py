@@ -83,8 +83,8 @@ class FP8Run:
 
     @property
     def _writes(self) -> bool:
-        """AUTO leaves statistics behind where the path is said."""
-        return self.config.measure and (self.config.mode != "AUTO" or "dump_stats_path" in self.config.model_fields_set)
+        """AUTO leaves statistics behind where a path of its own is said."""
+        return self.config.measure and (self.config.mode != "AUTO" or bool(self.config.changed("dump_stats_path")))
 
     def begin(self, execution: Execution) -> None:
         """Start of calibration, when ``execution`` listens: statistics for files and of caches."""

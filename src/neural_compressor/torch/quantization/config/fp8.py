@@ -219,7 +219,7 @@ class FP8Config(ComposableConfig):
     def check_model(self, kinds: Collection[str], devices: Collection[str]) -> None:
         """Refuse what the types of the model's parameters, or the devices they are on, contradict."""
         wanted = _HIGH_PRECISION[self.hp_dtype]
-        if "hp_dtype" in self.model_fields_set and kinds and wanted not in kinds:
+        if self.changed("hp_dtype") and kinds and wanted not in kinds:
             raise ConfigError(
                 f"FP8Config.hp_dtype: got {self.hp_dtype!r}, and the model computes in {', '.join(sorted(kinds))}: bring it "
                 f"to torch.{wanted} first, or leave hp_dtype out"
@@ -270,7 +270,7 @@ class FP8Config(ComposableConfig):
         method = values["scale_method"]
         if isinstance(method, str) and SCALE_METHODS[method].dynamic:
             values = cls._with(values, {"dynamic_quantization": True}, given, f"scale_method {method!r}")
-        elif values["dynamic_quantization"] and "scale_method" not in given:
+        elif values["dynamic_quantization"] and method == STATIC and "scale_method" not in given:
             values = {**values, "scale_method": DYNAMIC}
         if values["observer"] in ("save", "shape") and values["mode"] == "AUTO":
             raise ConfigError(

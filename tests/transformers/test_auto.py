@@ -35,6 +35,37 @@ def test_quantize_save_and_load(folder, tmp_path):
     assert calibrated.quantization.plan
 
 
+def test_however_a_model_came_it_decodes_with_the_bits_of_its_own_code(folder, tmp_path):
+    from neural_compressor.torch.modules.direct_forward import DirectForward, run_as_written
+    from neural_compressor.torch.modules.norm_forward import NormForward
+    from neural_compressor.transformers import AutoModelForCausalLM, RtnConfig
+
+    made = AutoModelForCausalLM.from_pretrained(folder, quantization_config=RtnConfig(bits=4, group_size=32))
+    made.save_pretrained(tmp_path / "int4")
+    converted, kept = (AutoModelForCausalLM.from_pretrained(tmp_path / "int4") for _ in range(2))
+    for model in (made, converted, kept):
+        steps = [_decoded(model) for _ in range(2)]
+        forwards = [vars(module).get("forward") for module in model.modules()]
+        assert [sum(isinstance(f, kind) and f.active for f in forwards) for kind in (DirectForward, NormForward)] == [
+            2,
+            5,
+        ]
+        run_as_written(model)
+        steps += [_decoded(model) for _ in range(2)]
+        assert all(torch.equal(step, steps[0]) for step in steps)
+
+
+@torch.no_grad()
+def _decoded(model):
+    out = model(torch.arange(5)[None], use_cache=True)
+    steps = []
+    for _ in range(4):
+        token = out.logits[:, -1:].argmax(-1)
+        out = model(token, past_key_values=out.past_key_values, use_cache=True)
+        steps.append(out.logits)
+    return torch.stack(steps)
+
+
 def test_the_data_of_the_config_serves_for_calibration(folder):
     from neural_compressor.transformers import AutoModelForCausalLM, GPTQConfig
 

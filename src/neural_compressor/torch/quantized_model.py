@@ -13,6 +13,7 @@ from neural_compressor.errors import NeuralCompressorError, QuantizationError
 from neural_compressor.schemes import OpKey, OpScheme, Plan, QuantizedArray
 from neural_compressor.torch.modules import QuantModule, quantized_module
 from neural_compressor.torch.modules.build import replace_module
+from neural_compressor.torch.modules.direct_forward import run_as_written, run_directly
 from neural_compressor.torch.modules.input_change import InputChange
 from neural_compressor.torch.modules.relay import Relays, relay, relayed, restore
 from neural_compressor.torch.modules.weighted import WeightedModule
@@ -45,6 +46,7 @@ def build(
     found for ops, of which the others are rounded to nearest. ``changes`` say by name of op what it does to its input first,
     ``reasons`` are of ops that are not in the plan.
     """
+    run_as_written(model)
     missed, ops = dict(missed or {}), dict[OpKey, OpScheme]()
     reasons = {key: why for key, why in reasons.items() if key not in plan}
     for key, scheme in plan.items():
@@ -66,6 +68,7 @@ def build(
     new = _replaced(model, ops, structure, make)
     done = replace(plan, ops={key: scheme for key, scheme in plan.items() if key not in missed})
     new.quantization = Quantization(done, structure, {**reasons, **missed}, relayed(new))  # type: ignore[assignment]
+    run_directly(new)
     return new
 
 
@@ -73,7 +76,9 @@ def hand_on_integers(model: nn.Module, example: Any) -> nn.Module:
     """Have the static int8 ops of a quantized float32 ``model`` hand outputs on in int8, checked on ``example`` inputs."""
     schemes = [module.scheme for module in model.modules() if isinstance(module, QuantModule)]
     if any(s.mode == "static" and s.activation is not None and s.activation.dtype.is_integer for s in schemes):
+        run_as_written(model)
         model.quantization.relays = relay(model.eval(), example)  # type: ignore[union-attr]
+        run_directly(model)
     return model
 
 
@@ -96,6 +101,7 @@ def rebuild(model: nn.Module, done: Quantization, tensors: Mapping[str, torch.Te
     new = _replaced(model, ops, done.structure, make)
     new.quantization = done  # type: ignore[assignment]
     restore(new, done.relays)
+    run_directly(new)
     return new.eval(), used
 
 

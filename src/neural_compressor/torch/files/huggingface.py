@@ -20,6 +20,7 @@ from neural_compressor.torch.files.checkpoint import load_model, save_model
 from neural_compressor.torch.files.checkpoint_layers import module_of
 from neural_compressor.torch.files.fused_experts import fused_experts, stack_of
 from neural_compressor.torch.modules.build import replace_module
+from neural_compressor.torch.modules.direct_forward import run_directly
 from neural_compressor.torch.modules.kv_cache import attach_kv_scales
 from neural_compressor.torch.passes.fold import Structure
 from neural_compressor.torch.quantized_model import Quantization
@@ -159,4 +160,5 @@ def _convert(folder: Path, model: nn.Module, dtype: torch.dtype | None) -> nn.Mo
     left = {**skipped, **not_weight_only(model, ops)}
     left = {key: why for key, why in left.items() if key not in schemes}
     model.quantization = Quantization(Plan(schemes), Structure(), left)  # type: ignore[assignment]
+    run_directly(model)
     return model

@@ -55,7 +55,7 @@ class SharedInput:
             self._is_open = False
             found = [other for other in (reference() for reference in self._seen_with or ()) if other is not None]
             if len(found) > 1 and found[0] is layer:
-                _join(found)
+                join(found)
             product = self._product
         if product is None or rows > product.most_rows:
             return None
@@ -73,6 +73,11 @@ class SharedInput:
     def join(self, product: SharedProduct, place: int) -> None:
         """Take outputs from ``product``."""
         self._product, self._place, self._is_open = product, place, False
+
+    @property
+    def product(self) -> SharedProduct | None:
+        """The product that serves the layer and others."""
+        return self._product
 
     @property
     def is_joined(self) -> bool:
@@ -95,13 +100,17 @@ class SharedProduct:
         """Those of the layers that still exist."""
         return [layer for layer in (reference() for reference in self._layers) if layer is not None]
 
+    def parts(self, x: Tensor, layer: WeightOnlyLinear) -> Sequence[Tensor]:
+        """The products of ``x`` with the weight of each layer; ``layer`` is any of them."""
+        parts = self._run(self._packed, layer.turned(x)).split_with_sizes(self._sizes, -1)
+        return parts if x.numel() == self._inputs else [part.contiguous() for part in parts]
+
     def outputs(self, place: int, x: Tensor, layer: WeightOnlyLinear) -> Tensor | None:
         """The product of ``x`` with the weight of the layer at ``place``; None where layers do not come for theirs."""
         waiting, content = self._waiting, _content(x)
         if not waiting.outputs:
-            parts = self._run(self._packed, layer.turned(x)).split_with_sizes(self._sizes, -1)
             waiting.content = content
-            waiting.outputs = dict(enumerate(parts if x.numel() == self._inputs else [p.contiguous() for p in parts]))
+            waiting.outputs = dict(enumerate(self.parts(x, layer)))
         elif waiting.content != content:
             waiting.outputs = {}
         return waiting.outputs.pop(place, None)
@@ -139,8 +148,8 @@ class _Recent(threading.local):
 _recent = _Recent()
 
 
-def _join(layers: Sequence[WeightOnlyLinear]) -> None:
-    """Give layers one product, as far as they fit the first of them."""
+def join(layers: Sequence[WeightOnlyLinear]) -> None:
+    """Give layers that read one input one product, as far as they fit the first of them."""
     kernel, changes = layers[0].low_bit_kernel, layers[0].input_changes()
     fitting = [
         layer

@@ -215,6 +215,7 @@ class WeightOnlyLinear(WeightedModule):
         self._settle()
 
     def _settle(self) -> None:
+        self._settled = object()
         self.forget_prepacked()
         stored = self.stored_weight()
         self._settle_input()
@@ -277,13 +278,22 @@ class WeightOnlyLinear(WeightedModule):
             y = self._float_product(input, leaving)
         else:
             shared = self.shared_input.outputs(self, input, rows)
-            y = self._alone(input) if shared is None else shared
+            y = self.low_bit_product(input) if shared is None else shared
+        return self.finished(y, input.dtype)
+
+    def low_bit_product(self, input: Tensor) -> Tensor:
+        """The product of at most :attr:`most_rows` rows with the weight of this layer alone."""
+        assert self._low_bit is not None
+        return self._low_bit.run(self.prepacked(), self.turned(input))
+
+    def finished(self, y: Tensor, dtype: torch.dtype) -> Tensor:
+        """The output of the layer, of the product."""
         if (bias := self._buffers["bias"]) is not None:
             y = y + bias
         if self.scheme.output is not None:
             y = self._as_output(y)
-        if y.dtype is not input.dtype:
-            y = y.to(input.dtype)
+        if y.dtype is not dtype:
+            y = y.to(dtype)
         return y.relu() if self.relu else y
 
     def empty_outputs(self, inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -293,10 +303,6 @@ class WeightOnlyLinear(WeightedModule):
         (x,), (gradient,) = inputs, gradients
         gradient = gradient * (self.forward(x) > 0) if self.relu else gradient
         return [(gradient.float() @ self.dequantized_weight().float()).to(x.dtype)]
-
-    def _alone(self, input: Tensor) -> Tensor:
-        assert self._low_bit is not None
-        return self._low_bit.run(self.prepacked(), self.turned(input))
 
     def _float_product(self, input: Tensor, leaving: bool) -> Tensor:
         rows = input if input.dim() == 2 else input.reshape(-1, self.in_features)

@@ -248,8 +248,9 @@ class Guards:
         self._hooks = [vars(m)[name] for m in modules if m is not root for name in _HOOKS]
         self._hooks += [torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks]
         self._kernels = [(vars(m), m._settled) for m in modules if isinstance(m, QuantModule)]
-        self._attributes = [(vars(m), _recorded(m)) for m in modules if not isinstance(m, QuantModule)]
-        self._children = [(vars(m)["_modules"], dict(m._modules)) for m in traced.inlined]
+        attributes = [(vars(m), _recorded(m)) for m in modules if not isinstance(m, QuantModule)]
+        children = [(vars(m)["_modules"], dict(m._modules)) for m in traced.inlined]
+        self._now, self._then = map(list, zip(*attributes, *children, strict=True))
 
     def unhooked(self) -> bool:
         """Whether nothing listens to the modules inside."""
@@ -258,11 +259,10 @@ class Guards:
     def hold(self) -> bool:
         """Whether everything is as it was when the graph was traced."""
         try:
-            return (
-                all(now["_settled"] is then for now, then in self._kernels)
-                and all(now == then for now, then in self._attributes)
-                and all(now == then for now, then in self._children)
-            )
+            for now, then in self._kernels:
+                if now["_settled"] is not then:
+                    return False
+            return self._now == self._then
         except (RuntimeError, ValueError):  # a tensor or an array became another
             return False
 

@@ -141,6 +141,16 @@ def test_hooks_inside_are_called():
     assert seen == [(1, 128)]
 
 
+def test_another_forward_of_a_layer_is_the_one_that_runs():
+    model, x = quantized(Gated()), torch.randn(1, WIDTH)
+    for _ in range(2):  # before it is traced, and after
+        model.part.up.forward = lambda x: x.new_zeros(*x.shape[:-1], 128)
+        assert torch.equal(model(x), x)
+        del model.part.up.forward
+        assert not torch.equal(model(x), x)
+        assert forward_of(model).active
+
+
 def test_who_watches_operators_sees_those_of_the_own_forward():
     model, x = quantized(Gated()), torch.randn(1, WIDTH)
     plain = as_written(model)

@@ -55,7 +55,7 @@ class SharedInput:
             self._is_open = False
             found = [other for other in (reference() for reference in self._seen_with or ()) if other is not None]
             if len(found) > 1 and found[0] is layer:
-                join(found)
+                _join(found)
             product = self._product
         if product is None or rows > product.most_rows:
             return None
@@ -148,8 +148,8 @@ class _Recent(threading.local):
 _recent = _Recent()
 
 
-def join(layers: Sequence[WeightOnlyLinear]) -> None:
-    """Give layers that read one input one product, as far as they fit the first of them."""
+def _join(layers: Sequence[WeightOnlyLinear]) -> None:
+    """Give layers one product, as far as they fit the first of them."""
     kernel, changes = layers[0].low_bit_kernel, layers[0].input_changes()
     fitting = [
         layer

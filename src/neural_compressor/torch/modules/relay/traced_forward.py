@@ -20,7 +20,7 @@ from torch.nn.modules import dropout
 from neural_compressor.torch.batches import tensors_in
 from neural_compressor.torch.modules.object_forward import ObjectForward
 from neural_compressor.torch.modules.relay.emission import Shape
-from neural_compressor.torch.modules.relay.tracing import Guards, Traced, TraceError, trace
+from neural_compressor.torch.modules.relay.tracing import Guards, Traced, TraceError, is_replaced, trace
 
 _LOG = logging.getLogger(__name__)
 _TRACING = threading.RLock()
@@ -112,7 +112,7 @@ class TracedForward(ObjectForward):
     def _first(
         self, tensors: Sequence[Tensor], names: tuple[str, ...], args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Any:
-        if any(m._forward_hooks or m._forward_pre_hooks for m in self.module.modules() if m is not self.module):
+        if any(is_replaced(m) for m in self.module.modules() if m is not self.module):
             return self.own(*args, **kwargs)
         if torch.is_grad_enabled() and any(p.requires_grad for p in self.module.parameters()):
             return self.own(*args, **kwargs)
@@ -137,7 +137,7 @@ class TracedForward(ObjectForward):
             traced = trace(self.module, names)
             guards = Guards(traced)
             with torch.no_grad():
-                expected = self.own(*args, **kwargs)
+                expected = self._expected(args, kwargs)
                 self._run, result = self._compile(traced, tensors, expected)
         except TraceError as error:
             if not self.trusted:  # else it is this call that is unlike those before, and the next may not be
@@ -147,6 +147,10 @@ class TracedForward(ObjectForward):
         self._guards, self._given, self._ranks = guards, names, tuple(t.dim() for t in tensors)
         self.opaque = tuple(traced.opaque)
         return result
+
+    def _expected(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """What the module's own forward gives."""
+        return self.own(*args, **kwargs)
 
     def _compile(self, traced: Traced, tensors: Sequence[Tensor], expected: Any) -> tuple[Callable[..., Any], Any]:
         """The function to run in place of the forward, and what it gives for ``tensors``; TraceError where there is none."""

@@ -238,6 +238,12 @@ _CONTENT = ("_modules", "_parameters", "_buffers")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 
+def is_replaced(module: nn.Module) -> bool:
+    """Whether someone listens to a module, or has set another forward on a quantized one."""
+    hooked = module._forward_hooks or module._forward_pre_hooks
+    return bool(hooked) or (isinstance(module, QuantModule) and "forward" in vars(module))
+
+
 class Guards:
     """Cheap to ask at every call: dictionaries are compared as wholes, their values by identity first."""
 
@@ -253,7 +259,10 @@ class Guards:
         self._now, self._then = map(list, zip(*attributes, *children, strict=True))
 
     def unhooked(self) -> bool:
-        """Whether nothing listens to the modules inside."""
+        """Whether nothing listens to the modules inside, or stands in for quantized ones."""
+        for now, _ in self._kernels:
+            if "forward" in now:
+                return False
         return not any(self._hooks)
 
     def hold(self) -> bool:

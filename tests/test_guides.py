@@ -81,6 +81,20 @@ def test_mx():
     assert layers.lm_head.scheme.weight.dtype.name == "mxfp8_e4m3"
 
 
+@pytest.mark.slow
+def test_pt2e(tmp_path, monkeypatch):
+    """Compiles, and so takes its time."""
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(64, 4)).eval()
+    calibration = [torch.randn(2, 4, 8, 8) for _ in range(2)]
+    names = {"model": model, "example_inputs": calibration[0], "calibration": calibration}
+    for code in blocks("pt2e.md"):
+        exec(compile(code, "docs/pt2e.md", "exec"), names)
+        torch.testing.assert_close(names["opt_model"](calibration[1]), model(calibration[1]), rtol=0, atol=0.1)
+    assert all(op.mode == "static" for op in names["opt_model"].lowering)
+
+
 def test_pytorch_int8(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)

@@ -100,9 +100,9 @@ def save_model(model: nn.Module, path: str | Path) -> None:
             "reasons": [[*key, reason] for key, reason in done.reasons.items()],
             "relays": asdict(done.relays),
             "aliases": aliases,
-            "sha256": _sha256(folder / WEIGHTS),
+            "sha256": sha256(folder / WEIGHTS),
         }
-        config["checksum"] = _checksum(config)
+        config["checksum"] = checksum(config)
         (folder / CONFIG).write_text(json.dumps(config, indent=1), encoding="utf-8")
 
 
@@ -111,7 +111,7 @@ def load_model(path: str | Path, model: nn.Module) -> nn.Module:
     path = path_of(path, "load")
     require_module(model, "load")
     config = _read_config(path / CONFIG)
-    tensors = _read_tensors(path, config)
+    tensors = read_tensors(path, config.sha256)
     structure = Structure(**config.structure.model_dump())
     reasons = {(name, kind): reason for name, kind, reason in config.reasons}
     done = Quantization(_read_plan(config, path / CONFIG), structure, reasons, _read_relays(config.relays))
@@ -211,21 +211,33 @@ class _StoredConfig(_Part):
     checksum: str = ""
 
 
-def _read_config(file: Path) -> _StoredConfig:
+def stored_format(path: Path) -> str:
+    """Which format the folder ``path`` is in, as it says itself; nothing where it does not."""
+    file = path / CONFIG
+    return str(read_json(file).get("format", "")) if file.is_file() else ""
+
+
+def read_checked(file: Path, format: str, newest: int, unchecked: int = 0) -> dict[str, Any]:
+    """What the configuration ``file`` says, its format, version and checksum checked; version ``unchecked`` has none."""
     if not file.parent.is_dir():
         raise FormatError(f"{file.parent} is not a folder with a quantized model")
     config = read_json(file)
-    if config.get("format") != FORMAT:
+    if config.get("format") != format:
         raise FormatError(f"{file} is not the configuration of a quantized PyTorch model")
     version = config.get("version")
-    if not isinstance(version, int) or isinstance(version, bool) or not 1 <= version <= VERSION:
-        raise FormatError(f"{file} has version {version!r}; this release reads versions 1 to {VERSION}")
-    if version == 1:
+    if not isinstance(version, int) or isinstance(version, bool) or not 1 <= version <= newest:
+        raise FormatError(f"{file} has version {version!r}; this release reads versions 1 to {newest}")
+    if version == unchecked:
         logger.info("%s is of an earlier release and has no checksum of its own: changes to it would not be seen", file)
-    elif config.get("checksum") != _checksum(config):
+    elif config.get("checksum") != checksum(config):
         raise FormatError(
             f"{file} was changed after it was written: its checksum is another; restore it or quantize again"
         )
+    return config
+
+
+def _read_config(file: Path) -> _StoredConfig:
+    config = read_checked(file, FORMAT, VERSION, unchecked=1)
     try:
         return _StoredConfig.model_validate_json(json.dumps(config))
     except ValidationError as error:
@@ -234,7 +246,7 @@ def _read_config(file: Path) -> _StoredConfig:
         raise FormatError(f"{file}: {where}: {first['msg']}, got {str(first['input'])[:80]!r}") from error
 
 
-def _checksum(config: Mapping[str, Any]) -> str:
+def checksum(config: Mapping[str, Any]) -> str:
     """Of all that the configuration says, the checksum of the tensors included."""
     said = {name: value for name, value in config.items() if name != "checksum"}
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
@@ -256,10 +268,11 @@ def _read_relays(stored: _StoredRelays | dict[str, str]) -> Relays:
     return Relays(sorted({op.rpartition(".")[0] for op in stored}))
 
 
-def _read_tensors(path: Path, config: _StoredConfig) -> dict[str, torch.Tensor]:
+def read_tensors(path: Path, digest: str) -> dict[str, torch.Tensor]:
+    """The tensors of the folder ``path``, of which ``digest`` is the checksum."""
     file = path / WEIGHTS
     try:
-        if _sha256(file) != config.sha256:
+        if sha256(file) != digest:
             raise FormatError(
                 f"{file} is damaged: its checksum is not the one in {CONFIG}; restore it or quantize again"
             )
@@ -268,7 +281,8 @@ def _read_tensors(path: Path, config: _StoredConfig) -> dict[str, torch.Tensor]:
         raise FormatError(f"{file} cannot be read: {error}") from error
 
 
-def _sha256(file: Path) -> str:
+def sha256(file: Path) -> str:
+    """The checksum of a file."""
     digest = hashlib.sha256()
     with open(file, "rb") as stream:
         while chunk := stream.read(1 << 20):

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from torch import nn
+from torch.fx import GraphModule
 
 from neural_compressor.adaptor.tensor_options import OpConfig
 from neural_compressor.algorithms import needs_data
@@ -19,8 +20,12 @@ from neural_compressor.schemes import OpKey, OpScheme, Pass, Plan
 from neural_compressor.torch.capability import PyTorchQuery, opwise
 from neural_compressor.torch.executor import FOLD, check
 from neural_compressor.torch.passes.model_pass import PASSES
+from neural_compressor.torch.pt2e.exported import is_exported
+from neural_compressor.torch.pt2e.ops import BIAS_CORRECTION, find_graph_ops, graph_opwise
 from neural_compressor.torch.quantization.config import FP8Config
 from neural_compressor.torch.structure.ops import find_ops, is_parameter, not_weight_only
+
+_NOT_ALONE = "in an exported graph weights are not quantized alone; give the configuration the eager model"
 
 
 def plan_for(model: nn.Module, config: Any) -> tuple[Plan, dict[OpKey, str]]:
@@ -32,15 +37,21 @@ def plan_for(model: nn.Module, config: Any) -> tuple[Plan, dict[OpKey, str]]:
     if not isinstance(config, Composition):
         what = f"the class {config.__name__}" if isinstance(config, type) else f"a {type(config).__name__}"
         raise ConfigError(f"quant_config is {what}; expected a configuration such as RTNConfig()")
-    found, left = find_ops(model)
+    is_graph = is_exported(model)
+    found: Mapping[OpKey, Any]
+    if isinstance(model, GraphModule) and is_graph:
+        found, left = find_graph_ops(model)
+        resolver = _Resolver(model, graph_opwise(found), dict.fromkeys(found, _NOT_ALONE))
+    else:
+        found, left = find_ops(model)
+        with_head = any(getattr(part, "quant_lm_head", False) for part in config.parts)
+        resolver = _Resolver(model, opwise(PyTorchQuery(), found), not_weight_only(model, found, with_head))
     assigned = config.assign(dict(found.keys()))
     for part in config.parts:
         if isinstance(part, FP8Config):
             part.check_ops(found)
             floats = [p for p in model.parameters() if p.is_floating_point()]
             part.check_model({str(p.dtype).removeprefix("torch.") for p in floats}, {p.device.type for p in floats})
-    with_head = any(getattr(part, "quant_lm_head", False) for part in config.parts)
-    resolver = _Resolver(model, found, not_weight_only(model, found, with_head))
     ops: dict[OpKey, OpScheme] = {}
     refused: dict[int, tuple[Claim[ComposableConfig], str]] = {}
     served: set[int] = set()
@@ -70,8 +81,9 @@ def plan_for(model: nn.Module, config: Any) -> tuple[Plan, dict[OpKey, str]]:
     if not ops:
         raise _nothing(model, bool(found), [reason for _, reason in refused.values()])
     static = any(map(_is_static_integer, ops.values()))
-    plan = Plan(ops, passes=_passes(steps, ops, (FOLD,) if static else ()))
-    check(model, plan)
+    plan = Plan(ops, passes=_passes(steps, ops, ((BIAS_CORRECTION if is_graph else FOLD),) if static else ()))
+    if not is_graph:
+        check(model, plan)
     return plan, left
 
 
@@ -105,9 +117,10 @@ def _nothing(model: nn.Module, has_ops: bool, reasons: list[str]) -> ConfigError
 class _Resolver:
     """Asks for the schemes of the ops of a model, each kind of question once."""
 
-    def __init__(self, model: nn.Module, ops: Mapping[OpKey, nn.Module], not_alone: Mapping[OpKey, str]) -> None:
-        self._model, self._not_alone = model, not_alone
-        self._configs: dict[OpKey, list[OpConfig]] = opwise(PyTorchQuery(), ops)
+    def __init__(
+        self, model: nn.Module, configs: Mapping[OpKey, list[OpConfig]], not_alone: Mapping[OpKey, str]
+    ) -> None:
+        self._model, self._configs, self._not_alone = model, configs, not_alone
         self._spaces: dict[tuple[int, Request], OpSpace] = {}
 
     def scheme(self, key: OpKey, given: Assignment[ComposableConfig]) -> tuple[OpScheme | None, str]:

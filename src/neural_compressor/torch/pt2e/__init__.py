@@ -1,0 +1,1 @@
+"""PyTorch 2 export: exported graphs quantized by torchao's flow, compiled by Inductor."""

@@ -1,0 +1,271 @@
+"""Export: a PyTorch model as a graph of ATen operators, with the dimensions that can vary found by the export itself."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import re
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
+
+from neural_compressor.errors import ConfigError, NeuralCompressorError
+from neural_compressor.torch.batches import describe
+from neural_compressor.torch.checks import require_module, require_values
+from neural_compressor.torch.hooks import evaluating
+from neural_compressor.torch.pt2e.exported import Exported, FixedDimension, InputTensor, exported_of, mark
+
+logger = logging.getLogger("neural_compressor")
+
+_aten = torch.ops.aten
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def export(model: nn.Module, example_inputs: Any, dynamic_shapes: Any = None) -> nn.Module:
+    """``model`` as a graph for ``prepare``, ``convert`` and ``torch.compile``.
+
+    ``example_inputs`` is a tensor, a tuple of positional arguments, a dict of keyword arguments or ``(args, kwargs)``.
+    Without ``dynamic_shapes`` (as :func:`torch.export.export` takes them) batch and sequence dimensions vary if the model
+    lets them; those that could not are logged, and are the attribute ``fixed_dimensions`` of the result. A decoder of
+    transformers is exported without its cache.
+
+    A model that cannot be exported is returned as it is, with the reason logged: ``prepare`` and ``convert`` then run it on
+    eager kernels.
+
+    >>> exported = export(nn.Sequential(nn.Linear(4, 2), nn.ReLU()), torch.ones(1, 4))
+    >>> exported(torch.ones(3, 4)).shape
+    torch.Size([3, 2])
+    """
+    require_module(model, "export")
+    if exported_of(model) is not None:
+        raise ConfigError("export: the model is exported already; prepare it")
+    require_values(model)
+    given = arguments_of(example_inputs)
+    with ExitStack() as stack:
+        stack.enter_context(evaluating(model))
+        stack.enter_context(_without_cache(model))
+        stack.enter_context(torch.no_grad())
+        _check_runs(model, given)
+        try:
+            program, inputs = _exported(model, given, dynamic_shapes)
+        except NeuralCompressorError:
+            raise
+        except Exception as error:
+            if dynamic_shapes is not None and _is_about_shapes(error):
+                raise ConfigError(f"export: dynamic_shapes do not fit the model: {_first_line(error)}") from error
+            logger.warning(
+                "%s cannot be exported: %s. It is returned as it is: prepare and convert quantize it with eager kernels",
+                type(model).__name__,
+                failure(model, error),
+            )
+            return model
+    new = program.module()
+    _strip_checks(new)
+    _number_padding(new)
+    known = _known(model, program, inputs)
+    for fixed in known.fixed:
+        logger.info("exported %s: %s", type(model).__name__, fixed)
+    return mark(new, known)
+
+
+def arguments_of(example_inputs: Any) -> Inputs:
+    """Example inputs as positional and keyword arguments.
+
+    >>> arguments_of({"a": 1}), arguments_of((1, 2)), arguments_of(((1,), {"b": 2}))
+    (((), {'a': 1}), ((1, 2), {}), ((1,), {'b': 2}))
+    """
+    if example_inputs is None:
+        raise ConfigError(
+            "export: example_inputs is None; give a tensor, a tuple of arguments, or a dict of keyword arguments"
+        )
+    if isinstance(example_inputs, Mapping):
+        return (), dict(example_inputs)
+    if isinstance(example_inputs, (tuple, list)):
+        if len(example_inputs) == 2 and isinstance(example_inputs[0], (tuple, list)):
+            args, kwargs = example_inputs
+            if isinstance(kwargs, Mapping) and all(isinstance(name, str) for name in kwargs):
+                return tuple(args), dict(kwargs)
+        return tuple(example_inputs), {}
+    return (example_inputs,), {}
+
+
+def _check_runs(model: nn.Module, inputs: Inputs) -> None:
+    """Refuse inputs on which the model itself does not run: no export could."""
+    try:
+        model(*inputs[0], **inputs[1])
+    except Exception as error:
+        raise ConfigError(
+            f"export: example_inputs do not fit the model: {describe(inputs)}; it raised {type(error).__name__}: "
+            f"{_first_line(error)}{_where(model, error)}"
+        ) from error
+
+
+def _exported(model: nn.Module, given: Inputs, dynamic_shapes: Any) -> tuple[torch.export.ExportedProgram, Inputs]:
+    """The program, and the inputs it was made with: export takes a size of 1 for a constant, so larger ones come first."""
+    if dynamic_shapes is not None:
+        return torch.export.export(model, *given, dynamic_shapes=dynamic_shapes), given
+    larger = _doubled(model, given)
+    for inputs in [given] if larger is None else [larger, given]:
+        try:
+            return torch.export.export(model, *inputs, dynamic_shapes=_automatic(model, inputs)), inputs
+        except Exception as error:  # noqa: BLE001
+            logger.debug("export of %s with %s: %s", type(model).__name__, describe(inputs), error)
+    return torch.export.export(model, *given), given
+
+
+def _doubled(model: nn.Module, inputs: Inputs) -> Inputs | None:
+    """``inputs`` with two samples where they have one, if the model runs on that."""
+    leaves, spec = pytree.tree_flatten(inputs)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()]
+    if not tensors or any(len(tensor) != 1 for tensor in tensors):
+        return None
+    new = [torch.cat([leaf, leaf]) if isinstance(leaf, Tensor) and leaf.dim() else leaf for leaf in leaves]
+    args, kwargs = pytree.tree_unflatten(new, spec)
+    try:
+        model(*args, **kwargs)
+    except Exception as error:  # noqa: BLE001 - then its batch is fixed
+        logger.debug("%s does not run on two samples: %s", type(model).__name__, error)
+        return None
+    return args, kwargs
+
+
+def _automatic(model: nn.Module, inputs: Inputs) -> Any:
+    """Batch and sequence dimensions left to the export, in the form that it takes them."""
+
+    def dimensions(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return None
+        # What has the rank of token ids or of hidden states has a sequence behind the batch; images have channels there.
+        has_sequence = leaf.dim() == 3 or (leaf.dim() == 2 and not leaf.is_floating_point())
+        tried = (0, 1) if has_sequence else (0,) if leaf.dim() else ()
+        return dict.fromkeys(tried, torch.export.Dim.AUTO)
+
+    args, kwargs = pytree.tree_map(dimensions, inputs)
+    return dict(inspect.signature(model.forward).bind(*args, **kwargs).arguments)
+
+
+@contextmanager
+def _without_cache(model: nn.Module) -> Iterator[None]:
+    """Models of transformers return a cache object unless their configuration says otherwise; no graph can hold one."""
+    found: list[Any] = [getattr(module, "config", None) for module in model.modules()]
+    configs = {id(config): config for config in found if getattr(config, "use_cache", False) is True}
+    for config in configs.values():
+        config.use_cache = False
+    try:
+        yield
+    finally:
+        for config in configs.values():
+            config.use_cache = True
+
+
+def _strip_checks(model: GraphModule) -> None:
+    """Take out the assertions that export adds: inputs are checked before the graph, with messages that name them.
+
+    They count as readers of the tensors they look at, which stands in the way of fusing what is behind.
+    """
+    for node in reversed(list(model.graph.nodes)):
+        is_guard = node.op == "call_module" and node.target == "_guards_fn"
+        if is_guard or node.target is torch.ops.aten._assert_tensor_metadata.default:
+            model.graph.erase_node(node)
+    if hasattr(model, "_guards_fn"):
+        del model._guards_fn
+    model._forward_pre_hooks.clear()
+    model._forward_pre_hooks_with_kwargs.clear()
+    model.recompile()
+
+
+def _number_padding(model: GraphModule) -> None:
+    """Convolutions with padding as a word in the form with numbers, where both sides get the same."""
+    forms = {_aten.conv1d.padding: _aten.conv1d.default, _aten.conv2d.padding: _aten.conv2d.default}
+    for node in model.graph.nodes:
+        if node.target not in forms:
+            continue
+        weight = node.args[1].meta["val"].shape
+        given = dict(
+            zip(("input", "weight", "bias", "stride", "padding", "dilation", "groups"), node.args, strict=False)
+        )
+        dims = len(weight) - 2
+        word, dilation = given.get("padding", "valid"), given.get("dilation") or [1] * dims
+        whole = [0 if word == "valid" else int(d) * (int(k) - 1) for d, k in zip(dilation, weight[2:], strict=True)]
+        if all(width % 2 == 0 for width in whole):
+            node.target = forms[node.target]
+            halves = [width // 2 for width in whole]
+            strides = given.get("stride") or [1] * dims
+            node.args = (*node.args[:2], given.get("bias"), strides, halves, dilation, given.get("groups", 1))
+    model.recompile()
+
+
+def _known(model: nn.Module, program: torch.export.ExportedProgram, inputs: Inputs) -> Exported:
+    args, kwargs = inputs
+    parameters = [
+        name
+        for name, parameter in inspect.signature(model.forward).parameters.items()
+        if parameter.kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    named = dict(zip(parameters, args, strict=False)) if len(args) <= len(parameters) else dict(enumerate(args))
+    paths = pytree.tree_flatten_with_path({**{str(k): v for k, v in named.items()}, **kwargs})[0]
+    placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
+    found = [node.meta.get("val") for node in placeholders if node.name in program.graph_signature.user_inputs]
+    values = iter([value for value in found if isinstance(value, Tensor)])
+    tensors, fixed, constants = [], [], []
+    for path, leaf in paths:
+        name = ".".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in path)
+        if not isinstance(leaf, Tensor):
+            constants.append((name, leaf))
+            continue
+        tensors.append(InputTensor(name, tuple(leaf.shape), str(leaf.dtype).removeprefix("torch.")))
+        sizes = next(values).shape
+        fixed += [FixedDimension(name, at, size) for at, size in enumerate(sizes) if isinstance(size, int)]
+    positional = min(len(args), len(parameters))
+    return Exported(tuple(parameters), positional, tuple(kwargs), tuple(tensors), tuple(fixed), tuple(constants))
+
+
+# -- why an export failed ---------------------------------------------------------------------------------------------
+
+
+def failure(model: nn.Module, error: Exception) -> str:
+    """Why a model cannot be exported: what was raised, in which module, at which line of the user's code."""
+    return f"{type(error).__name__}: {_first_line(error)}{_where(model, error)}"
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else "no message"
+
+
+def _where(model: nn.Module, error: Exception) -> str:
+    """The innermost frame that is neither of torch nor of this package, with the module whose forward it is."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_library(frame.filename)]
+    named = re.findall(r'File "([^"]+)", line (\d+), in (\w+)', str(error))
+    told = [(file, int(line)) for file, line, _ in named if not _is_library(file)]
+    if not frames and not told:
+        return ""
+    file, line = told[-1] if told else (frames[-1].filename, frames[-1].lineno or 0)
+    owner = _owner(model, file, line)
+    return f" (in {owner}, {file}, line {line})" if owner else f" ({file}, line {line})"
+
+
+def _is_library(file: str) -> bool:
+    parts = file.replace("\\", "/")
+    return "/site-packages/torch/" in parts or "/neural_compressor/torch/" in parts or parts.startswith("<")
+
+
+def _owner(model: nn.Module, file: str, line: int) -> str:
+    for name, module in reversed(list(model.named_modules())):
+        code = getattr(type(module).forward, "__code__", None)
+        if code is None or code.co_filename != file:
+            continue
+        lines = [number for _, _, number in code.co_lines() if number is not None]
+        if lines and min(lines) <= line <= max(lines):
+            return f"module {name!r} of type {type(module).__name__}" if name else type(module).__name__
+    return ""
+
+
+def _is_about_shapes(error: Exception) -> bool:
+    return any(word in str(error) for word in ("dynamic_shapes", "Constraints violated", "dynamic shape", "Dim("))

@@ -1,0 +1,167 @@
+"""A plan carried out on an exported graph, by torchao's flow: annotate and observe, let data run, convert."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
+from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+from torchao.quantization.pt2e.quantizer.quantizer import Q_ANNOTATION_KEY
+
+from neural_compressor.adaptor.capability import check_weight_range
+from neural_compressor.errors import CalibrationError, ConfigError
+from neural_compressor.observers.input_check import CalibrationInputs
+from neural_compressor.registry import close_matches
+from neural_compressor.schemes import OpKey, Plan
+from neural_compressor.torch.modules.relay import Relays
+from neural_compressor.torch.passes.fold import Structure
+from neural_compressor.torch.pt2e.bias_correction import add_to_biases, forget_inputs, lost_means, watch_inputs
+from neural_compressor.torch.pt2e.exported import finished, mark, require_exported
+from neural_compressor.torch.pt2e.observers import RangeObserver, WeightObserver
+from neural_compressor.torch.pt2e.ops import BIAS_CORRECTION, find_graph_ops, name_layer
+from neural_compressor.torch.pt2e.quantizer import PlanQuantizer
+from neural_compressor.torch.quantized_model import Quantization
+
+
+class GraphExecution:
+    """A plan on its way on an exported model, which is left as it is: :attr:`model` is a graph with observers.
+
+    It shares the weights of the exported model. What runs through it until :meth:`stop` is observed, then comes
+    :meth:`apply`. ``reasons`` say why ops that are not in the plan stay in float.
+    """
+
+    def __init__(self, model: GraphModule, plan: Plan, reasons: Mapping[OpKey, str]) -> None:
+        self._exported = require_exported(model)
+        check(model, plan)
+        self.plan, self.reasons = plan, dict(reasons)
+        self.runs = 0
+        self._inputs = CalibrationInputs()
+        quantizer = PlanQuantizer(plan)
+        with _quiet():
+            prepared = prepare_pt2e(_shared(model), quantizer)
+        self._nodes = quantizer.nodes
+        self.model: GraphModule = mark(prepared, self._exported)
+        self._observers = list(self._named_observers())
+        if BIAS_CORRECTION in plan.passes:
+            watch_inputs(self.model, self._nodes)
+        self._listening = [self.model.register_forward_pre_hook(self._note, with_kwargs=True)]
+        if not self.needs_data:
+            self.stop()
+
+    @property
+    def needs_data(self) -> bool:
+        """Whether the model has to run on data before :meth:`apply`."""
+        return any(isinstance(observer, RangeObserver) for observer in self._observers)
+
+    @property
+    def is_listening(self) -> bool:
+        """Whether what runs through the model is taken into account."""
+        return bool(self._listening)
+
+    def stop(self) -> None:
+        """End of calibration."""
+        if self._listening:
+            self._listening.pop().remove()
+            self._inputs.warn()
+        for observer in self._observers:
+            if isinstance(observer, RangeObserver):
+                observer.listening = False
+
+    def _note(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.runs += 1
+        leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        for known, leaf in zip(self._exported.tensors, leaves, strict=False):
+            if leaf.is_floating_point():
+                self._inputs.note(known.name, leaf.detach())
+
+    def _named_observers(self) -> Iterator[RangeObserver | WeightObserver]:
+        """The observers of the graph, each told which op it is at."""
+        for node in self.model.graph.nodes:
+            observer = self.model.get_submodule(node.target) if node.op == "call_module" else None
+            if isinstance(observer, (RangeObserver, WeightObserver)):
+                keys = [self._nodes[user.name] for user in node.users if user.name in self._nodes]
+                observer.where = f"op {keys[0][0]!r} ({keys[0][1]})" if keys else f"the output of {node.args[0]}"
+                yield observer
+
+    def apply(self, on_block: Callable[[str, int, int], None] | None = None) -> GraphModule:
+        """The quantized graph. ``on_block`` is for methods that go block by block, of which there are none here."""
+        self.stop()
+        if self.needs_data and not self.runs:
+            count = sum(scheme.mode == "static" for scheme in self.plan.values())
+            raise CalibrationError(
+                f"{count} static ops need calibration: run the model that prepare returned on data before convert"
+            )
+        lost = lost_means(self.model)
+        graph = _shared(self.model)
+        forget_inputs(graph)
+        for node in graph.graph.nodes:
+            # Annotations name nodes of the graph they were written into, so that converting a copy would look for these.
+            node.meta.pop(Q_ANNOTATION_KEY, None)
+        with _quiet():
+            new = convert_pt2e(graph)
+        add_to_biases(new, lost)
+        _strip(new)
+        for node in new.graph.nodes:
+            if node.name in self._nodes:
+                name_layer(node, self._nodes[node.name])
+        done = {key: scheme for key, scheme in self.plan.items() if key in self._nodes.values()}
+        missed = {key: "torchao's x86 quantizer knows no pattern for it" for key in self.plan if key not in done}
+        plan = Plan(done, self.plan.calib_sampling_size, self.plan.passes)
+        return finished(new, self._exported, Quantization(plan, Structure(), {**self.reasons, **missed}, Relays()))
+
+
+def check(model: GraphModule, plan: Plan) -> None:
+    """Refuse, before any work, a plan that names what the graph does not have or what no exported graph runs."""
+    ops = find_graph_ops(model)[0]
+    for step in plan.passes:
+        if step == BIAS_CORRECTION:
+            continue
+        raise ConfigError(f"pass {step} is not for exported graphs: apply it to the eager model before export")
+    for key, scheme in plan.items():
+        if key not in ops:
+            raise ConfigError(
+                f"the plan names op {key[0]!r} ({key[1]}), which the graph does not have; "
+                f"{close_matches(key[0], [name for name, _ in ops])}"
+            )
+        check_weight_range(scheme)
+        if scheme.mode not in ("static", "dynamic") or scheme.weight is None or scheme.activation is None:
+            raise ConfigError(
+                f"op {key[0]!r} ({key[1]}): an exported graph runs static and dynamic int8, not {scheme.mode!r}"
+            )
+
+
+def _shared(model: GraphModule) -> GraphModule:
+    """A graph of its own over the same tensors."""
+    new = GraphModule(model, copy.deepcopy(model.graph))
+    new.meta = dict(model.meta)
+    return new
+
+
+def _strip(model: GraphModule) -> None:
+    """Drop tensors and modules that the graph reads no more: float weights of quantized layers, observers."""
+    model.graph.eliminate_dead_code()
+    read = {node.target for node in model.graph.nodes if node.op in ("get_attr", "call_module")}
+    for name, module in list(model.named_modules()):
+        for own in [*module._parameters, *module._buffers]:
+            if (f"{name}.{own}" if name else own) not in read:
+                delattr(module, own)
+    for name, module in reversed(list(model.named_modules())):
+        is_empty = not any(True for _ in (*module.children(), *module.parameters(False), *module.buffers(False)))
+        if name and is_empty and not isinstance(module, GraphModule) and name not in read:
+            owner, _, own = name.rpartition(".")
+            delattr(model.get_submodule(owner), own)
+    model.recompile()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """torchao warns of what is planned: layers in front of which nothing is quantized, deprecations of torch."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

@@ -1,0 +1,167 @@
+"""What an exported model knows of its inputs: how it is called, and which dimensions can vary."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
+
+from neural_compressor.errors import ConfigError
+from neural_compressor.torch.quantized_model import Quantization
+
+_KEY = "neural_compressor.exported"
+
+
+@dataclass(frozen=True)
+class FixedDimension:
+    """A dimension of an input that an exported model takes in one size only.
+
+    >>> print(FixedDimension("pixel_values", 2, 224))
+    pixel_values: dimension 2 is 224
+    """
+
+    name: str
+    dimension: int
+    size: int
+
+    def __str__(self) -> str:
+        return f"{self.name}: dimension {self.dimension} is {self.size}"
+
+
+@dataclass(frozen=True)
+class InputTensor:
+    """A tensor among the inputs of an exported model, with the sizes it was exported with."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Exported:
+    """How an exported model is called.
+
+    ``parameters`` are those of the forward it was exported from, in their order; the first ``positional`` are given by
+    position, ``keywords`` by name. ``fixed`` are the dimensions of ``tensors`` that have to stay as they are, ``constants``
+    the inputs that are no tensors, whose values are in the graph.
+    """
+
+    parameters: tuple[str, ...]
+    positional: int
+    keywords: tuple[str, ...]
+    tensors: tuple[InputTensor, ...]
+    fixed: tuple[FixedDimension, ...] = ()
+    constants: tuple[tuple[str, Any], ...] = ()
+
+    def arranged(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments of a call in the places where the graph has them; None for an input that it does not have is left out.
+
+        >>> Exported(("ids", "mask"), 0, ("ids",), ()).arranged((1,), {"mask": None})
+        ((), {'ids': 1})
+        """
+        given = dict(zip(self.parameters, args, strict=False)) if len(args) <= len(self.parameters) else {}
+        if len(given) != len(args) or set(given) & set(kwargs):
+            return args, dict(kwargs)  # the call itself says best what is wrong
+        given |= kwargs
+        wanted = [*self.parameters[: self.positional], *self.keywords]
+        for name in [name for name in given if name not in wanted]:
+            if given[name] is not None and not (name == "use_cache" and given[name] is False):
+                raise ConfigError(
+                    f"the model was exported with the inputs {', '.join(wanted)}, and is called with {name!r} too: "
+                    f"export it with {name!r} among example_inputs"
+                )
+        if missing := [name for name in wanted if name not in given]:
+            raise ConfigError(f"the model was exported with the inputs {', '.join(wanted)}; {missing[0]!r} is missing")
+        return tuple(given[name] for name in wanted[: self.positional]), {name: given[name] for name in self.keywords}
+
+    def check(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Refuse tensors with another size in a dimension that stayed fixed, and other values of constants."""
+        leaves = pytree.tree_leaves((args, dict(kwargs)))
+        found = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        values = [leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)]
+        for (name, constant), value in zip(self.constants, values, strict=False):
+            if value != constant:
+                raise ConfigError(
+                    f"input {name!r} is {value!r}; the model was exported with {constant!r}, which is part of its graph"
+                )
+        if len(found) != len(self.tensors):
+            return
+        shapes = {known.name: tensor.shape for known, tensor in zip(self.tensors, found, strict=True)}
+        for known in self.tensors:
+            if len(shapes[known.name]) != len(known.shape):
+                raise ConfigError(
+                    f"input {known.name!r} has {len(shapes[known.name])} dimensions; the model was exported with "
+                    f"{len(known.shape)}, of the shape {known.shape}"
+                )
+        for fixed in self.fixed:
+            if shapes[fixed.name][fixed.dimension] != fixed.size:
+                raise ConfigError(
+                    f"input {fixed.name!r} is {shapes[fixed.name][fixed.dimension]} in dimension {fixed.dimension}, which "
+                    f"stayed {fixed.size} when the model was exported; export it with inputs of the size you need"
+                )
+
+    def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        """As a hook before the forward of the model."""
+        arranged = self.arranged(args, kwargs)
+        self.check(*arranged)
+        return arranged
+
+
+def exported_of(model: Any) -> Exported | None:
+    """What is known of the inputs of a model that :func:`export` returned, or that was made of one; None of others."""
+    found = model.meta.get(_KEY) if isinstance(model, GraphModule) else None
+    return found if isinstance(found, Exported) else None
+
+
+def mark(model: GraphModule, exported: Exported) -> GraphModule:
+    """``model`` called as ``exported`` says; a graph module that was made of another has lost that."""
+    if exported not in model._forward_pre_hooks.values():
+        model.meta[_KEY] = exported
+        model.fixed_dimensions = exported.fixed  # type: ignore[assignment]
+        model.register_forward_pre_hook(exported, with_kwargs=True)
+    model.train = partial(_train, model)  # type: ignore[method-assign]
+    model.eval = partial(_train, model, False)  # type: ignore[method-assign]
+    return model
+
+
+def finished(model: GraphModule, exported: Exported, done: Quantization) -> GraphModule:
+    """A quantized graph, which runs without gradients: with them Inductor freezes no weights, and uses no int8 kernel."""
+    model.requires_grad_(False)
+    model.forward = torch.no_grad()(model.forward)
+    model.quantization = done  # type: ignore[assignment]
+    return mark(model, exported)
+
+
+def _train(model: GraphModule, mode: bool = True) -> GraphModule:
+    """In place of ``train`` and ``eval``, which would change nothing in a graph."""
+    if mode:
+        raise ConfigError("the model was exported in evaluation mode, and its graph cannot be trained")
+    return model
+
+
+def is_exported(model: Any) -> bool:
+    """Whether a model is a graph that :func:`export` made; one that torch.export made by itself is refused.
+
+    A graph of modules, as torch.fx traces it, is run like any other model.
+    """
+    if not isinstance(model, GraphModule) or exported_of(model) is not None:
+        return isinstance(model, GraphModule)
+    if any(isinstance(node.target, torch._ops.OpOverload) for node in model.graph.nodes):
+        raise ConfigError(
+            "the model is a graph of operators that does not come from neural_compressor.torch.export.export; give that "
+            "function the torch.nn.Module and example_inputs, and prepare what it returns"
+        )
+    return False
+
+
+def require_exported(model: GraphModule) -> Exported:
+    """What is known of an exported model."""
+    is_exported(model)
+    found = exported_of(model)
+    assert found is not None
+    return found

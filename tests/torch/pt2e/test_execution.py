@@ -1,0 +1,340 @@
+"""Exported graphs quantized: what is quantized and how, by configurations as for other models."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from neural_compressor.errors import CalibrationError, ConfigError, QuantizationError
+from neural_compressor.observers import KLObserver
+from neural_compressor.schemes import is_pair_safe
+from neural_compressor.torch.export import export
+from neural_compressor.torch.modules.kernels import integer
+from neural_compressor.torch.quantization import (
+    DynamicQuantConfig,
+    RTNConfig,
+    StaticQuantConfig,
+    convert,
+    prepare,
+    quantize,
+)
+
+FLOAT = StaticQuantConfig(w_dtype="fp32", act_dtype="fp32")
+IMAGES = (4, 3, 8, 8)
+
+
+def observed_inputs(model):
+    """By layer the scale and zero point its input is quantized with, as they stand in the graph."""
+    found = {}
+    for node in model.graph.nodes:
+        if node.target in (torch.ops.aten.linear.default, torch.ops.aten.conv2d.default):
+            x = node.args[0]
+            name = list(node.meta["nn_module_stack"].values())[-1][0]
+            found[name] = x.args[1:3] if "dequantize_per_tensor" in str(x.target) else None
+    return found
+
+
+def quantized(model, config, x, calls=1):
+    prepared = prepare(export(model, x), config)
+    for _ in range(calls):
+        prepared(x)
+    return convert(prepared, quiet=True)
+
+
+def test_the_four_steps(cnn, capsys):
+    x = torch.randn(IMAGES)
+    exported = export(cnn, x)
+    before = exported(x)
+    prepared = prepare(exported, quant_config=StaticQuantConfig())
+    torch.testing.assert_close(prepared(x), before, rtol=1e-4, atol=1e-4)  # observers change nothing
+    q_model = convert(prepared)
+    assert "2 Conv2d (Inductor int8)" in capsys.readouterr().err
+    assert set(q_model.quantization.plan) == {("stem", "Conv2d"), ("body", "Conv2d"), ("head", "Linear")}
+    error = (q_model(x) - before).abs().max()
+    assert 0 < error < 0.05 * before.abs().max()
+    assert torch.equal(exported(x), before)  # the float graph is still there
+
+
+def test_a_layer_by_hand():
+    torch.manual_seed(1)
+    fc, x = nn.Linear(6, 3), torch.randn(5, 6)
+    q_model = quantized(nn.Sequential(fc), StaticQuantConfig(), x)
+    w, b, data = (t.detach().double().numpy() for t in (fc.weight, fc.bias, x))
+    w_scale = np.abs(w).max(1) / 127
+    codes = np.round(w / w_scale[:, None])
+    scale = (data.max() - data.min()) / 255
+    zero = np.round(-data.min() / scale)
+    rounded = np.clip(np.round(data / scale) + zero, 0, 255) - zero
+    shift = (w - codes * w_scale[:, None]) @ data.mean(0)  # what rounding takes from the mean output
+    expected = (rounded @ codes.T) * scale * w_scale + b + shift
+    np.testing.assert_allclose(q_model(x).numpy(), expected, rtol=1e-4, atol=1e-5)
+    state = q_model.state_dict()
+    if not q_model.quantization.plan["0", "Linear"].weight.pair_safe:
+        np.testing.assert_array_equal(state["0.weight_codes"].numpy(), codes)
+
+
+@pytest.mark.parametrize(("groups", "bias"), [(1, True), (4, False), (2, True)])
+def test_biases_take_up_the_mean_error_of_convolutions(groups, bias):
+    """Without padding the mean output is that of the float weights, but for rounded inputs."""
+    torch.manual_seed(groups)
+    conv, x = nn.Conv2d(4, 8, 3, groups=groups, bias=bias), torch.rand(64, 4, 3, 3) + 3
+    q_model = quantized(nn.Sequential(conv), StaticQuantConfig(), x)
+    state = q_model.state_dict()
+    rounded = state["0.weight_codes"] * state["0.weight_scale"].reshape(-1, 1, 1, 1)
+    plain = F.conv2d(x, rounded, conv.bias, groups=groups).mean((0, 2, 3))
+    wanted, found = conv(x).mean((0, 2, 3)), q_model(x).mean((0, 2, 3))
+    assert (found - wanted).abs().max() < 0.2 * (plain - wanted).abs().max()
+
+
+def test_dead_float_weights_are_gone():
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+    q_model = quantized(model, StaticQuantConfig(), torch.randn(2, 64))
+    size = sum(t.numel() * t.element_size() for t in q_model.state_dict().values())
+    assert size < 0.4 * sum(p.numel() * p.element_size() for p in model.parameters())
+    assert not any(t.dtype == torch.float32 and t.dim() > 1 for t in q_model.state_dict().values())
+
+
+@pytest.mark.parametrize("config", [StaticQuantConfig(), DynamicQuantConfig()])
+def test_products_and_masks_have_no_observers(llama, config):
+    """Observed are inputs of layers: four in each of two blocks (one for q, k and v together), and that of the head."""
+    ids = torch.randint(0, 64, (1, 6))
+    prepared = prepare(export(llama, ids), config)
+    observers = [node for node in prepared.graph.nodes if str(node.target).startswith("activation_post_process")]
+    assert len({node.args[0].name for node in observers if node.args[0].op != "get_attr"}) == 9
+    prepared(ids)
+    q_model = convert(prepared, quiet=True)
+    assert len(q_model.quantization.plan) == 15
+    torch.testing.assert_close(q_model(ids).logits, llama(ids).logits, rtol=0, atol=0.05)
+
+
+def test_a_tied_embedding_keeps_its_floats(llama):
+    q_model = quantized(llama, DynamicQuantConfig(), torch.randint(0, 64, (1, 6)))
+    tables = [t for t in q_model.state_dict().values() if t.shape == (64, 32) and t.is_floating_point()]
+    assert len(tables) == 1
+    assert torch.equal(tables[0], llama.model.embed_tokens.weight)
+    assert ("lm_head", "Linear") in q_model.quantization.plan
+
+
+def test_set_local_by_name_pattern_and_type(cnn):
+    x = torch.randn(IMAGES)
+    by_name = quantized(cnn, StaticQuantConfig().set_local("body", FLOAT), x)
+    assert {name for name, _ in by_name.quantization.plan} == {"stem", "head"}
+    assert by_name.quantization.reasons["body", "Conv2d"] == "its configuration leaves it in float"
+    by_pattern = quantized(cnn, StaticQuantConfig().set_local("st.*|he.*", FLOAT), x)
+    assert {name for name, _ in by_pattern.quantization.plan} == {"body"}
+    by_type = quantized(cnn, StaticQuantConfig().set_local(nn.Conv2d, FLOAT), x)
+    assert {name for name, _ in by_type.quantization.plan} == {"head"}
+    assert observed_inputs(by_type)["stem"] is None
+
+
+def test_a_name_that_matches_nothing(cnn):
+    with pytest.raises(ConfigError, match=r"boody.*body"):
+        prepare(export(cnn, torch.randn(IMAGES)), StaticQuantConfig().set_local("boody", FLOAT))
+
+
+def test_ops_that_read_one_tensor_can_differ_in_the_algorithm():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.c = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x):
+            return self.a(x) + self.b(x) * 2 + self.c(x) * 3
+
+    torch.manual_seed(0)
+    x = torch.randn(4096, 8)
+    x[0, 0] = 60
+    config = StaticQuantConfig().set_local("b", StaticQuantConfig(act_algo="kl"))
+    q_model = quantized(Two(), config, x)
+    scales = {name: qparams[0] for name, qparams in observed_inputs(q_model).items()}
+    assert scales["a"] == scales["c"] == pytest.approx(float(x.max() - x.min()) / 255)
+    observer = KLObserver()
+    observer.update(x)
+    low, high = observer.range(q_model.quantization.plan["b", "Linear"].activation)
+    assert scales["b"] == pytest.approx(float(high - low) / 255, rel=1e-5)
+    assert scales["b"] < scales["a"]
+
+
+def test_signed_activations_are_stored_128_higher():
+    torch.manual_seed(0)
+    x = torch.randn(16, 8)
+    q_model = quantized(nn.Sequential(nn.Linear(8, 8)), StaticQuantConfig(act_dtype="int8", act_sym=True), x)
+    scale, zero_point = observed_inputs(q_model)["0"]
+    assert zero_point == 128
+    assert scale == pytest.approx(float(x.abs().max()) / 127)
+
+
+def test_one_scale_for_a_weight():
+    model = nn.Sequential(nn.Linear(8, 8))
+    q_model = quantized(model, StaticQuantConfig(w_granularity="per_tensor"), torch.randn(2, 8))
+    scales = q_model.state_dict()["0.weight_scale"]
+    assert scales.shape == (8,)
+    assert len(scales.unique()) == 1
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (StaticQuantConfig(w_dtype="int4"), "weight dtype 'int4'"),
+        (StaticQuantConfig(w_sym=False), "weight scheme 'asym'"),
+        (StaticQuantConfig(w_algo="kl"), "weight algorithm 'kl'"),
+        (StaticQuantConfig(act_granularity="per_channel"), "activation granularity 'per_channel'"),
+        (StaticQuantConfig(act_dtype="uint4"), "activation dtype 'uint4'"),
+        (DynamicQuantConfig(act_dtype="int8"), "activation dtype 'int8'"),
+        (DynamicQuantConfig(act_sym=True), "activation scheme 'sym'"),
+        (StaticQuantConfig(excluded_precisions=["int8"]), "excluded_precisions 'int8'"),
+        (RTNConfig(), "weights are not quantized alone"),
+    ],
+)
+def test_what_is_not_run_is_refused_by_name(mlp, config, message):
+    with pytest.raises(ConfigError, match=message):
+        prepare(export(mlp, torch.randn(2, 16)), config)
+
+
+def test_a_module_called_twice_and_functions_are_layers():
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(8, 8)
+            self.weight = nn.Parameter(torch.randn(8, 8))
+
+        def forward(self, x):
+            return F.linear(self.fc(torch.relu(self.fc(x))), self.weight) + 1.0
+
+    x = torch.randn(4, 8)
+    model = Odd()
+    q_model = quantized(model, StaticQuantConfig(), x)
+    assert set(q_model.quantization.plan) == {("fc", "Linear"), ("linear", "Linear")}
+    torch.testing.assert_close(q_model(x), model(x), rtol=0, atol=0.2)
+    codes = [name for name in q_model.state_dict() if name.startswith("fc.weight_codes")]
+    assert len(codes) == 2  # one for each call: Inductor lowers no weight that two layers read
+
+
+def test_pooling_in_front_of_a_float_layer_is_not_quantized(cnn):
+    """Int8 is handed on to layers that take it, and nowhere else."""
+    q_model = quantized(cnn, StaticQuantConfig().set_local("head", FLOAT), torch.randn(IMAGES))
+    pool = next(node for node in q_model.graph.nodes if "adaptive_avg_pool2d" in str(node.target))
+    assert "quantize" not in str(pool.args[0].target)
+    assert not any("quantize" in str(user.target) for user in pool.users)
+
+
+def test_what_stays_in_float_is_listed():
+    class Rest(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.fc, self.even = (
+                nn.ConvTranspose2d(2, 2, 2),
+                nn.Linear(4, 4),
+                nn.Conv2d(2, 2, 2, padding="same"),
+            )
+
+        def forward(self, x):
+            x = self.even(self.up(x))[..., :4]
+            return self.fc(x) @ x.transpose(-1, -2)
+
+    q_model = quantized(Rest(), StaticQuantConfig(), torch.randn(2, 2, 4, 4))
+    assert set(q_model.quantization.plan) == {("fc", "Linear")}
+    reasons = q_model.quantization.reasons
+    assert "transposed" not in reasons["up", "ConvTranspose2d"]
+    assert "no int8 form" in reasons["up", "ConvTranspose2d"]
+    assert "one side" in reasons["even", "Conv2d"]
+    assert "two activations" in reasons["matmul", "matmul"]
+
+
+def test_bf16_models(mlp):
+    x = torch.randn(4, 16, dtype=torch.bfloat16)
+    model = mlp.bfloat16()
+    q_model = quantized(model, StaticQuantConfig(), x)
+    assert q_model(x).dtype == torch.bfloat16
+    torch.testing.assert_close(q_model(x).float(), model(x).float(), rtol=0, atol=0.1)
+
+
+def test_weights_are_safe_where_pairs_are_added_in_16_bits(monkeypatch):
+    """As on a CPU without VNNI: no kernel is exact on all codes, those that are safe in pairs are fine."""
+    kernels = tuple(
+        type(k)(k.name, k.op_types, k.mode, k.takes_weight, lambda op, largest, codes: codes != "all")
+        for k in integer.KERNELS
+    )
+    monkeypatch.setattr(integer, "KERNELS", kernels)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(4, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 4))
+    q_model = quantized(model, StaticQuantConfig(), torch.randn(2, 4, 8, 8))
+    for name, kind in (("0", "Conv2d"), ("3", "Linear")):
+        assert q_model.quantization.plan[name, kind].weight.pair_safe
+        codes = q_model.state_dict()[f"{name}.weight_codes"]
+        assert is_pair_safe(codes.flatten(1), integer.kernel_pairs(kind, codes.shape))
+
+
+class TestBadInput:
+    def test_convert_before_calibration(self, mlp):
+        with pytest.raises(CalibrationError, match="3 static ops need calibration"):
+            convert(prepare(export(mlp, torch.randn(2, 16)), StaticQuantConfig()))
+
+    def test_empty_calibration(self, mlp):
+        prepared = prepare(export(mlp, torch.randn(2, 16)), StaticQuantConfig())
+        prepared(torch.empty(0, 16))
+        with pytest.raises(CalibrationError, match="calibration never reached op '0'"):
+            convert(prepared)
+
+    def test_convert_of_the_exported_model(self, mlp):
+        exported = export(mlp, torch.randn(2, 16))
+        prepare(exported, StaticQuantConfig())
+        with pytest.raises(ConfigError, match="the model that prepare returned"):
+            convert(exported)
+
+    def test_double_prepare(self, mlp):
+        prepared = prepare(export(mlp, torch.randn(2, 16)), StaticQuantConfig())
+        with pytest.raises(ConfigError, match="prepared already"):
+            prepare(prepared, StaticQuantConfig())
+
+    def test_prepare_of_a_quantized_model(self, mlp):
+        with pytest.raises(ConfigError, match="quantized already"):
+            prepare(quantized(mlp, StaticQuantConfig(), torch.randn(2, 16)), StaticQuantConfig())
+
+    def test_nan_in_the_data(self, mlp):
+        prepared = prepare(export(mlp, torch.randn(2, 16)), StaticQuantConfig())
+        with pytest.raises(CalibrationError, match=r"op '0' \(Linear\): NaN or Inf"):
+            prepared(torch.full((2, 16), float("nan")))
+
+    def test_nan_in_a_weight(self, mlp):
+        exported = export(mlp, torch.randn(2, 16))
+        with torch.no_grad():
+            mlp[2].weight[0, 0] = float("inf")
+        with pytest.raises(QuantizationError, match=r"'2.weight' of shape .* holds NaN or Inf"):
+            prepare(exported, StaticQuantConfig())
+
+    def test_a_graph_of_torch_export(self, mlp):
+        graph = torch.export.export(mlp, (torch.randn(2, 16),)).module()
+        with pytest.raises(ConfigError, match=r"does not come from neural_compressor\.torch\.export"):
+            prepare(graph, StaticQuantConfig())
+
+    def test_a_graph_of_modules_is_a_model_like_others(self, mlp):
+        traced = torch.fx.symbolic_trace(mlp)
+        prepared = prepare(traced, StaticQuantConfig())
+        prepared(torch.randn(2, 16))
+        assert convert(prepared, quiet=True)(torch.randn(2, 16)).shape == (2, 4)
+
+    def test_nothing_to_quantize(self):
+        with pytest.raises(ConfigError, match="no linear layer"):
+            prepare(export(nn.ReLU(), torch.randn(2, 4)), StaticQuantConfig())
+
+
+def test_dynamic_needs_no_data(mlp):
+    x = torch.randn(3, 16)
+    q_model = convert(export(mlp, x), DynamicQuantConfig(), quiet=True)
+    torch.testing.assert_close(q_model(x), mlp(x), rtol=0, atol=0.05)
+
+
+def test_quantize_and_converting_twice_from_one_calibration(mlp):
+    x = torch.randn(8, 16)
+    exported = export(mlp, x)
+    q_model = quantize(exported, StaticQuantConfig(), run_fn=lambda model: model(x), quiet=True)
+    again = quantize(exported, StaticQuantConfig(), run_fn=lambda model: model(x), quiet=True)
+    assert torch.equal(q_model(x), again(x))
+
+
+def test_gradients_are_off_by_themselves(mlp):
+    """With gradients on, Inductor would use no int8 kernel, and say nothing."""
+    x = torch.randn(2, 16)
+    assert not quantized(mlp, StaticQuantConfig(), x)(x).requires_grad

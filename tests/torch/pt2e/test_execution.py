@@ -1,5 +1,7 @@
 """Exported graphs quantized: what is quantized and how, by configurations as for other models."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -10,13 +12,17 @@ from neural_compressor.errors import CalibrationError, ConfigError, Quantization
 from neural_compressor.observers import KLObserver
 from neural_compressor.schemes import is_pair_safe
 from neural_compressor.torch.export import export
-from neural_compressor.torch.modules.kernels import integer
+from neural_compressor.torch.modules.kernels import integer, table
 from neural_compressor.torch.quantization import (
     DynamicQuantConfig,
     RTNConfig,
+    SmoothQuantConfig,
     StaticQuantConfig,
+    TuningConfig,
+    autotune,
     convert,
     prepare,
+    prepare_qat,
     quantize,
 )
 
@@ -252,11 +258,11 @@ def test_bf16_models(mlp):
 
 def test_weights_are_safe_where_pairs_are_added_in_16_bits(monkeypatch):
     """As on a CPU without VNNI: no kernel is exact on all codes, those that are safe in pairs are fine."""
-    kernels = tuple(
-        type(k)(k.name, k.op_types, k.mode, k.takes_weight, lambda op, largest, codes: codes != "all")
-        for k in integer.KERNELS
-    )
-    monkeypatch.setattr(integer, "KERNELS", kernels)
+    kernels = [
+        replace(k, exact=lambda op, largest, codes: codes != "all") if isinstance(k, integer.IntegerKernel) else k
+        for k in table.KERNELS
+    ]
+    monkeypatch.setattr(table, "KERNELS", kernels)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(4, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 4))
     q_model = quantized(model, StaticQuantConfig(), torch.randn(2, 4, 8, 8))
@@ -294,8 +300,21 @@ class TestBadInput:
 
     def test_nan_in_the_data(self, mlp):
         prepared = prepare(export(mlp, torch.randn(2, 16)), StaticQuantConfig())
-        with pytest.raises(CalibrationError, match=r"op '0' \(Linear\): NaN or Inf"):
+        with pytest.raises(CalibrationError, match="input 'input' holds NaN"):
             prepared(torch.full((2, 16), float("nan")))
+
+    def test_nan_inside_names_the_layer(self):
+        class Log(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+            def forward(self, x):
+                return self.second(torch.log(self.first(x) * 0 - 1))
+
+        prepared = prepare(export(Log(), torch.randn(2, 4)), StaticQuantConfig())
+        with pytest.raises(CalibrationError, match=r"op 'second' \(Linear\): NaN or Inf"):
+            prepared(torch.randn(2, 4))
 
     def test_nan_in_a_weight(self, mlp):
         exported = export(mlp, torch.randn(2, 16))
@@ -314,6 +333,17 @@ class TestBadInput:
         prepared = prepare(traced, StaticQuantConfig())
         prepared(torch.randn(2, 16))
         assert convert(prepared, quiet=True)(torch.randn(2, 16)).shape == (2, 4)
+
+    def test_training_and_tuning_are_for_eager_models(self, mlp):
+        exported = export(mlp, torch.randn(2, 16))
+        with pytest.raises(ConfigError, match="prepare_qat: an exported graph"):
+            prepare_qat(exported, StaticQuantConfig())
+        with pytest.raises(ConfigError, match=r"autotune: .* eager model"):
+            autotune(exported, TuningConfig(StaticQuantConfig()), lambda model: 1.0)
+
+    def test_passes_over_eager_models(self, mlp):
+        with pytest.raises(ConfigError, match="before export"):
+            prepare(export(mlp, torch.randn(2, 16)), SmoothQuantConfig())
 
     def test_nothing_to_quantize(self):
         with pytest.raises(ConfigError, match="no linear layer"):

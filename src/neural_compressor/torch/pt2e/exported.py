@@ -106,9 +106,11 @@ class Exported:
                 )
 
     def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        """As a hook before the forward of the model."""
-        arranged = self.arranged(args, kwargs)
-        self.check(*arranged)
+        """As a hook before the forward of the model; what is compiled is guarded by the compiler, at a cost each call."""
+        as_exported = len(args) == self.positional and tuple(kwargs) == self.keywords
+        arranged = (args, kwargs) if as_exported else self.arranged(args, kwargs)
+        if not torch.compiler.is_compiling():
+            self.check(*arranged)
         return arranged
 
 

@@ -16,6 +16,7 @@ from neural_compressor.strategy.listed import ListedFallbackStrategy
 from neural_compressor.torch.adaptor import PyTorchAdaptor
 from neural_compressor.torch.checks import require_module, require_values
 from neural_compressor.torch.executor import prepare
+from neural_compressor.torch.pt2e.exported import is_exported
 from neural_compressor.torch.quantization.config import TuningConfig
 from neural_compressor.torch.quantization.plans import plan_for
 from neural_compressor.tuning.evaluator import with_arguments
@@ -44,6 +45,10 @@ def autotune(
     ``tuning``, also where the promise was not kept. ``quiet`` leaves out what the terminal shows of it.
     """
     require_module(model, "autotune")
+    if is_exported(model):
+        raise ConfigError(
+            "autotune: the model is an exported graph; tune the eager model, then export with what it found"
+        )
     require_values(model)
     if not isinstance(tune_config, TuningConfig):
         raise ConfigError(

@@ -3,13 +3,48 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from neural_compressor.config import (
+        AccuracyCriterion,
+        MixedPrecisionConfig,
+        PostTrainingQuantConfig,
+        QuantizationAwareTrainingConfig,
+        TuningCriterion,
+        options,
+    )
+    from neural_compressor.config.process_options import (
+        set_random_seed,
+        set_resume_from,
+        set_tensorboard,
+        set_workspace,
+    )
+    from neural_compressor.metric import METRICS, Metric
+    from neural_compressor.model import Model
 
 __version__ = "0.1.0"
-_LAZY = (
+__all__ = [
+    "METRICS",
+    "AccuracyCriterion",
+    "Metric",
+    "MixedPrecisionConfig",
+    "Model",
+    "PostTrainingQuantConfig",
+    "QuantizationAwareTrainingConfig",
+    "TuningCriterion",
+    "options",
+    "set_random_seed",
+    "set_resume_from",
+    "set_tensorboard",
+    "set_workspace",
+]
+
+_MODULES = (
     "config",
     "quantization",
     "training",
+    "mix_precision",
     "adaptor",
     "strategy",
     "tuning",
@@ -17,10 +52,22 @@ _LAZY = (
     "schemes",
     "observers",
     "report",
+    "metric",
+    "model",
 )
+_NAMES = {
+    **dict.fromkeys(("METRICS", "Metric"), "metric"),
+    "Model": "model",
+    **dict.fromkeys(
+        ("set_random_seed", "set_resume_from", "set_tensorboard", "set_workspace"), "config.process_options"
+    ),
+}
+"""Where names stand that are not in :mod:`neural_compressor.config`."""
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LAZY:
+    if name in _MODULES:
         return importlib.import_module(f"{__name__}.{name}")
+    if name in __all__ or name.endswith("Config"):
+        return getattr(importlib.import_module(f"{__name__}.{_NAMES.get(name, 'config')}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

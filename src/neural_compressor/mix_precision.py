@@ -8,8 +8,9 @@ from typing import Any
 
 from neural_compressor.adaptor.contract import adaptor_for
 from neural_compressor.config import MixedPrecisionConfig
+from neural_compressor.config.process_options import options
 from neural_compressor.errors import ConfigError
-from neural_compressor.paths import path_of
+from neural_compressor.model import unwrapped
 from neural_compressor.quantization import QuantizedModel, check_evaluation, evaluator_of, load
 from neural_compressor.report.run_report import RunReport
 from neural_compressor.strategy import mixed_precision_space, mixed_precision_strategy
@@ -26,7 +27,7 @@ def fit(
     eval_dataloader: Iterable[Any] | None = None,
     eval_metric: Any = None,
     *,
-    workspace: str | Path = "nc_workspace",
+    workspace: str | Path | None = None,
     storage: str | None = None,
     title: str | None = None,
     resume: bool = True,
@@ -38,7 +39,7 @@ def fit(
     framework runs in the first of the precisions does. ``conf.example_inputs``, or the data of the evaluation, show how the
     model is called, so that speed can be measured. All else is as with :func:`neural_compressor.quantization.fit`.
     """
-    workspace = path_of(workspace, "workspace")
+    workspace = options.folder(workspace)
     if not isinstance(conf, MixedPrecisionConfig):
         raise ConfigError(f"conf is a {type(conf).__name__}; mix_precision.fit takes a MixedPrecisionConfig")
     check_evaluation(conf, eval_func, eval_dataloader, eval_metric)
@@ -51,6 +52,7 @@ def fit(
         "graph_only": eval_func is None and eval_dataloader is None,
     }
     writable_folder(workspace)
+    model = unwrapped(model)
     adaptor = adaptor_for(model)(info)
     adaptor.check_settings(conf)
     model = adaptor.ready(model)

@@ -8,7 +8,9 @@ from typing import Any
 
 from neural_compressor.adaptor.contract import Adaptor, adaptor_for
 from neural_compressor.config import PostTrainingQuantConfig
+from neural_compressor.config.process_options import options
 from neural_compressor.errors import CalibrationError, ConfigError
+from neural_compressor.model import Model, unwrapped
 from neural_compressor.paths import path_of
 from neural_compressor.report.run_report import RunReport
 from neural_compressor.strategy import build_space, strategy_for, unapplied_recipes
@@ -18,35 +20,17 @@ from neural_compressor.tuning.result import TuningResult
 from neural_compressor.tuning.workspace import writable_folder
 
 
-class QuantizedModel:
-    """A quantized model with the evidence of how it was found.
-
-    Calls and attributes go to the framework's model, ``.model``.
-    """
+class QuantizedModel(Model):
+    """A quantized model with the evidence of how it was found."""
 
     def __init__(self, model: Any, adaptor: Adaptor, result: TuningResult) -> None:
-        self.model = model
-        self.adaptor = adaptor
+        super().__init__(model, adaptor)
         self.result = result
 
     @property
     def verdict(self) -> str:
         """Whether the promise is kept, in a sentence."""
         return self.result.verdict
-
-    def save(self, path: str | Path) -> None:
-        """Write the model into the folder ``path``; :func:`load` reads it."""
-        self.adaptor.save(self.model, path)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if callable(self.model):
-            return self.model(*args, **kwargs)
-        return self.adaptor.predict(self.model, kwargs or (args[0] if len(args) == 1 else args))
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "model":
-            raise AttributeError(name)
-        return getattr(self.model, name)
 
     def __repr__(self) -> str:
         return f"QuantizedModel({self.verdict})\n{self.adaptor.describe(self.model)}"
@@ -61,7 +45,7 @@ def fit(
     eval_dataloader: Iterable[Any] | None = None,
     eval_metric: Any = None,
     *,
-    workspace: str | Path = "nc_workspace",
+    workspace: str | Path | None = None,
     storage: str | None = None,
     title: str | None = None,
     resume: bool = True,
@@ -77,7 +61,7 @@ def fit(
     With the objective ``performance`` the float model takes part: where no quantized model is faster, the best of them is
     returned all the same, and the verdict says so and why instead of "promise met" (``result.beats_float`` is False).
     """
-    workspace = path_of(workspace, "workspace")
+    workspace = options.folder(workspace)
     if title is not None and not isinstance(title, str):
         raise ConfigError(f"title: got {title!r}, expected a string")
     for name, value in (("resume", resume), ("quiet", quiet)):
@@ -99,6 +83,7 @@ def fit(
         "graph_only": eval_func is None and eval_dataloader is None,
     }
     writable_folder(workspace)
+    model = unwrapped(model)
     adaptor = adaptor_for(model)(info)
     adaptor.check_settings(conf)
     model = adaptor.ready(model)

@@ -3,6 +3,7 @@
 from neural_compressor.config.composable import ComposableConfig
 from neural_compressor.config.composed import ComposedConfig
 from neural_compressor.config.criteria import AccuracyCriterion, Objective, TuningCriterion
+from neural_compressor.config.process_options import Options, options
 from neural_compressor.config.quantization import (
     MixedPrecisionConfig,
     PostTrainingQuantConfig,
@@ -16,8 +17,30 @@ __all__ = [
     "ComposedConfig",
     "MixedPrecisionConfig",
     "Objective",
+    "Options",
     "PostTrainingQuantConfig",
     "QuantizationAwareTrainingConfig",
     "TuningConfig",
     "TuningCriterion",
+    "options",
 ]
+
+_OUT_OF_SCOPE = {
+    "WeightPruningConfig": "pruning",
+    "DistillationConfig": "distillation",
+    "KnowledgeDistillationLossConfig": "distillation",
+    "IntermediateLayersKnowledgeDistillationLossConfig": "distillation",
+    "SelfKnowledgeDistillationLossConfig": "distillation",
+    "NASConfig": "architecture search",
+    "HPOConfig": "hyperparameter search",
+    "TF2ONNXConfig": "TensorFlow",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name in _OUT_OF_SCOPE:
+        raise ImportError(
+            f"{name} is not here: this toolkit quantizes models of PyTorch and ONNX, and {_OUT_OF_SCOPE[name]} is out of "
+            "its scope"
+        )
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

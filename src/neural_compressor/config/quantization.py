@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field
 from neural_compressor.config.base import ConfigModel
 from neural_compressor.config.criteria import AccuracyCriterion, TuningCriterion
 from neural_compressor.config.op_rule import rule_dict
+from neural_compressor.config.process_options import usual_seed
 from neural_compressor.config.recipes import known_recipes
 from neural_compressor.config.validators import (
     APPROACHES,
@@ -89,7 +90,7 @@ class PostTrainingQuantConfig(_RuleConfig):
     example_inputs: Any = None
     diagnosis: Flag = False
     framework_yaml: Annotated[Path | None, BeforeValidator(_yaml_file)] = None
-    seed: Seed = 42
+    seed: Seed = Field(default_factory=usual_seed)
 
 
 class QuantizationAwareTrainingConfig(_RuleConfig):

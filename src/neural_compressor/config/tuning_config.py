@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import PlainValidator, model_validator
+from pydantic import Field, PlainValidator, model_validator
 
 from neural_compressor.config.base import ConfigModel, named_arguments
 from neural_compressor.config.composition import Composition
 from neural_compressor.config.criteria import AccuracyCriterion, TuningCriterion, check_loss, objectives
+from neural_compressor.config.process_options import usual_seed
 from neural_compressor.config.validators import Flag, Seed, at_least, non_negative, word
 from neural_compressor.errors import ConfigError
 from neural_compressor.paths import path_of
@@ -65,7 +66,7 @@ class TuningConfig(ConfigModel):
     criterion: Annotated[str, PlainValidator(word(("relative", "absolute")))] = "relative"
     timeout: Annotated[float, PlainValidator(non_negative)] = 0
     workspace: Annotated[Path | None, PlainValidator(_folder)] = None
-    seed: Seed = 42
+    seed: Seed = Field(default_factory=usual_seed)
 
     @model_validator(mode="after")
     def _share_of_the_whole(self) -> TuningConfig:

@@ -22,6 +22,7 @@ from neural_compressor.adaptor.contract import Adaptor
 from neural_compressor.adaptor.records import OpRecord, with_time_shares
 from neural_compressor.adaptor.user_code import calibrating
 from neural_compressor.algorithms.qat import untrained
+from neural_compressor.config.process_options import options
 from neural_compressor.config.recipes import with_recipes
 from neural_compressor.errors import CalibrationError, ConfigError, QuantizationError
 from neural_compressor.registry import close_matches
@@ -243,7 +244,7 @@ class PyTorchAdaptor(Adaptor):
     ) -> dict[str, Any]:
         found = inspect_tensors(model, dataloader, op_list, iteration_list, inspect_type)
         if save_to_disk:
-            folder = Path(self.info.get("workspace", "nc_workspace")) / "inspect_saved"
+            folder = options.folder(self.info.get("workspace")) / "inspect_saved"
             folder.mkdir(parents=True, exist_ok=True)
             np.savez(folder / "inspect_result.npz", **_flat(found))
         return found

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from neural_compressor.adaptor.contract import Adaptor
 from neural_compressor.adaptor.records import OpRecord
+from neural_compressor.config.process_options import options
 from neural_compressor.errors import WorkspaceError
 from neural_compressor.strategy.base import Proposal, Strategy
 from neural_compressor.strategy.listed import ListedFallbackStrategy
@@ -30,7 +31,7 @@ from neural_compressor.tuning.reporter import Progress, Reporter
 from neural_compressor.tuning.result import Trial, TuningResult
 from neural_compressor.tuning.run import TuningRun
 from neural_compressor.tuning.verdict import UNCHECKED, slower_note
-from neural_compressor.tuning.workspace import DEFAULT_WORKSPACE, writable_folder
+from neural_compressor.tuning.workspace import writable_folder
 
 if TYPE_CHECKING:
     from neural_compressor.schemes import OpKey, Plan
@@ -83,7 +84,7 @@ def tune(
     if evaluator is not None and not isinstance(evaluator, Evaluator):
         evaluator = Evaluator(eval_func=evaluator)
     bench = Bench(adaptor, evaluator, adaptor.example, "footprint" in scoring.weights)
-    folder = Path(workspace or DEFAULT_WORKSPACE)
+    folder = options.folder(workspace)
 
     def quantize(plan: Plan) -> Any:
         return adaptor.quantize(plan.to_tune_cfg(), model, calib_dataloader, calib_func)

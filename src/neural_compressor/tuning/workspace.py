@@ -15,7 +15,6 @@ from neural_compressor.errors import WorkspaceError
 from neural_compressor.paths import is_full, path_of
 from neural_compressor.tuning.result import Trial
 
-DEFAULT_WORKSPACE = Path("nc_workspace")
 _PROBE_BYTES = 64 * 1024
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from neural_compressor.adaptor.capability import get_optype_wise_ability
 from neural_compressor.adaptor.contract import Adaptor
 from neural_compressor.adaptor.records import OpRecord, with_time_shares
+from neural_compressor.config.process_options import options
 from neural_compressor.config.recipes import with_recipes
 from neural_compressor.errors import CalibrationError, MissingDependencyError, WorkspaceError
 from neural_compressor.schemes import OpKey, Pass, Plan
@@ -275,7 +276,7 @@ class ONNXRTAdaptor(Adaptor):
             self._named(model), dataloader, op_list, iteration_list, inspect_type, self.target.sessions
         )
         if save_to_disk:
-            save_inspected(found, Path(self.info.get("workspace", "nc_workspace")))
+            save_inspected(found, options.folder(self.info.get("workspace")))
         return found
 
     def set_tensor(self, model: Any, tensor_dict: Mapping[str, Any]) -> onnx.ModelProto:

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from neural_compressor.config.process_options import options
 from neural_compressor.errors import CalibrationError, ConfigError
 from neural_compressor.report.run_report import RunReport
 from neural_compressor.schemes import OpKey, Plan
@@ -21,7 +22,6 @@ from neural_compressor.torch.quantization.config import TuningConfig
 from neural_compressor.torch.quantization.plans import plan_for
 from neural_compressor.tuning.evaluator import with_arguments
 from neural_compressor.tuning.loop import tune
-from neural_compressor.tuning.workspace import DEFAULT_WORKSPACE
 
 logger = logging.getLogger("neural_compressor")
 
@@ -67,7 +67,7 @@ def autotune(
         left |= reasons
     if not plans:
         raise CalibrationError("every configuration needs calibration data: give a run_fn that runs the model on some")
-    workspace = str(tune_config.workspace or DEFAULT_WORKSPACE)
+    workspace = str(options.folder(tune_config.workspace))
     info = {"example_inputs": example_inputs, "workspace": workspace, "passes": (), "reasons": left}
     best, result = tune(
         PyTorchAdaptor(info),

@@ -6,8 +6,11 @@ import re
 from dataclasses import replace
 from typing import Annotated, Any
 
+from pydantic import Field
+
 from neural_compressor.algorithms import AutoRoundOptions
 from neural_compressor.config.composition import register_config
+from neural_compressor.config.process_options import usual_seed
 from neural_compressor.config.validators import flag, group_size, is_whole, one_or_more, optional, rate, whole_between
 from neural_compressor.errors import ConfigError
 from neural_compressor.schemes import PER_CHANNEL, PER_TENSOR, OpScheme, PerGroup, TensorScheme
@@ -98,7 +101,7 @@ class AutoRoundConfig(WeightOnlyConfig):
     minmax_lr: Annotated[float | None, one_or_more(optional(rate))] = _USUAL.minmax_lr
     enable_minmax_tuning: Flag = _USUAL.enable_minmax_tuning
     enable_quanted_input: Flag = _USUAL.quantized_input
-    seed: Seed = _USUAL.seed
+    seed: Seed = Field(default_factory=usual_seed)
     scheme: Annotated[str, one_or_more(_scheme)] = "W4A16"
     quant_lm_head: Flag = False
     amp: Flag = True

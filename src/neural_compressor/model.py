@@ -1,0 +1,43 @@
+"""A model of any framework behind one interface: run it, save it, reach what is inside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from neural_compressor.adaptor.contract import ADAPTORS, Adaptor, adaptor_for
+
+
+class Model:
+    """A model with the adaptor of its framework. Calls and attributes go to the framework's model, ``.model``.
+
+    >>> Model("mobilenet.onnx").framework()
+    'onnxrt'
+    """
+
+    def __init__(self, root: Any, adaptor: Adaptor | None = None) -> None:
+        self.model = root
+        self.adaptor = adaptor if adaptor is not None else adaptor_for(root)()
+
+    def framework(self) -> str:
+        """The name under which the adaptor is registered."""
+        return next(name for name in ADAPTORS if ADAPTORS[name] is type(self.adaptor))
+
+    def save(self, path: str | Path) -> None:
+        """Write the model into the folder ``path``; :func:`neural_compressor.quantization.load` reads it."""
+        self.adaptor.save(self.model, path)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if callable(self.model):
+            return self.model(*args, **kwargs)
+        return self.adaptor.predict(self.model, kwargs or (args[0] if len(args) == 1 else args))
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "model":
+            raise AttributeError(name)
+        return getattr(self.model, name)
+
+
+def unwrapped(model: Any) -> Any:
+    """The framework's model, of a :class:`Model` too."""
+    return model.model if isinstance(model, Model) else model

@@ -1,0 +1,51 @@
+"""Imports that programs written for the 2.x, 3.x and ONNX APIs make."""
+
+import importlib
+
+import pytest
+
+IMPORTS = {
+    "neural_compressor": """
+        PostTrainingQuantConfig QuantizationAwareTrainingConfig MixedPrecisionConfig AccuracyCriterion TuningCriterion
+        Metric METRICS Model mix_precision quantization training options
+        set_workspace set_random_seed set_resume_from set_tensorboard""",
+    "neural_compressor.config": """
+        PostTrainingQuantConfig QuantizationAwareTrainingConfig MixedPrecisionConfig AccuracyCriterion TuningCriterion
+        options""",
+    "neural_compressor.quantization": "fit",
+    "neural_compressor.mix_precision": "fit MixedPrecisionConfig",
+    "neural_compressor.training": "prepare_compression",
+    "neural_compressor.metric": "METRICS BaseMetric Metric",
+    "neural_compressor.model": "Model",
+}
+"""Names by the module they are imported from."""
+
+OUT_OF_SCOPE = (
+    "WeightPruningConfig",
+    "DistillationConfig",
+    "KnowledgeDistillationLossConfig",
+    "NASConfig",
+    "HPOConfig",
+)
+
+
+@pytest.mark.parametrize(
+    ("module", "name"), [(module, name) for module, names in IMPORTS.items() for name in names.split()]
+)
+def test_import(module, name):
+    names = {}
+    exec(f"from {module} import {name}", names)
+    assert names[name] is not None
+
+
+@pytest.mark.parametrize("module", ["neural_compressor", "neural_compressor.config"])
+@pytest.mark.parametrize("name", OUT_OF_SCOPE)
+def test_what_is_out_of_scope_says_so(module, name):
+    with pytest.raises(ImportError, match=f"{name} is not here.*out of its scope"):
+        exec(f"from {module} import {name}", {})
+
+
+@pytest.mark.parametrize("module", ["neural_compressor", "neural_compressor.config"])
+def test_other_names_are_attribute_errors(module):
+    with pytest.raises(AttributeError, match="no attribute 'Nonsense'"):
+        _ = importlib.import_module(module).Nonsense

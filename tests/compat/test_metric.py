@@ -1,0 +1,78 @@
+"""Metrics and models under the names of the 2.x API."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from neural_compressor import METRICS, Metric, Model, PostTrainingQuantConfig, quantization
+from neural_compressor.errors import ConfigError
+
+SCORES = np.array([[0.5, 0.3, 0.2], [0.1, 0.2, 0.7], [0.2, 0.5, 0.3]])
+LABELS = np.array([1, 2, 0])  # second, first and third place
+
+
+@pytest.mark.parametrize(("k", "share"), [(1, 1 / 3), (2, 2 / 3), (3, 1)])
+@pytest.mark.parametrize("make", [lambda k: METRICS("pytorch")["topk"](k=k), lambda k: Metric(name="topk", k=k)])
+def test_topk(make, k, share):
+    metric = make(k)
+    metric.update(SCORES, LABELS)
+    assert metric.result() == pytest.approx(share)
+    metric.reset()
+    metric.update(SCORES[1:2], LABELS[1:2])
+    assert metric.result() == 1
+
+
+def test_names_in_any_case():
+    table = METRICS("onnxrt_qlinearops")
+    assert table["RMSE"] is table["rmse"]
+    assert Metric(name="MSE").higher_is_better is False
+    assert set(table) >= {"accuracy", "f1", "mae"}
+    with pytest.raises(ConfigError, match="unknown metric"):
+        table["cider"]
+    with pytest.raises(ConfigError, match="unknown framework 'pytorh'"):
+        METRICS("pytorh")
+
+
+class Answers:
+    """Counts the answers that are equal to the label plus an offset."""
+
+    def __init__(self, offset):
+        self.offset, self.right = offset, 0
+
+    def update(self, preds, labels):
+        self.right += int((np.asarray(preds).argmax(1) == np.asarray(labels) + self.offset).sum())
+
+    def result(self):
+        return self.right
+
+
+def test_a_class_of_the_user():
+    metric = Metric(Answers, name="answers", offset=0)
+    for _ in range(2):
+        metric.reset()  # the class has none: each round starts from a fresh copy
+        metric.update(SCORES, LABELS)
+        assert metric.result() == 1
+    assert metric.name == "answers"
+    with pytest.raises(ConfigError, match="expected a class"):
+        Metric(3)
+
+
+def test_fit_takes_a_wrapped_model_and_a_metric(tmp_path):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
+    inputs = torch.randn(16, 8)
+    loader = [(inputs, net(inputs).argmax(1))]
+    wrapped = Model(net)
+    assert (wrapped.framework(), wrapped.model) == ("pytorch", net)
+    assert torch.equal(wrapped(inputs), net(inputs))
+    found = quantization.fit(
+        wrapped,
+        PostTrainingQuantConfig(approach="dynamic"),
+        eval_dataloader=loader,
+        eval_metric=Metric(name="topk", k=1),
+        workspace=tmp_path,
+        quiet=True,
+    )
+    assert isinstance(found, Model)
+    assert found.result.baseline.accuracy == 1

@@ -178,7 +178,7 @@ def products(tokens: int) -> None:
 
 
 @torch.no_grad()
-def measure(tokens: int, joined: bool, kinds: list[str], started: float, seconds: float) -> None:
+def measure(tokens: int, joined: bool, kinds: list[str], started: float, seconds: float, mode: str | None) -> None:
     torch.manual_seed(0)
     torch._dynamo.reset()
     block = Block(joined).cuda().bfloat16().eval()
@@ -195,7 +195,7 @@ def measure(tokens: int, joined: bool, kinds: list[str], started: float, seconds
                 if isinstance(layer, QuantLinear) and layer.simulated:
                     say(f"  {kind}: {name} is simulated: {layer.why_simulated()}")
             kept.append(model)
-            compiled = torch.compile(model, fullgraph=True, dynamic=False)
+            compiled = torch.compile(model, fullgraph=True, dynamic=False, mode=mode)
             begin = time.monotonic()
             y = compiled(x, cos, sin).float()
             errors[kind] = float((y - expected).norm() / expected.norm())
@@ -219,6 +219,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tokens", type=int, nargs="+", default=[4096, 512, 16, 1])
     parser.add_argument("--seconds", type=float, default=140.0, help="no cell is started later than this")
+    parser.add_argument("--mode", help="of torch.compile, for both sides, such as max-autotune-no-cudagraphs")
+    parser.add_argument("--joined", action="store_true", help="only layers that share an input as one")
     given = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("this benchmark needs an NVIDIA GPU")
@@ -228,9 +230,10 @@ def main() -> None:
     say("| tokens | layers | kind    | ms       | gain  | TFLOP/s | of peak | error  |")
     for tokens in given.tokens:
         kinds = ["static", "dynamic", "blocks"] if tokens == max(given.tokens) else ["static", "dynamic"]
-        measure(tokens, False, kinds, started, given.seconds)
-    measure(max(given.tokens), True, ["static", "dynamic"], started, given.seconds)
-    if time.monotonic() - started < given.seconds:
+        if not given.joined:
+            measure(tokens, False, kinds, started, given.seconds, given.mode)
+    measure(max(given.tokens), True, ["static", "dynamic"], started, given.seconds, given.mode)
+    if not given.joined and time.monotonic() - started < given.seconds:
         products(max(given.tokens))
     say(f"\n{time.monotonic() - started:.0f} s in all")
 

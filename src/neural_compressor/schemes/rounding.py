@@ -19,6 +19,7 @@ _ODD, _MIX = 0x9E3779B1, 0x45D9F3B
 def round_to_whole(x: Array, rounding: str = "even") -> Array:
     """``x`` (float32) rounded to whole numbers; signs are kept, so that magnitudes are what is rounded.
 
+    >>> import numpy as np
     >>> x = np.float32([0.5, -1.5, 2.5, -0.9])
     >>> {how: round_to_whole(x, how).tolist() for how in ("even", "nearest", "floor")}
     {'even': [0.0, -2.0, 2.0, -1.0], 'nearest': [1.0, -2.0, 3.0, -1.0], 'floor': [0.0, -1.0, 2.0, -0.0]}

@@ -30,9 +30,21 @@ SCHEMES = {
 }
 
 
+def _multiplies_rows():
+    """Whether the product of the CPU takes a scale for each row: it does from torch 2.13 on."""
+    codes, one = torch.ones(16, 16).to(torch.float8_e4m3fn), torch.ones(16, 1)
+    try:
+        torch._scaled_mm(codes, codes.t(), scale_a=one, scale_b=one.t(), out_dtype=torch.bfloat16)
+    except RuntimeError:
+        return False
+    return True
+
+
 @pytest.fixture
-def on_cpu(monkeypatch):
+def on_cpu(monkeypatch, name):
     """The rows of the GPU as if they were for the CPU."""
+    if name in ("channel", "token", "token, pow2") and not _multiplies_rows():
+        pytest.skip("the product of 8-bit floats of this torch has no scales for rows on the CPU")
     kernels = [Fp8Kernel("cpu fp8", "cpu", FP8_KERNELS[0].takes, lambda: True, scaled_product)]
     monkeypatch.setattr(table, "KERNELS", [*kernels, *table.KERNELS])
 

@@ -142,10 +142,12 @@ def scaled_product(
     rows: Tensor, weight: Tensor, weight_scale: Tensor, input_scale: Tensor | None, rule: InputRule
 ) -> Tensor:
     """The product by ``torch._scaled_mm``: one scale each, scales a row and an output, or blocks of 128 by 128."""
-    codes, scale = quantized_rows(rows, input_scale, rule)
     outputs, weight = weight.shape[0], weight.t()
-    if weight_scale.dim() == 2:  # blocks; the kernel reads the scales of inputs down the rows
-        return _multiply(codes, weight, scale.t().contiguous().t(), weight_scale.t(), torch.bfloat16)
+    if weight_scale.dim() == 2:  # blocks; the kernel reads the scales of inputs down the rows, 16 bytes at a time
+        count = rows.shape[0]
+        codes, scale = quantized_rows(torch.nn.functional.pad(rows, (0, 0, 0, -count % 4)), input_scale, rule)
+        return _multiply(codes, weight, scale.t().contiguous().t(), weight_scale.t(), torch.bfloat16)[:count]
+    codes, scale = quantized_rows(rows, input_scale, rule)
     if scale.numel() == 1 and weight_scale.numel() == 1:
         wide = rows.dtype if rows.dtype in (torch.float16, torch.float32) else torch.bfloat16
         return _multiply(codes, weight, scale.reshape(1), weight_scale.reshape(1), wide)

@@ -217,12 +217,15 @@ def test_a_fold_that_the_data_refutes_is_not_made(batches):
     assert "conv" in model.quantization.structure.unfolded
 
 
-def test_static_calibration_keeps_no_batches(net, batches):
+def test_static_calibration_keeps_few_samples_and_none_without_convolutions(net, batches):
+    linear = prepare(copy.deepcopy(net), StaticQuantConfig(white_list=["Linear"]))
     prepared = prepare(net, StaticQuantConfig())
-    for batch in batches:
+    for batch in (*batches, *batches):
         prepared(batch)
-    assert prepared._prepared.calls == []
-    assert prepared._prepared.runs == 4
+        linear(batch)
+    assert linear._prepared.calls == []
+    assert sum(len(args[0]) for args, _ in prepared._prepared.calls) == 32
+    assert prepared._prepared.runs == 8
 
 
 def test_a_model_in_training_mode_is_calibrated_as_it_will_run(net, run):

@@ -18,6 +18,7 @@ RECIPES: dict[str, Any] = {
     "smooth_quant_args": {},
     "fast_bias_correction": None,
     "weight_correction": False,
+    "equalization": False,
     "gemm_to_matmul": True,
     "graph_optimization_level": None,
     "first_conv_or_matmul_quantization": True,
@@ -81,6 +82,8 @@ def with_recipes(
         passes["optimize"] = passes.get("optimize", Pass("optimize")).with_options(level=level)
     if recipes.get("smooth_quant"):
         passes["smooth"] = Pass("smooth", _smoothing(recipes.get("smooth_quant_args") or {}))
+    if recipes.get("equalization"):
+        passes["equalize"] = Pass("equalize")
     if (correct := recipes.get("fast_bias_correction")) is not None:
         passes["correct_biases"] = Pass("correct_biases", {"required": True})
         if not correct:

@@ -30,7 +30,7 @@ from neural_compressor.schemes import OpKey, OpScheme, Plan, float_op
 from neural_compressor.torch.batches import ReadAgain, batch_size, feed, fitting, run_batches
 from neural_compressor.torch.capability import PyTorchQuery, opwise
 from neural_compressor.torch.checks import check_finite, copy_of, require_module, require_values
-from neural_compressor.torch.executor import FOLD, Execution, check, prepare
+from neural_compressor.torch.executor import USUAL_PASSES, Execution, check, prepare
 from neural_compressor.torch.files.checkpoint import load_model, save_model, unique_state
 from neural_compressor.torch.files.onnx_export import to_onnx
 from neural_compressor.torch.hooks import evaluating
@@ -44,11 +44,15 @@ from neural_compressor.torch.quantized_model import build
 from neural_compressor.torch.sensitivity import op_curvatures, op_errors, op_gains
 from neural_compressor.torch.structure.int8_race import slower_in_integers
 from neural_compressor.torch.structure.ops import find_functions, find_ops, ops_by_block
+from neural_compressor.torch.structure.replay import Arguments
 from neural_compressor.tuning.identity import identity
 
 RECIPES: Mapping[str, tuple[str, ...]] = {
     "smooth_quant": ("static", "dynamic"),
     "smooth_quant_args": ("static", "dynamic"),
+    "fast_bias_correction": ("static",),
+    "weight_correction": ("static",),
+    "equalization": ("static", "dynamic"),
 }
 """The recipes that are applied, with the modes of quantization they are about."""
 
@@ -71,6 +75,7 @@ class PyTorchAdaptor(Adaptor):
         self._folded: tuple[Structure, nn.Module] | None = None
         self._floats: WeakKeyDictionary[nn.Module, nn.Module] = WeakKeyDictionary()
         self._ranges = Ranges()
+        self._calls: dict[Any, list[Arguments]] = {}
         self._skipped: dict[OpKey, str] = dict(self.info.get("reasons", {}))
 
     @classmethod
@@ -89,7 +94,7 @@ class PyTorchAdaptor(Adaptor):
             "blocks": ops_by_block(model, list(ops)),
             "skipped": dict(self._skipped),
             "recipes": RECIPES,
-            "passes": (FOLD,),
+            "passes": USUAL_PASSES,
             "in_float_unless_named": slower_in_integers(floats, ops, self.example, traces[0] if traces else None),
         }
 
@@ -115,20 +120,25 @@ class PyTorchAdaptor(Adaptor):
     ) -> nn.Module:
         survey = self._surveyed(model, data)
         plan = self._with_passes(plan)
+        source = id(q_func if q_func is not None else data)
         execution = prepare(
             copy_of(model).eval(),
             plan,
             reasons=self._skipped,
             survey=survey,
             ranges=self._ranges,
-            source=id(q_func if q_func is not None else data),
+            source=source,
             example=self.example,
             keeps_floats=True,
         )
+        place = (source, plan.calib_sampling_size, execution.limit)
+        execution.calls = list(self._calls.get(place, ()))
         if execution.needs_data:
+            execution.calls = []
             with execution.listening():
                 _run(execution, data, q_func)
             self.samples_seen[plan.calib_sampling_size] = execution.samples_seen
+            self._calls = {place: execution.calls}  # for the next plan, which often asks for the same
         execution.reasons = self._skipped
         if not with_example:
             execution.example = None
@@ -341,7 +351,7 @@ class PyTorchAdaptor(Adaptor):
         return self._folded[1]
 
     def _with_passes(self, plan: Plan) -> Plan:
-        return plan if plan.passes else replace(plan, passes=self.info.get("passes", (FOLD,)))
+        return plan if plan.passes else replace(plan, passes=self.info.get("passes", USUAL_PASSES))
 
     def _float_model(self, model: nn.Module) -> nn.Module:
         return model if (folded := self.pre_optimized) is None else folded
@@ -360,6 +370,7 @@ class PyTorchAdaptor(Adaptor):
         check_finite(model)
         survey = self._watched(model, data)
         self._source, self._expected, self._survey, self._ranges = model, None, survey, Ranges()
+        self._calls = {}
         return survey
 
     def _watched(self, model: nn.Module, dataloader: Iterable[Any] | None) -> Survey:

@@ -30,7 +30,7 @@ from neural_compressor.torch.methods.weight_only.methods import is_block_method,
 from neural_compressor.torch.methods.weight_only.quantizer import WeightOnlyQuantizer, sees_data
 from neural_compressor.torch.modules.base import quant_class
 from neural_compressor.torch.modules.kernels.table import kernel_for
-from neural_compressor.torch.passes import smooth  # noqa: F401 - registered by being imported
+from neural_compressor.torch.passes import correct, equalize, smooth  # noqa: F401 - registered by being imported
 from neural_compressor.torch.passes.fold import Structure
 from neural_compressor.torch.passes.model_pass import PassState, read_pass
 from neural_compressor.torch.passes.rotation import ROTATE  # noqa: F401 - registers the pass
@@ -44,6 +44,10 @@ logger = logging.getLogger("neural_compressor")
 
 FOLD = Pass("fold")
 """Batch normalisation goes into the layers before it, and ReLUs into kernels, as far as the runs seen prove it right."""
+CORRECT_BIASES = Pass("correct_biases")
+"""The mean error of static convolutions is taken out through their biases, where the data admits that."""
+USUAL_PASSES = (FOLD, CORRECT_BIASES)
+"""The passes of a plan that names none; they do nothing to a plan that has no ops for them."""
 
 
 def prepare(model: nn.Module, plan: Plan, **more: Any) -> Execution:
@@ -126,12 +130,12 @@ class Execution:
     @property
     def _replays(self) -> bool:
         """Whether calls are made again before :meth:`apply` is done, for a pass or for ranges of the changed model."""
-        return self._moves_static or any(step.sees_data for step in self.passes)
+        return self._moves_static or any(step.wants_data(self.plan) for step in self.passes)
 
     @property
     def _surveys(self) -> bool:
         """Whether a pass looks at how the model ran on all of the data."""
-        return self._moves_static or any(step.sees_data and not step.calls_alone for step in self.passes)
+        return self._moves_static or any(step.wants_data(self.plan) and not step.calls_alone for step in self.passes)
 
     @property
     def _moves_static(self) -> bool:
@@ -145,14 +149,22 @@ class Execution:
 
     # -- what is observed -------------------------------------------------------------------------------------------
 
+    @property
+    def limit(self) -> CalibrationLimit | None:
+        """What is remembered of the data; None where that is nothing."""
+        limits = [limit_of(op) for op in self.weight_only.values() if sees_data(op)]
+        limits += [step.limit for step in self.passes if step.wants_data(self.plan)]
+        if self._moves_static:
+            limits += [step.limit for step in self.passes if step.moves_ranges]
+        return CalibrationLimit.covering(limits) if limits else None
+
     def listen(self) -> None:
         """Take all further calls of the model into account.
 
         Where calls are only remembered, the first one runs, so that data that does not fit the model is seen at once. Later
         ones run when their output is looked at, which calibration loops seldom do.
         """
-        limits = [limit_of(op) for op in self.weight_only.values() if sees_data(op)]
-        limits += [step.limit for step in self.passes] if self._replays else []
+        limit = self.limit
         observing, watching = bool(self._unobserved), self._surveys and self.survey is None
         empty = is_empty(self.model)
         with ExitStack() as stack:
@@ -166,13 +178,13 @@ class Execution:
                     observing_ops = self.ranges.observing(self.model, self.plan, self._source, every=self._every)
                     self._seen = stack.enter_context(observing_ops)
                 stack.enter_context(watched(self.model, self._note))
-            elif limits:
+            elif limit is not None:
                 # A model without weights has no outputs to give: calls are remembered and return None.
                 forward = (lambda *args, **kwargs: None) if empty else self._deferring(self.model.forward)
                 stack.enter_context(forward_replaced(self.model, forward))
 
             def remember(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-                self._remember(args, kwargs, CalibrationLimit.covering(limits) if limits else None)
+                self._remember(args, kwargs, limit)
 
             stack.callback(self.model.register_forward_pre_hook(remember, with_kwargs=True).remove)
             self._listening = stack.pop_all()
@@ -220,11 +232,9 @@ class Execution:
         used = limit.cut(remembered(self.model, args, kwargs), self._samples)
         if used is not None:
             self.calls.append(used)
-        if self._samples <= limit.samples < self._samples + size:
-            kept = "; ranges are of all of it" if self._seen is not None else ""
-            logger.warning(
-                "calibration data behind the first %d samples is not remembered (nsamples)%s", limit.samples, kept
-            )
+        counts = self._moves_static or bool(self.weight_only)  # and not corrections alone, which take a few
+        if self._samples <= limit.samples < self._samples + size and counts:
+            logger.warning("calibration data behind the first %d samples is not used (nsamples)", limit.samples)
         self._samples += size
 
     def _deferring(self, forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -301,9 +311,11 @@ class Execution:
         state = PassState(self.model.eval(), self.plan, self.survey, Structure(), self.calls)
         for step in self.passes:
             state = replace(state, structure=step.before(state) or state.structure)
-        if self._moved and self._keeps_floats:
-            self.floats = sharing_weights(state.model)
-        return state
+        compared = any(step.compares for step in self.passes)
+        kept = self._moved and self._keeps_floats
+        floats = sharing_weights(state.model) if kept or compared else None
+        self.floats = floats if kept else None
+        return replace(state, floats=floats)
 
     def _ranges_of(self, state: PassState) -> Mapping[OpKey, Any]:
         if self._moved and self.ranges.missing(self.plan, self._source):

@@ -22,6 +22,7 @@ from neural_compressor.schemes import (
     PER_TENSOR,
     OpKey,
     OpScheme,
+    Pass,
     Plan,
     QParams,
     QuantizedArray,
@@ -263,8 +264,8 @@ class LearnedActivationRounding(ActivationRounding):
 
 
 def check_trainable(plan: Plan) -> None:
-    """Refuse passes that a training does not run."""
-    if others := [step for step in plan.passes if step.name != "fold"]:
+    """Refuse passes that a training does not run, but for corrections that are made only where they can be."""
+    if others := [step for step in plan.passes if step not in (Pass("fold"), Pass("correct_biases"))]:
         raise ConfigError(
             f"the pass {others[0]} is for quantization after training; in a training weights find their own place"
         )

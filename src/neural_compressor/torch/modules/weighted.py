@@ -205,18 +205,33 @@ class WeightedModule(QuantModule):
 
     def quantized_weight(self, weight: Tensor) -> QuantizedArray:
         """``weight``, in the layout of the float module for inputs as they come, rounded to nearest: a matrix of codes."""
-        weight = finite(weight, "the weight")
-        if change := self.input_change:
-            weight = self._from_inputs_last(change.on_weight(self._inputs_last(weight)))
-        matrix = self.to_matrix(weight)
+        matrix = self.to_matrix(self._for_changed_inputs(finite(weight, "the weight")))
         # Beside float activations a scale may have either sign; kernels that multiply integers want it positive.
         alone = self.scheme.mode == "weight_only" and not self.weight_scheme.pair_safe
         return rtn(matrix, self.weight_scheme) if alone else quantized_matrix(matrix, self.weight_scheme, self.pairs())
+
+    def _for_changed_inputs(self, weight: Tensor) -> Tensor:
+        change = self.input_change
+        return self._from_inputs_last(change.on_weight(self._inputs_last(weight))) if change else weight
+
+    def weight_error(self, weight: Tensor) -> Tensor:
+        """How far the weight that is multiplied with is from the float ``weight``, in the layout of the float module."""
+        return self._product_weight() - self._for_changed_inputs(weight.detach().float())
+
+    def multiplied_input(self, x: Tensor) -> Tensor:
+        """What of an input is multiplied with the weight: changed and rounded, in float."""
+        return self._rounded(self.turned(x))
 
     def store_weight(self, array: QuantizedArray) -> None:
         """Have ``array``, which a method found, for the weight instead of the one rounded to nearest."""
         keep_array(self, "weight", array.pack())
         check_pairs(self._packed(), self.pairs())
+        self._settle()
+
+    def shift_bias(self, by: Tensor) -> None:
+        """Add ``by``, a value an output channel, to the bias; it has one from now on."""
+        shift = finite(by, "the shift of the bias")
+        self.register_buffer("bias", shift.clone() if self.bias is None else self.bias + shift.to(self.bias))
         self._settle()
 
     def _quantize(self, module: nn.Module) -> None:

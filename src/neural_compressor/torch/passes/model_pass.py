@@ -32,7 +32,7 @@ class PassState:
     ``survey`` is what was seen of the model as it came, on all data: names of modules stay what they were. ``structure`` is
     what passes before this one made of it. ``calls`` are those that calibration made of the model, up to a limit: they
     hold inputs alone. ``changes`` is for passes to fill: what the quantized op of a name does to its input first, while the
-    float one stays as it is.
+    float one stays as it is. ``floats`` is the float model that was quantized, for passes that compare with it.
     """
 
     model: nn.Module
@@ -41,6 +41,7 @@ class PassState:
     structure: Structure = field(default_factory=Structure)
     calls: Sequence[Arguments] = ()
     changes: dict[str, InputChange] = field(default_factory=dict)
+    floats: nn.Module | None = None
 
     def replay(self, model: nn.Module | None = None) -> Iterator[Any]:
         """Make the calls again, of ``model`` or else of the one here as it is now: the output of each, one at a time."""
@@ -69,6 +70,8 @@ class ModelPass:
     calls_alone: ClassVar[bool] = False
     #: Whether ops receive other values after :meth:`before`, so that ranges are those of the changed model alone.
     moves_ranges: ClassVar[bool] = False
+    #: Whether :meth:`after` looks at ``floats``, so that the float weights are kept beside the quantized ones till then.
+    compares: ClassVar[bool] = False
     #: What is remembered of the data at most.
     limit: ClassVar[CalibrationLimit] = CalibrationLimit(samples=512)
 
@@ -77,6 +80,10 @@ class ModelPass:
 
     def check(self, model: nn.Module, plan: Plan) -> None:
         """Refuse, before any work, what the pass cannot do to ``model``."""
+
+    def wants_data(self, plan: Plan) -> bool:
+        """Whether the model has to run on data for the ops of ``plan``."""
+        return self.sees_data
 
     def before(self, state: PassState) -> Structure | None:
         """Change the float model in place; what became of modules, where that is another than ``state.structure``."""

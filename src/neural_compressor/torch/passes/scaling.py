@@ -138,6 +138,13 @@ def input_reach(module: nn.Module) -> Tensor:
     return _by_input(module, weight.detach().float()).abs().amax((1, 3)).flatten()
 
 
+def output_reach(module: nn.Module) -> Tensor:
+    """The largest magnitude among the weights of each output channel."""
+    weight = module.weight
+    assert isinstance(weight, Tensor)
+    return (weight.T if is_conv1d(module) else weight).detach().float().flatten(1).abs().amax(1)
+
+
 def scale_inputs(module: nn.Module, scale: Tensor) -> None:
     """Multiply the weights of each input channel by ``scale``; the parameter is a new one."""
     weight = module.weight

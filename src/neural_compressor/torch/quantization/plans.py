@@ -18,7 +18,7 @@ from neural_compressor.config.resolver import OpSpace, Request, op_space, wantin
 from neural_compressor.errors import CapabilityError, ConfigError
 from neural_compressor.schemes import OpKey, OpScheme, Pass, Plan
 from neural_compressor.torch.capability import PyTorchQuery, opwise
-from neural_compressor.torch.executor import FOLD, check
+from neural_compressor.torch.executor import USUAL_PASSES, check
 from neural_compressor.torch.passes.model_pass import PASSES
 from neural_compressor.torch.pt2e.exported import is_exported
 from neural_compressor.torch.pt2e.ops import BIAS_CORRECTION, find_graph_ops, graph_opwise
@@ -81,7 +81,8 @@ def plan_for(model: nn.Module, config: Any) -> tuple[Plan, dict[OpKey, str]]:
     if not ops:
         raise _nothing(model, bool(found), [reason for _, reason in refused.values()])
     static = any(map(_is_static_integer, ops.values()))
-    plan = Plan(ops, passes=_passes(steps, ops, ((BIAS_CORRECTION if is_graph else FOLD),) if static else ()))
+    usual = (BIAS_CORRECTION,) if is_graph else USUAL_PASSES
+    plan = Plan(ops, passes=_passes(steps, ops, usual if static else ()))
     if not is_graph:
         check(model, plan)
     return plan, left

@@ -127,7 +127,8 @@ class DynamicQuantConfig(ActivationConfig):
 class StaticQuantConfig(ActivationConfig):
     """Weights and activations quantized with ranges known beforehand, from calibration data.
 
-    With ``fp8_config`` the call gives an :class:`FP8Config`.
+    With ``fp8_config`` the call gives an :class:`FP8Config`. ``equalize`` makes layers in a row equally large in each
+    channel first, for weights with one scale for all channels.
     """
 
     def __new__(cls, *args: Any, **values: Any) -> Any:
@@ -136,6 +137,12 @@ class StaticQuantConfig(ActivationConfig):
 
     excluded_precisions: ExcludedPrecisions = ()
     hadamard: FoldedHadamard = False
+    equalize: Flag = False
+
+    @property
+    def passes(self) -> tuple[Pass, ...]:
+        """What it asks to be done to the whole model before its ops are quantized."""
+        return (*super().passes, *((Pass("equalize"),) if self.equalize else ()))
 
     @property
     def needs_calibration(self) -> bool:

@@ -58,7 +58,5 @@ class SmoothQuantConfig(StaticQuantConfig):
         """What is done to the whole model for the layers that have this configuration."""
         self.require_single()
         alphas_between(self.alpha_min, self.alpha_max, self.alpha_step)
-        return (
-            *super().passes,
-            Pass("smooth", {name: value for name, (value, _) in self.changed(*_SMOOTHING).items()}),
-        )
+        options = {name: value for name, (value, _) in self.changed(*_SMOOTHING).items()}
+        return (*super().passes, Pass("smooth", options))

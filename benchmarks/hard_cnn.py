@@ -69,6 +69,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=list(VARIANTS), help="parts of names of what is tried")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    console = Console(width=150)
     vision = vision_models.vision(options.model, options.data, options.images)
     # Several times as fast in this layout.
     expected = outputs(vision.model, vision.images.contiguous(memory_format=torch.channels_last))
@@ -81,8 +82,10 @@ def main() -> None:
             start = time.perf_counter()
             model = quantized(vision, *variant)
             seconds = time.perf_counter() - start
-            table.add_row(name, *compared(vision.labels, expected, outputs(model, vision.images)), f"{seconds:.0f}")
-    Console(width=150).print(table)
+            row = [name, *compared(vision.labels, expected, outputs(model, vision.images)), f"{seconds:.0f}"]
+            console.print("; ".join(row), highlight=False)  # a run takes minutes: what is known is shown
+            table.add_row(*row)
+    console.print(table)
 
 
 if __name__ == "__main__":

@@ -54,6 +54,9 @@ _MODULES = (
     "report",
     "metric",
     "model",
+    "common",
+    "objective",
+    "utils",
 )
 _NAMES = {
     **dict.fromkeys(("METRICS", "Metric"), "metric"),

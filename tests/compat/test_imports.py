@@ -17,6 +17,18 @@ IMPORTS = {
     "neural_compressor.training": "prepare_compression",
     "neural_compressor.metric": "METRICS BaseMetric Metric",
     "neural_compressor.model": "Model",
+    "neural_compressor.objective": "objectives",
+    "neural_compressor.utils": "logger",
+    "neural_compressor.utils.pytorch": "load",
+    "neural_compressor.utils.utility": "LazyImport",
+    "neural_compressor.utils.load_huggingface": "save_for_huggingface_upstream",
+    "neural_compressor.adaptor.pytorch": "get_torch_version",
+    "neural_compressor.common": "logger Logger",
+    "neural_compressor.common.base_tuning": """
+        TuningConfig Evaluator Sampler SequentialSampler ConfigSet ConfigLoader TuningMonitor init_tuning""",
+    "neural_compressor.common.base_config": "BaseConfig ComposableConfig register_config config_registry",
+    "neural_compressor.common.utils": """
+        LazyImport set_workspace set_random_seed set_tensorboard set_resume_from DEFAULT_WORKSPACE dump_elapsed_time""",
 }
 """Names by the module they are imported from."""
 

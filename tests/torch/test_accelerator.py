@@ -68,7 +68,7 @@ def test_the_cpu_has_nothing_to_wait_for():
     cpu.synchronize(), cpu.empty_cache(), cpu.set_device(0)
     found = cpu.device_count(), cpu.current_device(), cpu.current_device_name(), str(cpu.device(0)), cpu.device_name(0)
     assert found == (1, "cpu", "cpu", "cpu", "cpu")
-    assert torch.__version__.startswith(get_torch_version())
+    assert torch.__version__.startswith(str(get_torch_version()))
 
 
 def test_a_model_follows_its_first_inputs_once(monkeypatch):

@@ -13,7 +13,7 @@ from neural_compressor.config.base import ConfigModel, named_arguments
 from neural_compressor.config.composition import Composition
 from neural_compressor.config.criteria import AccuracyCriterion, TuningCriterion, check_loss, objectives
 from neural_compressor.config.process_options import usual_seed
-from neural_compressor.config.validators import Flag, Seed, at_least, non_negative, word
+from neural_compressor.config.validators import Flag, Seed, at_least, is_whole, non_negative, word
 from neural_compressor.errors import ConfigError
 from neural_compressor.paths import path_of
 from neural_compressor.registry import close_matches
@@ -44,6 +44,15 @@ def _sampler(value: Any) -> Any:
     )
 
 
+def _at(singles: Sequence[Composition], choice: Any) -> Any:
+    """What a sampler chose: a configuration, or its position."""
+    if not is_whole(choice):
+        return choice
+    if not 0 <= choice < len(singles):
+        raise ConfigError(f"the sampler returned the position {choice}; there are {len(singles)} configurations to try")
+    return singles[choice]
+
+
 def _folder(value: Any) -> Path | None:
     return None if value is None else path_of(value)
 
@@ -53,9 +62,9 @@ class TuningConfig(ConfigModel):
 
     ``config_set`` is one configuration or a list of them; list-valued parameters span a space. ``sampler`` orders what
     there is to try: ``"sequential"`` (the default), ``"random"`` (seeded by ``seed``), or a function from the list of
-    configurations to those to try. The promise is ``tolerable_loss``, a share of the float model's metric or so many
-    points of it (``criterion`` ``"relative"`` or ``"absolute"``). ``timeout`` is in seconds; 0 stops at the first model
-    that keeps the promise. The journal lies in ``workspace``.
+    configurations to those to try, or to their positions. The promise is ``tolerable_loss``, a share of the float
+    model's metric or so many points of it (``criterion`` ``"relative"`` or ``"absolute"``). ``timeout`` is in seconds; 0
+    stops at the first model that keeps the promise. The journal lies in ``workspace``.
     """
 
     config_set: Annotated[tuple[Composition, ...], PlainValidator(_config_set)]
@@ -103,7 +112,7 @@ class TuningConfig(ConfigModel):
         """What is tried, in order: the expanded sets as the sampler arranges them."""
         singles = self.expand()
         if callable(self.sampler):
-            chosen = list(self.sampler(singles))
+            chosen = [_at(singles, choice) for choice in self.sampler(singles)]
             known = {single.identity for single in singles}
             for config in chosen:
                 if not isinstance(config, Composition) or config.identity not in known:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 
-import torch
 from torch import nn
 
+from neural_compressor.adaptor.pytorch import get_torch_version
 from neural_compressor.torch.accelerator import Accelerator, auto_detect_accelerator
 
 __all__ = [
@@ -22,11 +22,6 @@ __all__ = [
 
 logger = logging.getLogger("neural_compressor")
 get_accelerator = auto_detect_accelerator
-
-
-def get_torch_version() -> str:
-    """The version of torch, without what follows a plus sign."""
-    return torch.__version__.partition("+")[0]
 
 
 def is_hpu_available() -> bool:

@@ -44,7 +44,8 @@ class TestCompiled:
         counters.clear()
         torch._dynamo.reset()
         opt_model = torch.compile(q_model)
-        torch.testing.assert_close(opt_model(x), q_model(x), rtol=1e-4, atol=1e-5)
+        # A value between two codes may be rounded either way.
+        torch.testing.assert_close(opt_model(x), q_model(x), rtol=0, atol=0.02)
         assert counters["inductor"]["qconv_weight_prepack_matcher_count"] == 2
         assert counters["inductor"]["qlinear_weight_prepack_matcher_count"] == 1
 

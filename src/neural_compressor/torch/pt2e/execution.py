@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,7 +21,7 @@ from neural_compressor.schemes import OpKey, Plan
 from neural_compressor.torch.modules.relay import Relays
 from neural_compressor.torch.passes.fold import Structure
 from neural_compressor.torch.pt2e.bias_correction import add_to_biases, forget_inputs, lost_means, watch_inputs
-from neural_compressor.torch.pt2e.exported import finished, mark, require_exported
+from neural_compressor.torch.pt2e.exported import finished, mark, require_exported, shared
 from neural_compressor.torch.pt2e.observers import RangeObserver, WeightObserver
 from neural_compressor.torch.pt2e.ops import BIAS_CORRECTION, find_graph_ops, name_layer
 from neural_compressor.torch.pt2e.quantizer import PlanQuantizer
@@ -44,7 +43,7 @@ class GraphExecution:
         self._inputs = CalibrationInputs()
         quantizer = PlanQuantizer(plan)
         with _quiet():
-            prepared = prepare_pt2e(_shared(model), quantizer)
+            prepared = prepare_pt2e(shared(model), quantizer)
         self._nodes = quantizer.nodes
         self.model: GraphModule = mark(prepared, self._exported)
         self._observers = list(self._named_observers())
@@ -98,7 +97,7 @@ class GraphExecution:
                 f"{count} static ops need calibration: run the model that prepare returned on data before convert"
             )
         lost = lost_means(self.model)
-        graph = _shared(self.model)
+        graph = shared(self.model)
         forget_inputs(graph)
         for node in graph.graph.nodes:
             # Annotations name nodes of the graph they were written into, so that converting a copy would look for these.
@@ -134,13 +133,6 @@ def check(model: GraphModule, plan: Plan) -> None:
             raise ConfigError(
                 f"op {key[0]!r} ({key[1]}): an exported graph runs static and dynamic int8, not {scheme.mode!r}"
             )
-
-
-def _shared(model: GraphModule) -> GraphModule:
-    """A graph of its own over the same tensors."""
-    new = GraphModule(model, copy.deepcopy(model.graph))
-    new.meta = dict(model.meta)
-    return new
 
 
 def _strip(model: GraphModule) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -129,6 +130,13 @@ def mark(model: GraphModule, exported: Exported) -> GraphModule:
     model.train = partial(_train, model)  # type: ignore[method-assign]
     model.eval = partial(_train, model, False)  # type: ignore[method-assign]
     return model
+
+
+def shared(model: GraphModule) -> GraphModule:
+    """A graph of its own over the same tensors."""
+    new = GraphModule(model, copy.deepcopy(model.graph))
+    new.meta = dict(model.meta)
+    return new
 
 
 def finished(model: GraphModule, exported: Exported, done: Quantization) -> GraphModule:

@@ -18,7 +18,7 @@ from neural_compressor.adaptor.records import OpRecord
 from neural_compressor.errors import ConfigError
 from neural_compressor.report.terminal import print_ops
 from neural_compressor.torch.pt2e.capture import arguments_of
-from neural_compressor.torch.pt2e.exported import exported_of
+from neural_compressor.torch.pt2e.exported import exported_of, finished, shared
 from neural_compressor.torch.pt2e.ops import find_graph_ops, layer_name
 from neural_compressor.torch.pt2e.records import graph_records
 from neural_compressor.torch.quantized_model import Quantization
@@ -37,9 +37,11 @@ def compile(model: nn.Module, example_inputs: Any, *, quiet: bool = False, **opt
     ``lowering`` of what is returned. ``options`` are those of ``torch.compile``. Sets ``torch._inductor.config.freezing``,
     as other shapes are compiled later.
     """
-    if not isinstance(model, GraphModule) or exported_of(model) is None:
+    exported = exported_of(model)
+    if not isinstance(model, GraphModule) or exported is None:
         raise ConfigError("compile: the model is no exported graph; give what convert made of an exported model")
-    if not isinstance(getattr(model, "quantization", None), Quantization):
+    done = getattr(model, "quantization", None)
+    if not isinstance(done, Quantization):
         raise ConfigError(
             "compile: the model is not quantized; use torch.compile for a float model, or convert it first"
         )
@@ -47,8 +49,9 @@ def compile(model: nn.Module, example_inputs: Any, *, quiet: bool = False, **opt
     config.freezing = True
     seen = _FloatProducts()
     before = _lowered_so_far()
+    # A graph that was compiled before would not be compiled again, and so not be seen.
+    model = finished(shared(model), exported, done)
     compiled = torch.compile(model, **options)
-    # What was compiled before would not be seen, so it is compiled again.
     with config.patch(post_grad_custom_post_pass=seen, force_disable_caches=True), torch.no_grad():
         compiled(*args, **kwargs)
     records = lowering_records(model, seen.layers, _lowered_so_far() - before)

@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from neural_compressor.errors import FormatError, NeuralCompressorError, WorkspaceError
+from neural_compressor.errors import ConfigError, FormatError, NeuralCompressorError, WorkspaceError
 from neural_compressor.formats import new_folder
 from neural_compressor.formats.json_files import read_json
 from neural_compressor.paths import path_of
@@ -29,6 +29,7 @@ from neural_compressor.torch.checks import copy_of, require_module
 from neural_compressor.torch.modules import QuantModule
 from neural_compressor.torch.modules.build import replace_module
 from neural_compressor.torch.modules.kernels.integer import fits_kernel
+from neural_compressor.torch.modules.kv_cache import kv_scales_of
 from neural_compressor.torch.modules.matrix_stack import open_stacks
 from neural_compressor.torch.modules.relay import Relays
 from neural_compressor.torch.passes.fold import Structure
@@ -82,6 +83,10 @@ def save_model(model: nn.Module, path: str | Path) -> None:
     done = getattr(model, "quantization", None)
     if not isinstance(done, Quantization):
         raise FormatError("this model was not quantized here: there is no plan to save with it")
+    if kv_scales_of(model):
+        raise ConfigError(
+            "the default format has no place for the scales of a key-value cache; save with format='huggingface'"
+        )
     path = path_of(path, "save")
     if path.is_dir() and any(path.iterdir()) and not (path / CONFIG).exists():
         raise WorkspaceError(

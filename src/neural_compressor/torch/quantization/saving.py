@@ -22,7 +22,6 @@ from neural_compressor.torch.files.checkpoint import load_model, save_model, sto
 from neural_compressor.torch.files.gguf import write_gguf_model
 from neural_compressor.torch.files.huggingface import load_checkpoint
 from neural_compressor.torch.files.huggingface_writer import write_checkpoint
-from neural_compressor.torch.modules.kv_cache import kv_scales_of
 from neural_compressor.torch.pt2e.aoti import load_package, write_package
 from neural_compressor.torch.pt2e.checkpoint import FORMAT as GRAPH_FORMAT
 from neural_compressor.torch.pt2e.checkpoint import load_graph, save_graph
@@ -53,10 +52,6 @@ def save(
         _save_graph(model, path, format, kwargs)
     elif format == "default":
         _check_options("save", format, save_model, kwargs)
-        if kv_scales_of(model):
-            raise ConfigError(
-                "the default format has no place for the scales of a key-value cache; save with format='huggingface'"
-            )
         save_model(model, path)
     elif format == "gguf":
         _check_options("save", format, write_gguf_model, kwargs)

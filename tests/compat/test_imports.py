@@ -24,6 +24,16 @@ IMPORTS = {
     "neural_compressor.utils.load_huggingface": "save_for_huggingface_upstream",
     "neural_compressor.adaptor.pytorch": "get_torch_version",
     "neural_compressor.common": "logger Logger",
+    "neural_compressor.torch.export": "export export_model_for_pt2e_quant",
+    "neural_compressor.torch.quantization": """
+        prepare convert quantize autotune save load prepare_qat finalize_calibration TuningConfig get_all_config_set
+        get_rtn_double_quant_config_set INT8StaticQuantConfig get_default_fp8_config_set
+        get_default_mixed_precision_config_set RTNConfig GPTQConfig AWQConfig TEQConfig HQQConfig AutoRoundConfig FP8Config
+        MXQuantConfig SmoothQuantConfig StaticQuantConfig DynamicQuantConfig MixedPrecisionConfig""",
+    "neural_compressor.torch.quantization.autotune": "autotune TuningConfig get_all_config_set",
+    "neural_compressor.torch.quantization.quantize": "quantize prepare convert",
+    "neural_compressor.torch.quantization.save_load_entry": "save load",
+    "neural_compressor.torch.quantization.config": "RTNConfig get_default_rtn_config INT8StaticQuantConfig",
     "neural_compressor.common.base_tuning": """
         TuningConfig Evaluator Sampler SequentialSampler ConfigSet ConfigLoader TuningMonitor init_tuning""",
     "neural_compressor.common.base_config": "BaseConfig ComposableConfig register_config config_registry",

@@ -13,6 +13,7 @@ from pydantic import PlainValidator
 from neural_compressor.config.base import named_arguments, plain
 from neural_compressor.config.composition import Composition
 from neural_compressor.config.op_selector import Claim, OpSelector, Tier, selectors
+from neural_compressor.config.queries import ConfigQueries
 from neural_compressor.errors import ConfigError
 from neural_compressor.schemes import Pass
 
@@ -66,7 +67,7 @@ def _read_rule(item: Any) -> list[LocalRule]:
     return [LocalRule(selector, read) for selector in selectors(item["op"])]
 
 
-class ComposableConfig(Composition):
+class ComposableConfig(ConfigQueries):
     """The configuration of one algorithm.
 
     - A parameter given as a list spans a space: :meth:`expand` yields its single configurations.

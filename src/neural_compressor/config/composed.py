@@ -75,6 +75,23 @@ class ComposedConfig(Composition):
     __str__ = __repr__
 
 
+def config_of(given: Any, framework: str) -> Any:
+    """The configuration that a user hands over: itself, a list to add up, what ``to_dict`` wrote, or settings by algorithm.
+
+    Anything else comes back as it is.
+    """
+    if isinstance(given, Mapping) and given:
+        if "config" in given:
+            return Composition.from_dict(given)
+        classes: list[Any] = [CONFIGS[f"{framework}.{name}"] for name in given]
+        return sum_of([kind.from_dict(given[name]) for kind, name in zip(classes, given, strict=True)])
+    if isinstance(given, list | tuple) and given:
+        each = [config_of(item, framework) for item in given]
+        if all(isinstance(item, Composition) for item in each):
+            return sum_of([part for item in each for part in item.parts])
+    return given
+
+
 def sum_of(parts: Iterable[ComposableConfig]) -> Composition:
     """The configurations one after the other; neighbours of one class and white list become one."""
     merged: list[ComposableConfig] = []

@@ -85,8 +85,20 @@ class Composition(ConfigModel):
             )
         if not issubclass(kind, cls):
             raise ConfigError(f"{cls.__name__} cannot be read from the settings of a {kind.__name__}")
-        read: Self = kind(**named_fields(kind, fields))
+        read: Self = kind(**_with_rules(kind, named_fields(kind, fields)))
         return read
+
+
+def _with_rules(kind: Any, fields: dict[str, Any]) -> dict[str, Any]:
+    """``fields`` with local rules as a list, also where they are as ``{"global": {...}, "local": {"fc1": {...}}}``."""
+    shared, rules = fields.get("global", {}), fields.get("local")
+    if "global" not in fields and not isinstance(rules, Mapping):
+        return fields
+    if not isinstance(shared, Mapping) or not isinstance(rules or {}, Mapping):
+        raise ConfigError(f"{kind.__name__}.from_dict: got {fields!r}, expected global and local to be mappings")
+    rest = {name: value for name, value in fields.items() if name not in ("global", "local")}
+    local = [{"op": op, "config": kind.from_dict(each)} for op, each in (rules or {}).items()]
+    return {**rest, **named_fields(kind, shared), "local": local}
 
 
 CONFIGS: Registry[type[Composition]] = Registry("configuration", entry_point_group="neural_compressor.configs")

@@ -208,7 +208,6 @@ def test_fp32_leaves_an_op_as_it_is(cls: type, name: str) -> None:
         ({"bits": True}, ["bits", "True"]),
         ({"bits": "4"}, ["bits", "'4'"]),
         ({"bits": [4, 9]}, ["bits", "9"]),
-        ({"dtype": "int8", "bits": 4}, ["bits", "got 4", "'int8'", "bits=8"]),
         ({"group_size": 0}, ["group_size", "got 0", "-1"]),
         ({"group_size": -2}, ["group_size", "-2"]),
         ({"group_size": 32.0}, ["group_size", "32.0"]),
@@ -226,7 +225,6 @@ def test_nonsense_is_refused_by_every_weight_only_configuration(cls: type, field
 @pytest.mark.parametrize(
     ("cls", "fields", "said"),
     [
-        (RTNConfig, {"dtype": "nf4", "bits": 8}, ["bits", "'nf4'", "bits=4"]),
         (RTNConfig, {"dtype": "nf4", "use_sym": False}, ["use_sym", "'nf4'"]),
         (RTNConfig, {"dtype": "mxfp4", "group_size": 128}, ["group_size", "'mxfp4'", "32"]),
         (RTNConfig, {"use_sym": False, "use_full_range": True}, ["use_full_range", "int4 asym"]),

@@ -11,6 +11,7 @@ from torch import nn
 
 from neural_compressor.adaptor.user_code import calibrating
 from neural_compressor.algorithms.qat import trained
+from neural_compressor.config.composed import config_of
 from neural_compressor.errors import ConfigError, MissingDependencyError
 from neural_compressor.report.terminal import print_ops
 from neural_compressor.schemes import OpKey, Plan
@@ -42,6 +43,7 @@ def prepare(model: nn.Module, quant_config: Any, inplace: bool = True, example_i
     work. ``inplace=False`` works on a copy. With ``example_inputs`` a model with static ops is checked on these,
     and not on the first batch of the data.
     """
+    quant_config = config_of(quant_config, "torch")
     if is_exported(model):
         return _prepare_graph(*_planned(model, quant_config, True, "prepare"))
     model, plan, left = _planned(model, quant_config, inplace, "prepare")
@@ -85,6 +87,7 @@ def prepare_qat(
     """
     if is_exported(model):
         raise ConfigError("prepare_qat: an exported graph is in evaluation mode; train the eager model, then export it")
+    quant_config = config_of(quant_config, "torch")
     model, plan, left = _planned(model, quant_config, inplace, "prepare_qat")
     check_trainable(plan)
     structure = Structure()

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from neural_compressor.config.composable import ComposableConfig
+from neural_compressor.config.queries import check_processor
 from neural_compressor.errors import ConfigError
 from neural_compressor.registry import close_matches
 from neural_compressor.torch.quantization.config.autoround import AutoRoundConfig
@@ -38,10 +39,11 @@ _DOUBLE_QUANT: dict[str, dict[str, Any]] = {
 """Two well-known layouts with quantized scales."""
 
 
-def _default(config: type[C]) -> Callable[[], C]:
+def _default(config: type[C]) -> Callable[..., C]:
     """A function that gives the default configuration of an algorithm."""
 
-    def get_default_config() -> C:
+    def get_default_config(processor_type: str | None = None) -> C:
+        check_processor(processor_type)
         return config()
 
     get_default_config.__doc__ = f"The default configuration :class:`{config.__name__}`."

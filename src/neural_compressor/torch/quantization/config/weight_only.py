@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,8 @@ from neural_compressor.torch.quantization.config.fields import (
     dtype_of,
     rotation_passes,
 )
+
+logger = logging.getLogger("neural_compressor")
 
 
 def _search(value: str | None) -> dict[str, Any]:
@@ -128,7 +131,13 @@ class WeightOnlyConfig(ComposableConfig):
         if name == FLOAT:
             return values
         kind = dtype_of(name, values["bits"])
-        follows: dict[str, Any] = {} if name == "int" else {"bits": kind.bits}
+        if name != "int" and values["bits"] != kind.bits:
+            if "bits" in given:
+                logger.warning(
+                    "%s: dtype %r has %d bits, bits=%s is not read", cls.__name__, name, kind.bits, values["bits"]
+                )
+            values = {**values, "bits": kind.bits}
+        follows: dict[str, Any] = {}
         if kind.block_size:
             follows["group_size"] = kind.block_size
         if not kind.is_integer and "use_sym" in values:

@@ -1,0 +1,112 @@
+"""Calls of the 3.x API for PyTorch as its documentation spells them."""
+
+import importlib
+import logging
+
+import pytest
+import torch
+from torch import nn
+
+from neural_compressor.errors import ConfigError
+from neural_compressor.torch.quantization import (
+    GPTQConfig,
+    RTNConfig,
+    StaticQuantConfig,
+    TuningConfig,
+    autotune,
+    get_all_config_set,
+    get_default_AutoRound_config,
+    get_default_gptq_config,
+    get_default_rtn_config,
+    prepare,
+    quantize,
+)
+from neural_compressor.torch.quantization.config import get_rtn_double_quant_config_set
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 8)).eval()
+
+
+def bits(model):
+    return [model[place].scheme.weight.dtype.bits for place in (0, 2)]
+
+
+@pytest.mark.parametrize("name", ["autotune", "quantize"])
+def test_a_function_and_the_module_of_its_name(name):
+    package = importlib.import_module("neural_compressor.torch.quantization")
+    module = importlib.import_module(f"neural_compressor.torch.quantization.{name}")
+    assert getattr(module, name) is getattr(package, name)
+    assert callable(getattr(package, name))
+
+
+def test_settings_by_algorithm():
+    model = quantize(net(), {"rtn": {"bits": 8, "group_size": 16, "white_list": ["0"]}, "hqq": {"bits": 4}}, quiet=True)
+    assert bits(model) == [8, 4]
+    with pytest.raises(ConfigError, match=r"torch\.rtm"):
+        quantize(net(), {"rtm": {}})
+    with pytest.raises(ConfigError, match="quant_config is a dict"):
+        quantize(net(), {})
+
+
+def test_a_list_is_a_sum():
+    parts = [RTNConfig(bits=8, white_list=["2"]), RTNConfig(bits=4, white_list=["0"])]
+    execution = prepare(net(), parts)._prepared
+    direct = prepare(net(), parts[0] + parts[1])._prepared
+    assert execution.plan == direct.plan
+
+
+@pytest.mark.parametrize("local", [{"2": {"dtype": "fp32"}}, {"Linear": {"bits": 8}}, {}])
+def test_global_and_local_settings_are_read(local):
+    read = RTNConfig.from_dict({"global": {"bits": 2, "group_size": 16}, "local": local})
+    built = RTNConfig(bits=2, group_size=16)
+    for name, each in local.items():
+        built.set_local(name, RTNConfig(**each))
+    assert read.identity == built.identity
+    assert RTNConfig.from_dict(read.to_dict()).identity == built.identity
+    with pytest.raises(ConfigError, match="mappings"):
+        RTNConfig.from_dict({"global": 3})
+
+
+def test_the_data_type_wins_over_bits(caplog):
+    with caplog.at_level(logging.WARNING, "neural_compressor"):
+        config = RTNConfig(bits=4, dtype="int8")
+    assert "bits=4 is not read" in caplog.text
+    assert config.weight_scheme().dtype.name == "int8"
+    assert config.bits == 8
+
+
+@pytest.mark.parametrize("default", [get_default_rtn_config, get_default_gptq_config, get_default_AutoRound_config])
+def test_processor_types(default):
+    assert default("Server").identity == default(processor_type="client").identity == default().identity
+    with pytest.raises(ConfigError, match="processor_type: got 'mainframe'"):
+        default("mainframe")
+
+
+def test_questions_about_a_configuration():
+    config = RTNConfig(bits=8).set_local("2", RTNConfig(bits=4))
+    assert RTNConfig.params_list[:3] == ["dtype", "bits", "use_sym"]
+    assert config.to_diff_dict() == {"bits": 8}
+    info = RTNConfig.get_model_info(net())
+    assert info == [("0", "Linear"), ("2", "Linear")]
+    assert {key: each.bits for key, each in config.to_config_mapping(model_info=info).items()} == {
+        ("0", "Linear"): 8,
+        ("2", "Linear"): 4,
+    }
+    pair = [RTNConfig(white_list=["0"]), GPTQConfig(white_list=["2"])]
+    assert [type(each) for each in config.to_config_mapping(pair, info).values()] == [RTNConfig, GPTQConfig]
+    assert set(RTNConfig.get_predefined_configs()) == {"client", "server"}
+
+
+def test_sets_to_tune_over(tmp_path):
+    assert all(isinstance(each, RTNConfig) for each in RTNConfig.get_config_set_for_tuning())
+    assert len(StaticQuantConfig.get_config_set_for_tuning()) == 1
+    assert {each.name for each in get_all_config_set()} >= {"rtn", "gptq", "awq", "fp8_quant"}
+    tuned = autotune(
+        net(),
+        TuningConfig(config_set=get_rtn_double_quant_config_set(), workspace=tmp_path),
+        lambda model: 1.0,
+        quiet=True,
+    )
+    assert bits(tuned) == [4, 4]

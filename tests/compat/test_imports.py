@@ -24,6 +24,23 @@ IMPORTS = {
     "neural_compressor.utils.load_huggingface": "save_for_huggingface_upstream",
     "neural_compressor.adaptor.pytorch": "get_torch_version",
     "neural_compressor.common": "logger Logger",
+    "onnx_neural_compressor": "logger utility data_reader",
+    "onnx_neural_compressor.logger": "info warning Logger",
+    "onnx_neural_compressor.utility": "LazyImport set_workspace",
+    "onnx_neural_compressor.algorithms": "Smoother",
+    "onnx_neural_compressor.data_reader": "CalibrationDataReader",
+    "onnx_neural_compressor.quantization": """
+        quantize QuantType QuantFormat CalibrationMethod config tuning algorithm_entry matmul_4bits_quantizer
+        matmul_nbits_quantizer""",
+    "onnx_neural_compressor.quantization.matmul_4bits_quantizer": """
+        MatMul4BitsQuantizer RTNWeightOnlyQuantConfig GPTQWeightOnlyQuantConfig""",
+    "onnx_neural_compressor.quantization.matmul_nbits_quantizer": "MatMulNBitsQuantizer",
+    "onnx_neural_compressor.quantization.tuning": """
+        autotune TuningConfig Evaluator Sampler SequentialSampler ConfigLoader get_all_config_set""",
+    "onnx_neural_compressor.quantization.config": """
+        ComposableConfig config_registry ExtraOptions StaticQuantConfig DynamicQuantConfig RTNConfig GPTQConfig AWQConfig
+        SmoothQuantConfig get_woq_tuning_config""",
+    "onnx_neural_compressor.quantization.algorithm_entry": "rtn_quantize_entry static_quantize_entry",
     "neural_compressor.torch.export": "export export_model_for_pt2e_quant",
     "neural_compressor.torch.quantization": """
         prepare convert quantize autotune save load prepare_qat finalize_calibration TuningConfig get_all_config_set

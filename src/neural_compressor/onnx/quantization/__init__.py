@@ -26,6 +26,7 @@ from neural_compressor.onnx.quantization.config import (
     StaticQuantConfig,
     TuningConfig,
 )
+from neural_compressor.onnx.quantization.config_sets import get_all_config_set
 from neural_compressor.onnx.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 from neural_compressor.onnx.quantization.precision import convert_precision
 from neural_compressor.onnx.quantization.quant_types import CalibrationMethod, QuantFormat, QuantType
@@ -50,5 +51,6 @@ __all__ = [
     "TuningConfig",
     "autotune",
     "convert_precision",
+    "get_all_config_set",
     "quantize",
 ]

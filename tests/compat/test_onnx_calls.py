@@ -1,0 +1,101 @@
+"""Calls of the ONNX API as its documentation spells them."""
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import helper, numpy_helper
+
+from neural_compressor.errors import ConfigError
+from onnx_neural_compressor import data_reader, logger
+from onnx_neural_compressor.algorithms import Smoother
+from onnx_neural_compressor.quantization import algorithm_entry, config, matmul_4bits_quantizer, tuning
+
+RNG = np.random.default_rng(0)
+INPUTS = RNG.standard_normal((4, 64)).astype(np.float32) * np.where(np.arange(64) == 7, 50, 1).astype(np.float32)
+
+
+def two_products():
+    x, y = (helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["n", 64]) for name in "xy")
+    weights = [numpy_helper.from_array(RNG.standard_normal((64, 64)).astype(np.float32), name) for name in ("w0", "w1")]
+    nodes = [
+        helper.make_node("MatMul", ["x", "w0"], ["h"], name="first"),
+        helper.make_node("MatMul", ["h", "w1"], ["y"], name="second"),
+    ]
+    graph = helper.make_graph(nodes, "net", [x], [y], weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+class Reader(data_reader.CalibrationDataReader):
+    def __init__(self):
+        self.rewind()
+
+    def get_next(self):
+        return next(self.samples, None)
+
+    def rewind(self):
+        self.samples = iter([{"x": INPUTS[:2]}, {"x": INPUTS[2:]}])
+
+
+def run(model):
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return session.run(None, {"x": INPUTS})[0]
+
+
+def types(model):
+    return [node.op_type for node in model.graph.node]
+
+
+def test_four_bits():
+    algorithm = matmul_4bits_quantizer.RTNWeightOnlyQuantConfig()
+    quantizer = matmul_4bits_quantizer.MatMul4BitsQuantizer(two_products(), 32, True, algo_config=algorithm, quiet=True)
+    quantizer.process()
+    assert types(quantizer.model) == ["MatMulNBits"] * 2
+    assert [a.i for node in quantizer.model.graph.node for a in node.attribute if a.name == "bits"] == [4, 4]
+
+
+@pytest.mark.parametrize("algorithm", ["rtn", "gptq", "awq"])
+def test_entries_of_weight_only_algorithms(algorithm):
+    entry = getattr(algorithm_entry, f"{algorithm}_quantize_entry")
+    made = getattr(config, f"get_default_{algorithm}_config")()
+    assert types(entry(two_products(), made, Reader())).count("MatMulNBits") == 2
+
+
+def test_entries_of_integer_algorithms():
+    static = algorithm_entry.static_quantize_entry(two_products(), config.StaticQuantConfig(Reader()))
+    assert "QLinearMatMul" in types(static)
+    assert "DynamicQuantizeLinear" in types(
+        algorithm_entry.dynamic_quantize_entry(two_products(), config.DynamicQuantConfig())
+    )
+
+
+@pytest.mark.parametrize("folding", [True, False])
+def test_the_smoother_changes_weights_and_not_the_result(folding):
+    model = two_products()
+    smoothed = Smoother(model, Reader()).transform(alpha=0.5, folding=folding)
+    np.testing.assert_allclose(run(smoothed), run(model), rtol=1e-3, atol=1e-2)
+    before, after = (
+        np.abs(
+            max((numpy_helper.to_array(i) for i in m.graph.initializer if i.dims == [64, 64]), key=lambda w: w.max())
+        )
+        for m in (model, smoothed)
+    )
+    assert after.max() > 1.5 * before.max()  # the channel of the outlier
+
+
+def test_sets_and_questions():
+    names = {each.name for each in config.get_all_config_set()}
+    assert names >= {"rtn", "gptq", "awq", "static_quant", "smooth_quant", "dynamic_quant"}
+    assert all(isinstance(each, config.RTNConfig) for each in config.RTNConfig.get_config_set_for_tuning())
+    assert config.RTNConfig.get_model_info(two_products()) == [("first", "MatMul"), ("second", "MatMul")]
+    assert config.config_registry.get_cls_configs()["onnxrt"]["rtn"] is config.RTNConfig
+    loader = tuning.ConfigLoader(config.RTNConfig(weight_bits=[4, 8]), tuning.SequentialSampler)
+    assert [each.weight_bits for each in loader] == [4, 8]
+    with pytest.raises(ConfigError, match="extra_options"):
+        config.StaticQuantConfig(extra_options=config.ExtraOptions(Nonsense=1))
+
+
+def test_the_log_is_a_module(caplog):
+    with caplog.at_level("INFO", "neural_compressor"):
+        logger.info("said %d", 3)
+    assert "said 3" in caplog.text

@@ -17,7 +17,7 @@ _TUNING = ("quant_level", "accuracy_criterion", "tuning_criterion", "model_name"
 
 
 class Callbacks:
-    """What a training loop calls; only its two ends have to be called."""
+    """What a training loop calls; only its two ends have to be called, and where ranges are frozen its epochs."""
 
     def __init__(self, manager: CompressionManager) -> None:
         self._manager = manager
@@ -71,6 +71,7 @@ class CompressionManager:
             )
         self._session: Any = None
         self._done = False
+        self._epochs = 0
         self.model = model
         self.callbacks = Callbacks(self)
 
@@ -93,12 +94,18 @@ class CompressionManager:
             raise ConfigError("on_epoch_begin() without on_train_begin(): call that before training")
         if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
             raise ConfigError(f"on_epoch_begin: got {epoch!r}, expected the number of the epoch, from 0 on")
+        self._epochs += 1
         self._session.begin_epoch(epoch)
 
     def end(self) -> None:
         """Convert what was trained."""
         if self._session is None:
             raise ConfigError("on_train_end() without on_train_begin(): call that before training")
+        if self._conf.freeze_after is not None and not self._epochs:
+            raise ConfigError(
+                f"freeze_after={self._conf.freeze_after} counts epochs, and none began: call "
+                "callbacks.on_epoch_begin(epoch) before each, or leave it out"
+            )
         self.model = self._session.finish()
         self._done = True
         if not self._quiet:

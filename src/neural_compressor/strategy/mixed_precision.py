@@ -8,6 +8,7 @@ from typing import Any
 from neural_compressor.adaptor.capability import FLOAT_PRECISIONS
 from neural_compressor.config.criteria import TuningCriterion
 from neural_compressor.config.op_rule import OpRule
+from neural_compressor.config.process_options import usual_seed
 from neural_compressor.config.quantization import MixedPrecisionConfig
 from neural_compressor.config.resolver import OpSpace, Request, op_space, requested
 from neural_compressor.config.validators import listed
@@ -88,7 +89,7 @@ def mixed_precision_strategy(conf: MixedPrecisionConfig, space: TuningSpace) -> 
     """The strategy that ``conf`` names, or the one that is made for this where it names none."""
     named = conf.tuning_criterion.strategy
     kind = STRATEGIES[NAME if named == TuningCriterion().strategy else named]
-    strategy = kind(space, options=known_options(kind, named, conf.tuning_criterion.strategy_kwargs))
+    strategy = kind(space, usual_seed(), known_options(kind, named, conf.tuning_criterion.strategy_kwargs))
     if isinstance(strategy, AutoMixedPrecisionStrategy):
         strategy.quant_level = conf.quant_level
     elif conf.changed("quant_level"):

@@ -294,7 +294,8 @@ class PyTorchAdaptor(Adaptor):
         """Quantization-aware training over (inputs, labels) batches; returns the quantized model."""
         session = self.prepare_training(tune_cfg, model)
         steps = (optimizer or torch.optim.AdamW)(session.model.parameters())
-        for _ in range(epochs):
+        for epoch in range(epochs):
+            session.begin_epoch(epoch)
             for inputs, labels in dataloader:
                 steps.zero_grad()
                 torch.autograd.backward(criterion(feed(session.model, inputs), labels))

@@ -134,7 +134,7 @@ def test_learned_ranges_come_out_as_scale_and_zero_point():
     session.model(torch.rand(64, 16) * 3 - 1)
     rounding = session.model[0].activation_rounding
     with torch.no_grad():
-        rounding.steps[0].fill_(0.0125 / float(rounding._first[0]))
+        rounding.steps[0].fill_(0.0125 / float(rounding.first[0]))
         rounding.zeros[0].fill_(77.4)
     new = session.finish()
     assert float(new[0].input_scale) == pytest.approx(0.0125)
@@ -242,6 +242,29 @@ def test_frozen_ranges_stay():
     assert float(convert(model, quiet=True)[0].input_scale) < 0.01
 
 
+def test_frozen_steps_are_not_trained():
+    model = prepare_qat(linear(), StaticQuantConfig(), learned_step_size=True)
+    x = torch.rand(8, 16)
+    model(x)
+    finalize_calibration(model)
+    model(x).mean().backward()
+    rounding = model[0].activation_rounding
+    assert all(parameter.grad is None for parameter in rounding.parameters())
+    assert model[0].parametrizations["weight"][0].step.grad is not None
+
+
+def test_a_checkpoint_of_a_training_has_the_learned_ranges():
+    model = prepare_qat(linear(), StaticQuantConfig(), learned_step_size=True)
+    model(torch.rand(8, 16))
+    with torch.no_grad():
+        model[0].activation_rounding.steps[0].fill_(0.5)
+    again = prepare_qat(linear(), StaticQuantConfig(), learned_step_size=True)
+    again.load_state_dict(model.state_dict())
+    again(torch.rand(8, 16) * 100)  # what is learned already is not taken from new data
+    first, second = (convert(each, quiet=True)[0] for each in (model, again))
+    assert float(first.input_scale) == float(second.input_scale)
+
+
 def test_the_front_refuses_what_cannot_be():
     with pytest.raises(CalibrationError, match="no batch has run"):
         convert(prepare_qat(linear(), StaticQuantConfig()))
@@ -270,6 +293,14 @@ def test_a_training_loop_counts_its_epochs():
         manager.callbacks.on_epoch_begin("last")
     manager.callbacks.on_train_end()
     assert float(manager.model[0].input_scale) < 0.01
+
+
+def test_ranges_to_be_frozen_need_epochs():
+    manager = training.prepare_compression(linear(), QuantizationAwareTrainingConfig(freeze_after=1))
+    manager.callbacks.on_train_begin()
+    manager.model(torch.rand(8, 16))
+    with pytest.raises(ConfigError, match="on_epoch_begin"):
+        manager.callbacks.on_train_end()
 
 
 def test_the_manager_learns_steps():

@@ -161,7 +161,6 @@ class ActivationRounding(nn.Module):
         self.scheme, self.fixed_range, self.with_output = scheme, fixed_range, with_output
         self.observer_scheme = replace(scheme, algorithm="moving_average")
         self.observers: list[Any] = []
-        self.seen: set[int] = set()
         self.frozen = False
 
     def inputs(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
@@ -189,7 +188,7 @@ class ActivationRounding(nn.Module):
             return _straight_through(x, simulate(x, self.scheme, None).to(x.dtype))
         if training and not self.frozen:
             self._observe(index, x.detach())
-        if index not in self.seen:
+        if not self.is_seen(index):
             return x  # not trained yet: there is no range to round to
         return self._rounded(index, x)
 
@@ -197,7 +196,14 @@ class ActivationRounding(nn.Module):
         while len(self.observers) <= index:
             self.observers.append(make_observer(self.observer_scheme))
         self.observers[index].update(x.float())
-        self.seen.add(index)
+
+    def is_seen(self, index: int) -> bool:
+        """Whether the tensor of that place was given in training."""
+        return index < len(self.observers)
+
+    def freeze(self) -> None:
+        """Keep the ranges as they are."""
+        self.frozen = True
 
     def _rounded(self, index: int, x: Tensor) -> Tensor:
         low, high = self.observers[index].range(self.scheme)
@@ -219,26 +225,36 @@ class LearnedActivationRounding(ActivationRounding):
         self.zeros = nn.ParameterList(
             [nn.Parameter(torch.zeros((), device=device)) for _ in range(tensors if moves else 0)]
         )
-        self._first: dict[int, Tensor] = {}
-        self._fixed: dict[int, Tensor | None] = {}
+        # Buffers, so that a checkpoint of the training has them; a first step of 0 is one that was not seen.
+        self.first: Tensor
+        self.fixed_zeros: Tensor
+        self.register_buffer("first", torch.zeros(tensors, device=device))
+        self.register_buffer("fixed_zeros", torch.zeros(tensors, device=device))
+
+    def is_seen(self, index: int) -> bool:
+        return bool(self.first[index] > 0)
+
+    def freeze(self) -> None:
+        super().freeze()
+        self.requires_grad_(False)
 
     @torch.no_grad()
     def _observe(self, index: int, x: Tensor) -> None:
-        if index in self.seen:
+        if self.is_seen(index):
             return
-        super()._observe(index, x)
-        low, high = self.observers[index].range(self.scheme)
+        observer = make_observer(self.observer_scheme)
+        observer.update(x.float())
+        low, high = observer.range(self.scheme)
         found = choose_qparams(low, high, self.scheme)
-        self._first[index] = torch.as_tensor(found.scale).to(x.device, torch.float32)
-        zero = None if found.zero_point is None else torch.as_tensor(found.zero_point).to(x.device, torch.float32)
-        if len(self.zeros) and zero is not None:
-            self.zeros[index].copy_(zero)
-        self._fixed[index] = zero
+        self.first[index] = torch.as_tensor(found.scale)
+        if found.zero_point is not None:
+            (self.zeros[index] if len(self.zeros) else self.fixed_zeros[index]).copy_(torch.as_tensor(found.zero_point))
 
     def _qparams(self, index: int, values: int = 1) -> tuple[Tensor, Tensor | None]:
-        step = _learned_step(self._first[index], self.steps[index], values, self.scheme)
+        step = _learned_step(self.first[index], self.steps[index], values, self.scheme)
         if not len(self.zeros):
-            return step, self._fixed[index]
+            unsigned = self.scheme.dtype.is_integer and integer_limits(self.scheme)[0] >= 0
+            return step, self.fixed_zeros[index] if unsigned else None
         low, high = integer_limits(self.scheme)
         zero = self.zeros[index].clamp(low, high)
         return step, _straight_through(zero, zero.round())
@@ -252,7 +268,7 @@ class LearnedActivationRounding(ActivationRounding):
     def ranges(self) -> list[tuple[Any, Any]]:
         """From the smallest to the largest value that a code stands for."""
         found = []
-        for index in range(len(self.observers)):
+        for index in filter(self.is_seen, range(len(self.steps))):
             step, zero = (None if each is None else each.detach() for each in self._qparams(index))
             assert step is not None
             if self.scheme.dtype.is_integer and zero is not None:
@@ -332,12 +348,12 @@ class QatSession:
     def stop(self) -> None:
         """Keep the ranges of activations as they are from now on."""
         for rounding in self._activations.values():
-            rounding.frozen = True
+            rounding.freeze()
 
     def finish(self) -> nn.Module:
         """The quantized model with the trained weights and the ranges seen in training."""
         fixed = {key: rounding for key, rounding in self._activations.items() if rounding.fixed_range}
-        if fixed and not any(rounding.seen for rounding in fixed.values()):
+        if fixed and not any(rounding.is_seen(0) for rounding in fixed.values()):
             raise CalibrationError(
                 f"the ranges of {len(fixed)} ops are learnt in training, and no batch has run through the model "
                 "that is to be trained: call it (the manager's model, not the one given to it) in training mode before "
@@ -351,7 +367,7 @@ class QatSession:
                 found = held["weight"][0].array(held["weight"].original)
                 weights |= {} if found is None else {key: found}
         self._release()
-        ranges = {key: rounding.ranges() for key, rounding in fixed.items() if rounding.seen}
+        ranges = {key: rounding.ranges() for key, rounding in fixed.items() if rounding.is_seen(0)}
         single = computes_in_float32(self.model)
         new = build(self.model.eval(), self.plan, ranges, self.structure, self.reasons, weights=weights)
         return hand_on_integers(new, self.example) if self.example is not None and single else new

@@ -24,6 +24,18 @@ IMPORTS = {
     "neural_compressor.utils.load_huggingface": "save_for_huggingface_upstream",
     "neural_compressor.adaptor.pytorch": "get_torch_version",
     "neural_compressor.common": "logger Logger",
+    "neural_compressor.adaptor.torch_utils.layer_wise_quant": "load_empty_model",
+    "neural_compressor.adaptor.torch_utils.auto_round": "get_dataloader",
+    "neural_compressor.torch.utils": """
+        accelerator auto_detect_accelerator get_torch_version logger is_hpex_available is_hpu_available forward_wrapper
+        get_double_quant_config_dict get_model_device get_model_info get_used_cpu_mem_MB get_used_hpu_mem_MB
+        move_input_device""",
+    "neural_compressor.torch.utils.llm_utility": "initialize_model_and_tokenizer get_default_llm_dataloader",
+    "neural_compressor.torch.utils.block_wise": "block_wise_calibration",
+    "neural_compressor.torch.algorithms.smooth_quant": "move_input_to_device",
+    "neural_compressor.torch.algorithms.layer_wise": "load_empty_model",
+    "neural_compressor.torch.algorithms.weight_only.autoround": "get_dataloader",
+    "neural_compressor.torch.algorithms.weight_only.modules": "INCWeightOnlyLinear",
     "onnx_neural_compressor": "logger utility data_reader",
     "onnx_neural_compressor.logger": "info warning Logger",
     "onnx_neural_compressor.utility": "LazyImport set_workspace",

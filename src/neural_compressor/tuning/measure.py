@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from neural_compressor.errors import NeuralCompressorError
+
 NOISE = 0.05
 """A difference in time below this share counts for nothing, however narrow the interval: where code and data happen to lie
 in memory makes as much of one."""
@@ -121,6 +123,15 @@ def footprint_bytes(call: Callable[[], Any]) -> int | None:
     if sys.platform == "linux" and (growth := _linux_growth(call)) is not None:
         return growth
     return _rusage_growth(call)
+
+
+def resident_bytes() -> int:
+    """The resident memory of the process."""
+    if sys.platform != "linux":
+        raise NeuralCompressorError(
+            f"the resident memory of a process is read from {_STATUS}, which {sys.platform} has not"
+        )
+    return _status_bytes("VmRSS")
 
 
 def _linux_growth(call: Callable[[], Any]) -> int | None:

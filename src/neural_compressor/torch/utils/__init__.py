@@ -2,36 +2,50 @@
 
 from __future__ import annotations
 
-import logging
-
-from torch import nn
+from typing import TYPE_CHECKING
 
 from neural_compressor.adaptor.pytorch import get_torch_version
 from neural_compressor.torch.accelerator import Accelerator, auto_detect_accelerator
+from neural_compressor.torch.utils.utility import (
+    forward_wrapper,
+    get_double_quant_config_dict,
+    get_model_device,
+    get_model_info,
+    get_used_cpu_mem_MB,
+    get_used_hpu_mem_MB,
+    is_hpex_available,
+    is_hpu_available,
+    logger,
+    move_input_device,
+    move_input_to_device,
+)
+
+if TYPE_CHECKING:
+    accelerator: Accelerator
 
 __all__ = [
     "Accelerator",
+    "accelerator",
     "auto_detect_accelerator",
+    "forward_wrapper",
     "get_accelerator",
+    "get_double_quant_config_dict",
     "get_model_device",
+    "get_model_info",
     "get_torch_version",
+    "get_used_cpu_mem_MB",
+    "get_used_hpu_mem_MB",
     "is_hpex_available",
     "is_hpu_available",
     "logger",
+    "move_input_device",
+    "move_input_to_device",
 ]
 
-logger = logging.getLogger("neural_compressor")
 get_accelerator = auto_detect_accelerator
 
 
-def is_hpu_available() -> bool:
-    """Whether the machine has an HPU that torch can use."""
-    return Accelerator("hpu").is_available()
-
-
-is_hpex_available = is_hpu_available
-
-
-def get_model_device(model: nn.Module) -> str:
-    """The kind of device that the first parameter of a model is on."""
-    return next((parameter.device.type for parameter in model.parameters()), "cpu")
+def __getattr__(name: str) -> object:
+    if name == "accelerator":  # looked for when it is asked for: INC_TARGET_DEVICE may be set after the import
+        return auto_detect_accelerator()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,23 @@
+"""Batches of token ids from local texts."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+from neural_compressor.transformers.calibration_data import calls_for
+from neural_compressor.transformers.config import AutoRoundConfig
+
+
+def text_batches(
+    tokenizer: Any, dataset: Any, *, seqlen: int = 2048, bs: int = 8, nsamples: int = 128, seed: int = 42
+) -> list[Any]:
+    """Up to ``nsamples`` samples of ``seqlen`` tokens in batches of ``bs``, in an order drawn by ``seed``.
+
+    ``dataset`` is a text file, a list of texts or batches; the name of a data set to download is an error that says so.
+    """
+    config = AutoRoundConfig(tokenizer=tokenizer, dataset=dataset, seq_len=seqlen, batch_size=bs, n_samples=nsamples)
+    found = [kwargs or args[0] for args, kwargs in calls_for(config, Path())]
+    random.Random(seed).shuffle(found)
+    return found

@@ -1,0 +1,88 @@
+"""Names of ``neural_compressor.torch.utils`` and ``.algorithms``."""
+
+import pytest
+import torch
+from packaging.version import Version
+from torch import nn
+
+from neural_compressor.adaptor.torch_utils import auto_round, layer_wise_quant
+from neural_compressor.errors import ConfigError
+from neural_compressor.torch import load_empty_model, utils
+from neural_compressor.torch.algorithms.weight_only.autoround import get_dataloader
+from neural_compressor.torch.algorithms.weight_only.modules import INCWeightOnlyLinear
+from neural_compressor.torch.quantization import GPTQConfig, RTNConfig, convert, prepare
+from neural_compressor.torch.utils.block_wise import block_wise_calibration
+from neural_compressor.torch.utils.llm_utility import get_default_llm_dataloader, initialize_model_and_tokenizer
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 8)).eval()
+
+
+def letters(text):
+    """A tokenizer that knows letters."""
+    return {"input_ids": [ord(letter) for letter in text]}
+
+
+def test_models_and_batches():
+    model, x = net(), torch.randn(2, 32)
+    for batch in (x, (x,), {"input": x}):
+        assert torch.equal(utils.forward_wrapper(model, batch), model(x))
+    assert utils.get_model_info(model, [nn.Linear]) == [("0", "Linear"), ("2", "Linear")]
+    moved = utils.move_input_device(({"a": [x]}, 3), "meta")
+    assert moved[0]["a"][0].device.type == "meta"
+    assert moved[1] == 3
+    assert utils.get_used_cpu_mem_MB() > 10
+    assert utils.get_torch_version() >= Version("2.6")
+
+
+def test_the_accelerator_is_found_when_it_is_asked_for(monkeypatch):
+    monkeypatch.setenv("INC_TARGET_DEVICE", "cpu")
+    assert utils.accelerator.current_device_name() == "cpu"
+
+
+@pytest.mark.skipif(utils.is_hpu_available(), reason="there is an HPU here")
+def test_an_hpu_that_is_not_there():
+    with pytest.raises(ConfigError, match="no HPU"):
+        utils.get_used_hpu_mem_MB()
+
+
+@pytest.mark.parametrize("name", ["BNB_NF4", "GGML_TYPE_Q4_K"])
+def test_double_quant(name):
+    model = convert(net(), RTNConfig(**utils.get_double_quant_config_dict(name)), quiet=True)
+    assert isinstance(model[0], INCWeightOnlyLinear)
+    assert model[0].scheme.weight.scales is not None
+
+
+def test_calibration_of_a_prepared_model():
+    model = prepare(net(), GPTQConfig())
+    block_wise_calibration(model, [torch.randn(4, 32) for _ in range(3)], num_samples=8)
+    assert isinstance(convert(model, quiet=True)[2], INCWeightOnlyLinear)
+
+
+def test_batches_of_local_texts(tmp_path):
+    file = tmp_path / "text.txt"
+    file.write_text("abcdefghij" * 4)
+    batches = get_dataloader(letters, seqlen=10, dataset_name=file, bs=1, nsamples=3)
+    assert [batch.shape for batch in batches] == [(1, 10)] * 3
+    assert batches[0][0].tolist() == [ord(letter) for letter in "abcdefghij"]
+    texts = ["a" * 4, "b" * 4, "c" * 4, "d" * 4]
+    orders = [
+        [
+            chr(batch[0, 0])
+            for batch in get_default_llm_dataloader(letters, texts, bs=1, nsamples=4, seq_len=4, seed=seed)
+        ]
+        for seed in range(5)
+    ]
+    assert all(sorted(order) == list("abcd") for order in orders)
+    assert len({tuple(order) for order in orders}) > 1
+    assert auto_round.get_dataloader is get_dataloader
+    assert layer_wise_quant.load_empty_model is load_empty_model
+
+
+def test_nothing_is_downloaded():
+    with pytest.raises(ConfigError, match="nothing is downloaded"):
+        get_dataloader(letters, dataset_name="NeelNanda/pile-10k")
+    with pytest.raises(ConfigError, match="nothing is downloaded"):
+        initialize_model_and_tokenizer("facebook/opt-125m")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from neural_compressor.schemes.grid import step_size
 
 VALUES = ("maxabs", "opt", "unit")
 """The largest magnitude, the scale of least squared error near it, or 1 whatever the values are."""
-_LARGEST_POWER = 2.0**126
+LARGEST_POWER = 2.0**126
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,11 @@ class DeviceScales:
 
     scales: tuple[float, ...]
     full_scale: Mapping[str, float]
+
+    @property
+    def has_every_power(self) -> bool:
+        """Whether they are all powers of two from the first to the last, and rounding goes to the next within these."""
+        return all(2 * one == other for one, other in pairwise(self.scales))
 
 
 DEVICE_SCALES = {
@@ -107,5 +113,5 @@ class Scaling:
 def _power_of_two(x: Array) -> Array:
     """The smallest powers of two not below positive float32 numbers: their exponent, one more if there is a fraction."""
     xp = array_namespace(x)
-    bits = xp.reshape(xp.clip(x, None, _LARGEST_POWER), (-1,)).view(xp.int32)
+    bits = xp.reshape(xp.clip(x, None, LARGEST_POWER), (-1,)).view(xp.int32)
     return xp.reshape(((bits + 0x7FFFFF) & 0x7F800000).view(xp.float32), x.shape)

@@ -13,6 +13,7 @@ from neural_compressor.algorithms import LayerResult
 from neural_compressor.errors import CalibrationError, ConfigError, FormatError
 from neural_compressor.formats import Layer, LinearWeight, QuantizedLinear
 from neural_compressor.schemes import OpScheme, PerBlock, PerGroup, QuantizedArray, TensorScheme
+from neural_compressor.torch.batches import feed
 from neural_compressor.torch.hooks import evaluating, forward_replaced, hooked
 from neural_compressor.torch.modules import QuantModule, WeightOnlyLinear
 from neural_compressor.torch.modules.activation import calibrated_qparams
@@ -52,7 +53,7 @@ def observed_input_scales(
 ) -> dict[str, Tensor]:
     """Scales of the whole input (NVFP4) of those ``layers`` that take one from each input, over all ``batches``.
 
-    A batch is what the model is called with: tokens, or a mapping of arguments.
+    A batch is what the model is called with: tokens, a tuple or a mapping of arguments.
     """
     wanted = {name: layer for name, layer in layers.items() if _takes_own_tensor_scale(layer.scheme)}
     if not wanted:
@@ -67,10 +68,7 @@ def observed_input_scales(
 
     with torch.no_grad(), evaluating(model), hooked(wanted, before=see):
         for batch in batches:
-            if isinstance(batch, Mapping):
-                model(**batch)
-            else:
-                model(batch)
+            feed(model, batch)
     scales: dict[str, Tensor] = {}
     for name, module in wanted.items():
         if name not in largest or not bool(torch.isfinite(largest[name])):

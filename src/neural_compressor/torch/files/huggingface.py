@@ -21,7 +21,7 @@ from neural_compressor.torch.files.checkpoint_layers import module_of
 from neural_compressor.torch.files.fused_experts import fused_experts, stack_of
 from neural_compressor.torch.modules.build import replace_module
 from neural_compressor.torch.modules.direct_forward import run_directly
-from neural_compressor.torch.modules.kv_cache import attach_kv_scales
+from neural_compressor.torch.modules.kv_cache import attach_kv_scales, attentions_of
 from neural_compressor.torch.passes.fold import Structure
 from neural_compressor.torch.quantized_model import Quantization
 from neural_compressor.torch.structure.ops import find_ops, not_weight_only, op_type
@@ -92,6 +92,7 @@ def load_checkpoint(
     kept = folder / CACHE / _identity(folder, dtype)
     with QuantizedCheckpoint(folder) as checkpoint:
         caches = checkpoint.kv_scales()
+    attentions_of(skeleton, caches)  # which says what does not fit before the work
     if cache and kept.exists():
         try:
             model = load_model(kept, skeleton)
@@ -100,12 +101,14 @@ def load_checkpoint(
         except FormatError as error:
             logger.warning("the converted copy %s is not used: %s", kept, error)
     model = _convert(folder, skeleton, dtype)
-    attach_kv_scales(model, caches)
     if cache:
         try:
             save_model(model, kept)
         except WorkspaceError as error:
             logger.warning("the converted model is not kept for the next time: %s", error)
+    attach_kv_scales(
+        model, caches
+    )  # last: the copy has no place for them, and the checkpoint is read for them each time
     return model.to(device)
 
 

@@ -14,6 +14,7 @@ from neural_compressor.errors import CalibrationError, FormatError
 from neural_compressor.formats.kv_cache import KV_SCHEME, KVScales
 from neural_compressor.schemes import QParams
 from neural_compressor.schemes.quantize import round_values
+from neural_compressor.torch.batches import feed
 from neural_compressor.torch.hooks import evaluating
 
 _ARGUMENTS = ("past_key_values", "past_key_value")
@@ -27,13 +28,19 @@ def cached_attentions(model: nn.Module) -> dict[str, nn.Module]:
     return {name: m for name, m in found.items() if not any(other.startswith(f"{name}.") for other in found)}
 
 
-def attach_kv_scales(model: nn.Module, scales: Mapping[str, KVScales]) -> None:
-    """Have attentions of ``model`` round keys and values to fp8 with ``scales`` before a cache gets them."""
-    attentions = cached_attentions(model)
-    for name, each in scales.items():
+def attentions_of(model: nn.Module, scales: Mapping[str, KVScales]) -> dict[str, nn.Module]:
+    """The attentions that ``scales`` of a checkpoint speak of; one that ``model`` does not have is an error."""
+    attentions = cached_attentions(model) if scales else {}
+    for name in scales:
         if name not in attentions:
             raise FormatError(f"the checkpoint has scales of a cache for {name!r}, and the model has no such attention")
-        module = attentions[name]
+    return {name: attentions[name] for name in scales}
+
+
+def attach_kv_scales(model: nn.Module, scales: Mapping[str, KVScales]) -> None:
+    """Have attentions of ``model`` round keys and values to fp8 with ``scales`` before a cache gets them."""
+    for name, module in attentions_of(model, scales).items():
+        each = scales[name]
         module.register_buffer("k_scale", torch.as_tensor(each.keys), persistent=False)
         module.register_buffer("v_scale", torch.as_tensor(each.values), persistent=False)
         module.register_forward_pre_hook(_hand_rounding_cache, with_kwargs=True)
@@ -48,14 +55,11 @@ def kv_scales_of(model: nn.Module) -> dict[str, KVScales]:
 def observed_kv_scales(model: nn.Module, batches: Iterable[Any]) -> dict[str, KVScales]:
     """Scales at which the largest key and value that ``batches`` give are the largest numbers of fp8.
 
-    A batch is what the model is called with: tokens, or a mapping of arguments.
+    A batch is what the model is called with: tokens, a tuple or a mapping of arguments.
     """
     with torch.no_grad(), evaluating(model), observing_caches(model) as largest:
         for batch in batches:
-            if isinstance(batch, Mapping):
-                model(**batch)
-            else:
-                model(batch)
+            feed(model, batch)
     return kv_scales_for(model, largest)
 
 

@@ -13,14 +13,18 @@ import torch
 from torch import Tensor
 
 from neural_compressor.schemes import OpScheme, PerBlock, PerChannel, PerGroup, PerTensor, PerToken, TensorScheme
+from neural_compressor.schemes.scaling import DEVICE_SCALES, LARGEST_POWER
 from neural_compressor.torch.modules.kernels.table import Kernel, kernels_of, register
 
 TORCH_TYPES = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 """The types of torch whose bit patterns are the codes of ours."""
 _SMALLEST_STEP = 2.0**-126
 _BLOCK = 128
-_ROUNDINGS = {"none", "pow2", "gaudi3"}
-_BOUNDS = {"pow2": (2.0**-126, 2.0**126), "gaudi3": (2.0**-55, 2.0**7)}
+_BOUNDS = {"pow2": (_SMALLEST_STEP, LARGEST_POWER)} | {
+    name: (device.scales[0], device.scales[-1]) for name, device in DEVICE_SCALES.items() if device.has_every_power
+}
+"""The least and the largest scale of each rounding to the next power of two."""
+_ROUNDINGS = {"none", *_BOUNDS}
 
 
 @dataclass(frozen=True)

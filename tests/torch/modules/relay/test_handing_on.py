@@ -131,7 +131,7 @@ def test_a_residual_that_is_read_later_is_not_written_over(quantized, without_re
     first = new(x)
     assert new.forward.active
     for a, b in zip(without_relays(new)(x), first, strict=True):
-        assert decibels(a, b) > 40
+        assert decibels(a, b) > 30  # the sum is on codes
     assert torch.equal(new(x)[1], first[1])
 
 

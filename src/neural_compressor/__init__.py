@@ -55,6 +55,7 @@ _MODULES = (
     "metric",
     "model",
     "common",
+    "data",
     "objective",
     "utils",
 )

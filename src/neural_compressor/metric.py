@@ -14,8 +14,16 @@ from neural_compressor.tuning.metrics import ObjectMetric
 
 __all__ = ["METRICS", "BaseMetric", "Metric"]
 
-_FRAMEWORKS = ("onnxrt_qlinearops", "onnxrt_integerops", "onnxrt_qdq", "pytorch_fx", "pytorch_ipex")
-"""Names that 2.x has for variants of a framework; metrics are the same in all."""
+_FRAMEWORKS = ("onnxrt_qlinearops", "onnxrt_integerops", "onnxrt_qdq", "onnxruntime", "pytorch_fx", "pytorch_ipex")
+"""Names that 2.x has for variants of a framework; metrics and data are the same in all."""
+
+
+def known_framework(name: str, where: str) -> str:
+    """``name``, if there is such a framework here."""
+    known = (*ADAPTORS, *_FRAMEWORKS)
+    if name not in known:
+        raise ConfigError(f"{where}: unknown framework {name!r}; {close_matches(str(name), known)}")
+    return name
 
 
 class METRICS(Mapping[str, Callable[..., BaseMetric]]):
@@ -26,10 +34,7 @@ class METRICS(Mapping[str, Callable[..., BaseMetric]]):
     """
 
     def __init__(self, framework: str) -> None:
-        known = (*ADAPTORS, *_FRAMEWORKS)
-        if framework not in known:
-            raise ConfigError(f"METRICS: unknown framework {framework!r}; {close_matches(str(framework), known)}")
-        self.framework = framework
+        self.framework = known_framework(framework, "METRICS")
 
     def __getitem__(self, name: str) -> Callable[..., BaseMetric]:
         return metrics.METRICS[_registered(name)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,9 @@ from neural_compressor.config import QuantizationAwareTrainingConfig
 from neural_compressor.errors import ConfigError
 from neural_compressor.report.terminal import print_ops
 from neural_compressor.strategy.build import build_space
+from neural_compressor.tuning.evaluator import Evaluator
+
+logger = logging.getLogger("neural_compressor")
 
 _TUNING = ("quant_level", "accuracy_criterion", "tuning_criterion", "model_name")
 """Fields that a search over trials would read; training is one run, and it is the user's."""
@@ -131,3 +136,20 @@ def prepare_compression(
             f"confs is a {type(confs).__name__}; prepare_compression takes a QuantizationAwareTrainingConfig"
         )
     return CompressionManager(model, confs, example_inputs, quiet)
+
+
+def fit(
+    compression_manager: CompressionManager,
+    train_func: Callable[[Any], Any],
+    eval_func: Callable[[Any], Any] | None = None,
+) -> Any:
+    """Train with ``train_func(model)`` and convert: the quantized model. What ``eval_func`` gives for it is in the log."""
+    for name, function in (("train_func", train_func), ("eval_func", eval_func)):
+        if not callable(function) and not (name == "eval_func" and function is None):
+            raise ConfigError(f"{name} is a {type(function).__name__}; it must be a function that takes the model")
+    compression_manager.callbacks.on_train_begin()
+    train_func(compression_manager.model)
+    compression_manager.callbacks.on_train_end()
+    if eval_func is not None:
+        logger.info("the quantized model reaches %s", Evaluator(eval_func=eval_func)(compression_manager.model))
+    return compression_manager.model

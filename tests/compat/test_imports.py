@@ -14,7 +14,7 @@ IMPORTS = {
         options""",
     "neural_compressor.quantization": "fit",
     "neural_compressor.mix_precision": "fit MixedPrecisionConfig",
-    "neural_compressor.training": "prepare_compression",
+    "neural_compressor.training": "prepare_compression fit",
     "neural_compressor.metric": "METRICS BaseMetric Metric",
     "neural_compressor.model": "Model",
     "neural_compressor.objective": "objectives",
@@ -24,6 +24,7 @@ IMPORTS = {
     "neural_compressor.utils.load_huggingface": "save_for_huggingface_upstream",
     "neural_compressor.adaptor.pytorch": "get_torch_version",
     "neural_compressor.common": "logger Logger",
+    "neural_compressor.data": "DataLoader Datasets DefaultDataLoader ComposeTransform",
     "neural_compressor.adaptor.torch_utils.layer_wise_quant": "load_empty_model",
     "neural_compressor.adaptor.torch_utils.auto_round": "get_dataloader",
     "neural_compressor.torch.utils": """

@@ -1,0 +1,85 @@
+"""Loaders, data sets and transforms by the names of the 2.x API."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from neural_compressor import PostTrainingQuantConfig, quantization
+from neural_compressor.config import options
+from neural_compressor.data import (
+    CastTransform,
+    CenterCropTransform,
+    ComposeTransform,
+    DataLoader,
+    Datasets,
+    DefaultDataLoader,
+    NormalizeTransform,
+    TransposeTransform,
+)
+from neural_compressor.errors import ConfigError
+
+
+def test_batches():
+    samples = [(np.full(2, i), i) for i in range(5)]
+    whole = list(DefaultDataLoader(samples, batch_size=2))
+    assert [labels.tolist() for _, labels in whole] == [[0, 1], [2, 3], [4]]
+    assert whole[0][0].tolist() == [[0, 0], [1, 1]]
+    assert len(list(DefaultDataLoader(samples, batch_size=2, last_batch="discard"))) == 2
+    shuffled = DefaultDataLoader(samples, batch_size=5, shuffle=True)
+    (first,), (again,) = ([labels.tolist() for _, labels in shuffled] for _ in range(2))
+    assert first == again != sorted(first) == [0, 1, 2, 3, 4]
+    assert next(iter(DefaultDataLoader([{"x": 1}, {"x": 2}], 2)))["x"].tolist() == [1, 2]
+    with pytest.raises(ConfigError, match="dataset is a generator"):
+        DefaultDataLoader(x for x in samples)
+    with pytest.raises(ConfigError, match="rollover"):
+        DefaultDataLoader(samples, last_batch="keep")
+
+
+def test_dummy_data_calibrates_a_model(tmp_path):
+    dataset = Datasets("pytorch")["dummy"](shape=(8, 3, 6, 6), low=0.0, high=1.0)
+    loader = DataLoader("pytorch", dataset, batch_size=4)
+    batch, labels = next(iter(loader))
+    assert (batch.shape, batch.dtype, labels.tolist()) == ((4, 3, 6, 6), torch.float32, [0] * 4)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval()
+    made = quantization.fit(model, PostTrainingQuantConfig(), calib_dataloader=loader, workspace=tmp_path, quiet=True)
+    assert type(made.model[0]).__name__ == "QuantConv2d"
+
+
+def test_random_data_follow_the_seed(monkeypatch):
+    first, same = (Datasets("pytorch")["dummy"](shape=(2, 3))[0][0] for _ in range(2))
+    monkeypatch.setattr(options, "random_seed", 5)
+    assert np.array_equal(first, same)
+    assert not np.array_equal(first, Datasets("pytorch")["dummy"](shape=(2, 3))[0][0])
+
+
+def test_images_in_folders(tmp_path):
+    image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
+    for number, name in enumerate(("cat", "dog")):
+        (tmp_path / name).mkdir()
+        image.fromarray(np.full((6, 8, 3), 100 * number, np.uint8)).save(tmp_path / name / "one.png")
+    steps = ComposeTransform([CenterCropTransform(4), CastTransform(), TransposeTransform((2, 0, 1))])
+    data = Datasets("onnxrt_qdq")["ImageFolder"](root=tmp_path, transform=steps)
+    assert len(data) == 2
+    pixels, label = data[1]
+    assert (pixels.shape, pixels.dtype, float(pixels.mean()), label) == ((3, 4, 4), np.float32, 100.0, 1)
+    with pytest.raises(ConfigError, match="no folder"):
+        Datasets("pytorch")["ImageFolder"](tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("shape", [(4, 5, 3), (3, 4, 5)])
+def test_channels_are_normalised_on_either_side(shape):
+    image = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    mean, std = [1.0, 2.0, 3.0], [2.0, 4.0, 8.0]
+    found, _ = NormalizeTransform(mean, std)((image, 0))
+    axis = shape.index(3)
+    for channel in range(3):
+        expected = (image.take(channel, axis) - mean[channel]) / std[channel]
+        np.testing.assert_allclose(found.take(channel, axis), expected, rtol=1e-6)
+
+
+def test_nothing_is_downloaded():
+    with pytest.raises(ConfigError, match="'CIFAR10' here, and nothing is downloaded"):
+        Datasets("pytorch")["CIFAR10"]
+    with pytest.raises(ConfigError, match="smaller than"):
+        CenterCropTransform(9)((np.zeros((4, 4, 3)), 0))

@@ -1,0 +1,39 @@
+"""Quantization-aware training in one call, as the 2.x API has it."""
+
+import logging
+
+import pytest
+import torch
+from torch import nn
+
+from neural_compressor import QuantizationAwareTrainingConfig, training
+from neural_compressor.errors import ConfigError
+
+
+def manager():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+    return training.prepare_compression(model, QuantizationAwareTrainingConfig(), quiet=True)
+
+
+def test_fit_trains_and_converts(caplog):
+    trained = []
+
+    def train(model):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            model(torch.randn(4, 8)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        trained.append(model)
+
+    with caplog.at_level(logging.INFO, "neural_compressor"):
+        made = training.fit(manager(), train, eval_func=lambda model: 0.75)
+    assert len(trained) == 1
+    assert [type(made[place]).__name__ for place in (0, 2)] == ["QuantLinear", "QuantLinear"]
+    assert "reaches 0.75" in caplog.text
+
+
+def test_what_is_no_function_is_refused_before_training():
+    with pytest.raises(ConfigError, match="eval_func is a int"):
+        training.fit(manager(), lambda model: pytest.fail("trained"), eval_func=3)

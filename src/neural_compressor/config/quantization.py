@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, PlainValidator
 
 from neural_compressor.config.base import ConfigModel
 from neural_compressor.config.criteria import AccuracyCriterion, TuningCriterion
 from neural_compressor.config.op_rule import rule_dict
 from neural_compressor.config.process_options import usual_seed
-from neural_compressor.config.recipes import known_recipes
+from neural_compressor.config.recipes import Recipes, known_recipes
 from neural_compressor.config.validators import (
     APPROACHES,
     BACKENDS,
@@ -82,7 +82,7 @@ class PostTrainingQuantConfig(_RuleConfig):
     """
 
     domain: Annotated[str, BeforeValidator(word(DOMAINS))] = "auto"
-    recipes: Annotated[dict[str, Any], BeforeValidator(known_recipes)] = Field(default_factory=dict)
+    recipes: Annotated[dict[str, Any], PlainValidator(known_recipes)] = Field(default_factory=Recipes)
     quant_format: Annotated[str, BeforeValidator(word(QUANT_FORMATS))] = "default"
     approach: Annotated[str, BeforeValidator(word(APPROACHES))] = "static"
     calibration_sampling_size: Annotated[list[int], BeforeValidator(_sampling_sizes)] = Field(default=[100])
@@ -125,9 +125,18 @@ def _mixed_precisions(value: Any) -> tuple[str, ...]:
 class MixedPrecisionConfig(_RuleConfig):
     """How to run parts of a model in bf16 or fp16.
 
+    ``precision`` is another word for ``precisions``.
+
     >>> MixedPrecisionConfig(precisions=["fp16", "bf16"]).precisions
     ('fp16', 'bf16')
     """
 
     precisions: Annotated[tuple[str, ...], BeforeValidator(_mixed_precisions)] = ("bf16",)
     example_inputs: Any = None
+
+    def __init__(self, **values: Any) -> None:
+        if "precision" in values:
+            if "precisions" in values:
+                raise ConfigError("MixedPrecisionConfig got the precisions twice, as 'precision' and as 'precisions'")
+            values["precisions"] = values.pop("precision")
+        super().__init__(**values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
@@ -43,7 +44,18 @@ def method_named(recipe: str) -> str | None:
     return algorithm if algorithm != recipe and algorithm in ALGORITHMS else None
 
 
-def known_recipes(value: Any) -> dict[str, Any]:
+class Recipes(dict[str, Any]):
+    """Recipes that were asked for; one that was not has the value that asks for nothing.
+
+    >>> Recipes(layer_wise_quant=True)["smooth_quant"]
+    False
+    """
+
+    def __missing__(self, name: str) -> Any:
+        return copy.copy(RECIPES[name])
+
+
+def known_recipes(value: Any) -> Recipes:
     """Validate recipe names; values are for the framework that applies them (a list spans options to try).
 
     >>> known_recipes({"smooth_qant": True})
@@ -51,14 +63,14 @@ def known_recipes(value: Any) -> dict[str, Any]:
     neural_compressor.errors.ConfigError: unknown recipe 'smooth_qant'; did you mean 'smooth_quant', ...
     """
     if value is None:
-        return {}
+        return Recipes()
     if not isinstance(value, dict):
         raise ConfigError(f"got {value!r}, expected a dict of recipes by name")
     for name in value:
         if name not in RECIPES and method_named(str(name)) is None:
             known = [*RECIPES, *(f"{algorithm}_args" for algorithm in ALGORITHMS)]
             raise ConfigError(f"unknown recipe {name!r}; {close_matches(str(name), known)}")
-    return value
+    return Recipes(value)
 
 
 _LAYOUT = ("add_qdq_pair_to_weight", "dedicated_qdq_pair", "optypes_to_exclude_output_quant")

@@ -105,7 +105,7 @@ fp4_e2m1_bnb = CodebookType(
 register_dtype(fp32, "float32", "float")
 register_dtype(bf16, "bfloat16")
 register_dtype(fp16, "float16")
-register_dtype(fp8_e4m3, "fp8")
+register_dtype(fp8_e4m3, "fp8", "fp8_e4m3fn")
 register_dtype(fp8_e5m2)
 register_dtype(fp6_e3m2, "fp6")
 register_dtype(fp6_e2m3)

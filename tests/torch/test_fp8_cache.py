@@ -7,7 +7,7 @@ import torch
 
 from neural_compressor.errors import CalibrationError, QuantizationError
 from neural_compressor.torch.fp8_cache import fp8_cache
-from neural_compressor.torch.quantization import FP8Config, convert, finalize_calibration, prepare
+from neural_compressor.torch.quantization import FP8Config, convert, finalize_calibration, prepare, quantize
 
 transformers = pytest.importorskip("transformers")
 
@@ -88,6 +88,16 @@ def test_two_runs_give_what_one_gives(llama, tmp_path):
     two = convert(copy.deepcopy(llama), FP8Config(**CONFIG, **path, mode="QUANTIZE"), quiet=True)
     with torch.no_grad():
         torch.testing.assert_close(two(IDS).logits, quantized(llama)(IDS).logits, rtol=0, atol=0)
+
+
+def test_a_cache_has_data_run_where_ops_need_none(llama):
+    config = FP8Config(**CONFIG, dynamic_quantization=True)
+    assert config.needs_calibration
+    model = quantize(copy.deepcopy(llama), config, run_fn=lambda model: model(IDS), quiet=True)
+    keys = kept(llama, IDS)[0][0]
+    torch.testing.assert_close(model.model.layers[0].self_attn.k_scale, keys.abs().amax() / 448)
+    with pytest.raises(CalibrationError, match="no key or value"):
+        quantize(copy.deepcopy(llama), config)
 
 
 def test_without_scales_or_attentions_it_is_refused(llama):

@@ -21,6 +21,8 @@ from neural_compressor.torch.quantization import (
     finalize_calibration,
     load,
     prepare,
+    prepare_qat,
+    quantize,
     save,
 )
 from neural_compressor.torch.quantization.config.fp8_scales import SCALE_METHODS
@@ -213,6 +215,40 @@ def test_scales_of_another_method_are_recalculated_and_not_loaded(net, data, tmp
     same(two, quantized(net, FP8Config(scale_method="maxabs_arbitrary"), data))
 
 
+def test_stored_scales_serve_only_where_every_op_has_one(net, data, tmp_path):
+    measured(net, data, tmp_path / "m")
+    path = {"dump_stats_path": str(tmp_path / "m")}
+    convert(copy.deepcopy(net), FP8Config(mode="QUANTIZE", blocklist={"names": ["fc"]}, **path), quiet=True)
+    with pytest.raises(FormatError, match=r"op 'fc' \(Linear\).*no scales in .*m_hooks_maxabs_scales\.json"):
+        convert(copy.deepcopy(net), FP8Config(mode="LOAD", **path))
+    model = convert(copy.deepcopy(net), FP8Config(mode="QUANTIZE", **path), quiet=True)
+    same(model, quantized(net, FP8Config(), data))
+    rule = FP8Config(scale_method="maxabs_arbitrary")
+    ruled = convert(copy.deepcopy(net), FP8Config(mode="QUANTIZE", **path).set_local("fc", rule), quiet=True)
+    assert float(ruled.fc.input_scale) != up_to_power(float(ruled.fc.input_scale))
+
+
+@pytest.mark.parametrize(
+    "fields", [{"mode": "MEASURE"}, {"scale_method": "unit_scale"}, {"dynamic_quantization": True}]
+)
+def test_data_is_run_where_files_ask_for_it(net, data, tmp_path, fields):
+    config = FP8Config(**fields, dump_stats_path=str(tmp_path / "m"))
+    assert config.needs_calibration
+    model = quantize(copy.deepcopy(net), config, run_fn=lambda model: [model(x) for x in data], quiet=True)
+    assert type(model.fc) is (nn.Linear if "mode" in fields else QuantLinear)
+    assert json.loads((tmp_path / "m_hooks_maxabs.json").read_text())["runs"] == len(data)
+    assert not FP8Config(mode="QUANTIZE").needs_calibration
+    with pytest.raises(CalibrationError, match="at batch 1"):
+        quantize(net, config, run_fn=lambda model: [model(x) for x in (data[0], "no tensor")])
+
+
+@pytest.mark.parametrize("mode", ["AUTO", "MEASURE"])
+def test_a_model_in_training_stays_in_training(net, data, tmp_path, mode):
+    config = FP8Config(mode=mode, dump_stats_path=str(tmp_path / "m"))
+    model = finalize_calibration(calibrated(net.train(), config, data))
+    assert all(module.training for module in model.modules())
+
+
 def test_ranks_are_merged(net, data, tmp_path):
     for rank in (0, 1):
         measured(net, data[rank::2], tmp_path / "m", local_rank=rank, world_size=2)
@@ -223,6 +259,8 @@ def test_ranks_are_merged(net, data, tmp_path):
         convert(net, config)
     with pytest.raises(ConfigError, match="global_rank: got 5, expected 0 to 1"):
         FP8Config(global_rank=5, world_size=2)
+    with pytest.raises(ConfigError, match="local_rank: got 0 without a world_size"):
+        prepare(net, FP8Config(mode="MEASURE", local_rank=0))
     with pytest.raises(ConfigError, match="seperate_measure_files"):
         prepare(net, FP8Config(mode="MEASURE", local_rank=0, world_size=2, seperate_measure_files=False))
 
@@ -346,6 +384,7 @@ def test_activations_that_are_not_finite_or_constant_are_named(net, data, tmp_pa
         ({"mod_dict": {"MyLinear": "linear"}}, "mod_dict"),
         ({"calibration_sample_interval": 0}, "whole number"),
         ({"device_for_scales": "gaudi5"}, "gaudi3"),
+        ({"kv_cache": True, "hadamard": "folded"}, "kv_cache: got True with hadamard='folded'"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(fields, said):
@@ -364,6 +403,24 @@ def test_what_cannot_be_is_refused_by_name(fields, said):
 def test_what_does_not_fit_the_model_is_refused(net, fields, said):
     with pytest.raises(ConfigError, match=said):
         prepare(net, FP8Config(**fields))
+
+
+RUNS = [{"mode": "MEASURE"}, {"kv_cache": True}, {"calibration_sample_interval": 2}, {"dump_stats_path": "m"}]
+
+
+@pytest.mark.parametrize("fields", RUNS)
+def test_runs_are_refused_where_there_is_none(net, fields):
+    config, name = FP8Config(**fields), next(iter(fields))
+    for outer in (FP8Config(), RTNConfig()):
+        with pytest.raises(ConfigError, match=rf"FP8Config\.{name}: got .* in the rule for .*fc.*outer"):
+            prepare(net, outer.set_local("fc", config))
+    with pytest.raises(ConfigError, match=rf"FP8Config\.{name}: got .*autotune has no runs"):
+        autotune(net, TuningConfig(config_set=config), eval_fn=lambda model: 1.0)
+    with pytest.raises(ConfigError, match=rf"FP8Config\.{name}: got .*prepare_qat has no runs"):
+        prepare_qat(net, config)
+    config.white_list = ["out"]
+    with pytest.raises(ConfigError, match=rf"FP8Config\.{name}: got .* in one part of a sum"):
+        prepare(net, FP8Config(white_list=["fc"]) + config)
 
 
 def test_configurations_are_read_from_json_files(tmp_path):

@@ -84,7 +84,7 @@ def kv_scales_for(model: nn.Module, largest: Mapping[str, Sequence[Tensor]]) -> 
     missed = sorted(cached_attentions(model).keys() - largest.keys())
     if missed:
         raise CalibrationError(
-            f"no key or value of {missed[0]!r} was seen; kv_cache are batches that the model runs on"
+            f"no key or value of {missed[0]!r} was seen: run the model on data that reaches it (save: kv_cache=batches)"
         )
     peak = KV_SCHEME.dtype.max
     scales = {}

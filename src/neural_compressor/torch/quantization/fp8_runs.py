@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -44,6 +45,11 @@ class FP8Run:
 
     def __init__(self, model: nn.Module, config: FP8Config, plan: Plan) -> None:
         rank = config.local_rank if config.global_rank is None else config.global_rank
+        if config.world_size is None and rank is not None:
+            field = "local_rank" if config.global_rank is None else "global_rank"
+            raise ConfigError(
+                f"FP8Config.{field}: got {rank} without a world_size, expected both: a rank is one of so many processes"
+            )
         if config.world_size is not None and not config.seperate_measure_files:
             raise ConfigError(
                 "FP8Config.seperate_measure_files: got False with a world_size: ranks write a file each, and QUANTIZE "
@@ -62,7 +68,8 @@ class FP8Run:
         self._kv_scales: dict[str, KVScales] = {}
         self._caches: Mapping[str, Sequence[torch.Tensor]] = {}
         self._observing = ExitStack()
-        self.measuring: Measuring | None = None
+        self._measuring: Measuring | None = None
+        self.runs = 0
         if config.kv_cache:
             require_attentions(model)
 
@@ -78,26 +85,34 @@ class FP8Run:
             if execution.survey is not None:  # whose copy shares the parameters, not the buffers
                 execution.survey.model.to(device)
 
-        if execution.needs_data or self.measuring is not None:
+        if execution.needs_data or self.sees_data:
             follow_inputs(self._model, moved)
 
     @property
-    def _writes(self) -> bool:
-        """AUTO leaves statistics behind where a path of its own is said."""
-        return self.config.measure and (self.config.mode != "AUTO" or bool(self.config.changed("dump_stats_path")))
+    def sees_data(self) -> bool:
+        """Whether it looks at what runs through the model, for files or for the scales of caches."""
+        return self.config.writes_statistics or (self.config.measure and self.config.kv_cache)
 
     def begin(self, execution: Execution) -> None:
         """Start of calibration, when ``execution`` listens: statistics for files and of caches."""
+        if self.sees_data:
+            self._observing.callback(self._model.register_forward_pre_hook(self._count).remove)
         if self.config.measure and self.config.kv_cache:
             self._caches = self._observing.enter_context(observing_caches(self._model))
-        if self._writes:
-            self.measuring = Measuring(self._model, self._plan, self.files, self._caches)
-            self.measuring.start()
+        if self.config.writes_statistics:
+            self._measuring = Measuring(self._model, self._plan, self.files, self._caches)
+            self._measuring.start()
         self._follow(execution)
 
+    def _count(self, *call: Any) -> None:
+        self.runs += 1
+
     def stop(self) -> None:
-        """End of calibration."""
+        """End of calibration, before that of the execution, which began first; statistics are written."""
         self._observing.close()
+        if self._measuring is not None:
+            file, self._measuring = self._measuring.finish(), None
+            logger.info("statistics are in %s", file)
 
     def attach_caches(self, model: nn.Module) -> None:
         """Have the attentions of the quantized model round keys and values, where the configuration asks for it."""
@@ -112,7 +127,7 @@ class FP8Run:
 
     def ranges(self) -> Ranges | None:
         """What earlier runs measured; None where this one does."""
-        if self.config.mode in ("QUANTIZE", "LOAD") and self.config.needs_calibration:
+        if self.config.mode in ("QUANTIZE", "LOAD") and self.config.needs_ranges:
             return Ranges.given(self._plan, self._scaled() if self.config.mode == "LOAD" else self._found())
         return None
 
@@ -120,14 +135,23 @@ class FP8Run:
         found, self._measured = measured_ranges(self.files, self._model, self._plan)
         if not self.config.recalc_scales and self.files.scales.exists():
             stored = read_measurements(self.files.scales, self._model, "quantize with recalc_scales=True")
-            if stored["measured"] == self._measured and stored["scale_method"] == self._method:
+            is_same = stored["measured"] == self._measured and stored["scale_method"] == self._method
+            if is_same and all(name in stored["ops"] for name, _ in self._static):
                 return self._scaled()
-        wanting = [key for key, op in self._plan.items() if op.activation is not None and key not in found]
+        return self._complete(found, "statistics", self.files.own)
+
+    @property
+    def _static(self) -> list[OpKey]:
+        """The ops of the plan that need ranges."""
+        return [key for key, op in self._plan.items() if op.activation is not None and op.mode == "static"]
+
+    def _complete(self, found: Mapping[OpKey, list[Range]], what: str, file: Path) -> Mapping[OpKey, list[Range]]:
+        wanting = [key for key in self._static if key not in found]
         if wanting and not self.config.ignore_modules_wo_measures:
             raise FormatError(
-                f"op {wanting[0][0]!r} ({wanting[0][1]}) and {len(wanting) - 1} others have no statistics in "
-                f"{self.files.own}: data did not reach them, or they were not measured; put them on the blocklist, or leave "
-                "them in float with ignore_modules_wo_measures=True"
+                f"op {wanting[0][0]!r} ({wanting[0][1]}) and {len(wanting) - 1} others have no {what} in {file}: data did "
+                "not reach them, or a list left them out of that run; put them on the blocklist, or leave them in float "
+                "with ignore_modules_wo_measures=True"
             )
         return found
 
@@ -144,12 +168,14 @@ class FP8Run:
             scales = stored["ops"].get(key[0])
             if scales and op.activation is not None:
                 found[key] = [_range_of(scale, op) for scale in scales]
-        return found
+        return self._complete(found, "scales", self.files.scales)
 
     @property
     def _method(self) -> list[Any]:
         config = self.config
-        return [config.fp8_config, config.scale_method, config.scale_params, config.device_for_scales]
+        rules = [[rule.selector.to_plain(), rule.config.identity] for rule in config.local]
+        own = [config.fp8_config, config.scale_method, config.scale_params, config.device_for_scales]
+        return [*own, rules] if rules else own
 
     def keep_scales(self, model: nn.Module) -> None:
         """Write the scales of inputs for later runs (LOAD)."""

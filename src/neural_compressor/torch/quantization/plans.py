@@ -23,13 +23,16 @@ from neural_compressor.torch.passes.model_pass import PASSES
 from neural_compressor.torch.pt2e.exported import is_exported
 from neural_compressor.torch.pt2e.ops import BIAS_CORRECTION, find_graph_ops, graph_opwise
 from neural_compressor.torch.quantization.config import FP8Config
+from neural_compressor.torch.quantization.config.fp8 import RUN_FIELDS
 from neural_compressor.torch.structure.ops import find_ops, is_parameter, not_weight_only
 
 _NOT_ALONE = "in an exported graph weights are not quantized alone; give the configuration the eager model"
 
 
-def plan_for(model: nn.Module, config: Any) -> tuple[Plan, dict[OpKey, str]]:
+def plan_for(model: nn.Module, config: Any, without_runs: str = "") -> tuple[Plan, dict[OpKey, str]]:
     """What ``config`` makes of ``model``, and the ops that stay in float with the reason.
+
+    ``without_runs`` names the function that plans, where that has no runs of :class:`FP8Config`.
 
     What the framework cannot run is an error if the configuration asks for nothing else, or if a rule of its own speaks of
     no other op; elsewhere such an op stays in float.
@@ -47,11 +50,7 @@ def plan_for(model: nn.Module, config: Any) -> tuple[Plan, dict[OpKey, str]]:
         with_head = any(getattr(part, "quant_lm_head", False) for part in config.parts)
         resolver = _Resolver(model, opwise(PyTorchQuery(), found), not_weight_only(model, found, with_head))
     assigned = config.assign(dict(found.keys()))
-    for part in config.parts:
-        if isinstance(part, FP8Config):
-            part.check_ops(found)
-            floats = [p for p in model.parameters() if p.is_floating_point()]
-            part.check_model({str(p.dtype).removeprefix("torch.") for p in floats}, {p.device.type for p in floats})
+    _check_fp8(model, found, config, without_runs)
     ops: dict[OpKey, OpScheme] = {}
     refused: dict[int, tuple[Claim[ComposableConfig], str]] = {}
     served: set[int] = set()
@@ -86,6 +85,35 @@ def plan_for(model: nn.Module, config: Any) -> tuple[Plan, dict[OpKey, str]]:
     if not is_graph:
         check(model, plan)
     return plan, left
+
+
+def _check_fp8(model: nn.Module, found: Mapping[OpKey, Any], config: Composition, without_runs: str) -> None:
+    """Refuse fields of each :class:`FP8Config` that the model contradicts, or that speak of a run where there is none."""
+    parts = [part for part in config.parts if isinstance(part, FP8Config)]
+    every_rule = ((rule.selector, rule.config) for part in config.parts for rule in part.local)
+    rules = [(selector, each) for selector, each in every_rule if isinstance(each, FP8Config)]
+    floats = [p for p in model.parameters() if p.is_floating_point()]
+    for each in (*parts, *(each for _, each in rules)):
+        each.check_ops(found)
+        each.check_model({str(p.dtype).removeprefix("torch.") for p in floats}, {p.device.type for p in floats})
+    for selector, each in rules:
+        for name, (value, _) in each.changed(*RUN_FIELDS).items():
+            raise ConfigError(
+                f"FP8Config.{name}: got {value!r} in the rule for {selector}, and a run is over the whole model; say it in "
+                "the outer configuration"
+            )
+    for part in parts:
+        for name, (value, _) in part.changed(*RUN_FIELDS).items():
+            if without_runs:
+                raise ConfigError(
+                    f"FP8Config.{name}: got {value!r}, and {without_runs} has no runs of FP8Config; leave it out, or use "
+                    "prepare and convert"
+                )
+            if value != getattr(parts[0], name):
+                raise ConfigError(
+                    f"FP8Config.{name}: got {value!r} in one part of a sum and {getattr(parts[0], name)!r} in the first, "
+                    "and a run is over the whole model; say the same in both"
+                )
 
 
 def _passes(

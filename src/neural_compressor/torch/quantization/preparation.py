@@ -110,7 +110,7 @@ def _planned(
     if isinstance(getattr(model, "quantization", None), Quantization):
         raise ConfigError(f"the model is quantized already; {function} takes a float model")
     check_finite(model)
-    plan, left = plan_for(model, quant_config)
+    plan, left = plan_for(model, quant_config, without_runs="" if function == "prepare" else function)
     return model if inplace else copy_of(model), plan, left
 
 
@@ -166,16 +166,15 @@ def _stop(model: nn.Module, converting: bool) -> None:
     """End of calibration; statistics are written, and a model that was only measured is a float model again."""
     execution = _execution(model)
     assert execution is not None
-    execution.stop()
     run: FP8Run | None = getattr(model, _FP8_RUN, None)
-    if run is not None:
-        run.stop()
-    if run is not None and run.measuring is not None:
-        file, run.measuring = run.measuring.finish(), None
-        logger.info("statistics are in %s", file)
-        if not run.config.quantize and not converting:
-            delattr(model, _ATTRIBUTE)
-            delattr(model, _FP8_RUN)
+    try:
+        if run is not None:
+            run.stop()
+    finally:
+        execution.stop()
+    if run is not None and not run.config.quantize and not converting:
+        delattr(model, _ATTRIBUTE)
+        delattr(model, _FP8_RUN)
 
 
 def convert(
@@ -235,13 +234,19 @@ def quantize(
     *,
     quiet: bool = False,
 ) -> nn.Module:
-    """:func:`prepare`, ``run_fn(model, *run_args)`` where the algorithms need data, :func:`convert`."""
+    """:func:`prepare`, ``run_fn(model, *run_args)`` where the algorithms need data, :func:`convert`.
+
+    A mode of :class:`FP8Config` that only measures writes its statistics and returns the float model.
+    """
     if run_fn is not None and not callable(run_fn):
         raise ConfigError(f"run_fn is a {type(run_fn).__name__}; it must be a function that takes the model")
     prepared = prepare(model, quant_config, inplace, example_inputs)
-    execution = _execution(prepared)
-    if run_fn is not None and not isinstance(execution, QatSession) and execution.is_listening:
+    execution, run = _execution(prepared), getattr(prepared, _FP8_RUN, None)
+    sees_data = execution.is_listening or (run is not None and run.sees_data)
+    if run_fn is not None and sees_data:
         arguments = run_args if isinstance(run_args, (tuple, list)) else () if run_args is None else (run_args,)
-        with calibrating(run_fn, "run_fn", lambda: execution.runs):
+        with calibrating(run_fn, "run_fn", lambda: execution.runs if run is None else max(execution.runs, run.runs)):
             run_fn(prepared, *arguments)
+    if run is not None and not run.config.quantize:
+        return finalize_calibration(prepared)
     return convert(prepared, quiet=quiet)

@@ -57,7 +57,7 @@ def autotune(
     plans: dict[Plan, Proposal] = {}
     left: dict[OpKey, str] = {}
     for config in tune_config.candidates():
-        plan, reasons = plan_for(model, config)  # what makes no sense is said before any work
+        plan, reasons = plan_for(model, config, without_runs="autotune")  # what makes no sense is said before any work
         if run_fn is None and prepare(model, plan).needs_data:
             logger.warning(
                 "%s is not tried: it needs calibration data; give a run_fn that runs the model on some", config

@@ -36,6 +36,21 @@ if TYPE_CHECKING:
 TENSORS = ("INPUT", "OUTPUT", "PARAMS", "ALL", "NONE")
 MODES = ("AUTO", "MEASURE", "QUANTIZE", "LOAD", "SHAPE")
 OBSERVERS = ("maxabs", "maxabs_per_channel", "save", "shape")
+RUN_FIELDS = (
+    "mode",
+    "observer",
+    "measure_exclude",
+    "dump_stats_path",
+    "recalc_scales",
+    "ignore_modules_wo_measures",
+    "seperate_measure_files",
+    "calibration_sample_interval",
+    "local_rank",
+    "global_rank",
+    "world_size",
+    "kv_cache",
+)
+"""The fields that speak of a run over the whole model, and not of single ops."""
 _LOOK_UPS = ("Embedding", "EmbeddingBag")
 _HIGH_PRECISION = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
@@ -172,13 +187,24 @@ class FP8Config(ComposableConfig):
         return rotation_passes(self)
 
     @property
-    def needs_calibration(self) -> bool:
-        """Unless scales are fixed, or taken from each batch, and the model stays as it is."""
+    def writes_statistics(self) -> bool:
+        """Whether statistics are left in files; AUTO does so where a path is said."""
+        return self.measure and (self.mode != "AUTO" or bool(self.changed("dump_stats_path")))
+
+    @property
+    def needs_ranges(self) -> bool:
+        """Whether scales of activations follow from data seen before; not where they are fixed, or taken from each batch."""
         fixed = (
             isinstance(self.scale_method, str)
             and SCALE_METHODS[self.scale_method].activation.scale_value_type == "unit"
         )
-        return bool(self.passes) or (not fixed and not self.dynamic_quantization)
+        return not fixed and not self.dynamic_quantization
+
+    @property
+    def needs_calibration(self) -> bool:
+        """Whether data has to run through the model: for ranges, for those of a cache, for files, or to change the model."""
+        wanted = self.needs_ranges or self.kv_cache or self.writes_statistics or bool(self.passes)
+        return self.measure and wanted
 
     @property
     def dtype(self) -> DType:
@@ -288,6 +314,11 @@ class FP8Config(ComposableConfig):
             raise ConfigError(
                 f"{cls.__name__}.hadamard: got {values['hadamard']!r}, which changes the model before scales are taken, and "
                 "statistics in files are of the model as it came; take mode='AUTO' and leave dump_stats_path out"
+            )
+        if values["hadamard"] and values["kv_cache"]:
+            raise ConfigError(
+                f"{cls.__name__}.kv_cache: got True with hadamard={values['hadamard']!r}, which turns the values of a "
+                "cache after their scales were taken; leave one out"
             )
         cls._check_ranks(values)
         return values

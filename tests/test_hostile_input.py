@@ -133,7 +133,8 @@ CLASSES = {
     f"{module.__name__.split('.')[1]}.{name}": found
     for module in (settings, q, onnx_settings)
     for name in module.__all__
-    if isinstance(found := getattr(module, name), type) and hasattr(found, "model_fields")
+    if isinstance(found := getattr(module, name), type)
+    and hasattr(found, "model_fields")
     and name not in ("ComposableConfig", "ComposedConfig")
 }
 

@@ -28,8 +28,9 @@ def on_this_cpu(op_type: str, config: OpConfig) -> list[OpConfig]:
     """
     if config["activation"].get("quant_mode") == "weight_only":
         return [config]  # no kernel multiplies it with integers
+    # How the range of an activation is found is nothing to a kernel.
     alike = {**config, "activation": {name: v for name, v in config["activation"].items() if name != "algorithm"}}
-    options = [option for option in op_options([alike]) if option.weight is not None]  # how ranges are found is no matter
+    options = [option for option in op_options([alike]) if option.weight is not None]
     safe = {option.weight: safe_weight(op_type, option) for option in options}
     if all(before == after for before, after in safe.items()):
         return [config]

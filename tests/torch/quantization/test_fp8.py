@@ -228,6 +228,19 @@ def test_stored_scales_serve_only_where_every_op_has_one(net, data, tmp_path):
     assert float(ruled.fc.input_scale) != up_to_power(float(ruled.fc.input_scale))
 
 
+def test_integers_of_a_rule_keep_their_ranges(net, data, tmp_path):
+    def config(mode):
+        rule = StaticQuantConfig()
+        return FP8Config(mode=mode, dump_stats_path=str(tmp_path / "m")).set_local("fc", rule)
+
+    finalize_calibration(calibrated(net, config("MEASURE"), data))
+    models = [convert(copy.deepcopy(net), config(mode), quiet=True) for mode in ("QUANTIZE", "QUANTIZE", "LOAD")]
+    seen = inputs_of(net, "fc", data)
+    assert float(models[0].fc.qparams("input").scale) == pytest.approx(float(seen.max() - seen.min()) / 255, rel=1e-3)
+    for model in models[1:]:
+        same(model, models[0])
+
+
 @pytest.mark.parametrize(
     "fields", [{"mode": "MEASURE"}, {"scale_method": "unit_scale"}, {"dynamic_quantization": True}]
 )

@@ -65,6 +65,7 @@ class FP8Run:
             config.world_size,
         )
         self._measured, self._digest = "", model_digest(model)
+        self._ranges: Mapping[OpKey, list[Range]] = {}
         self._kv_scales: dict[str, KVScales] = {}
         self._caches: Mapping[str, Sequence[torch.Tensor]] = {}
         self._observing = ExitStack()
@@ -128,7 +129,8 @@ class FP8Run:
     def ranges(self) -> Ranges | None:
         """What earlier runs measured; None where this one does."""
         if self.config.mode in ("QUANTIZE", "LOAD") and self.config.needs_ranges:
-            return Ranges.given(self._plan, self._scaled() if self.config.mode == "LOAD" else self._found())
+            self._ranges = self._scaled() if self.config.mode == "LOAD" else self._found()
+            return Ranges.given(self._plan, self._ranges)
         return None
 
     def _found(self) -> Mapping[OpKey, list[Range]]:
@@ -167,7 +169,7 @@ class FP8Run:
         for key, op in self._plan.items():
             scales = stored["ops"].get(key[0])
             if scales and op.activation is not None:
-                found[key] = [_range_of(scale, op) for scale in scales]
+                found[key] = [_range_of(each, op) for each in scales]
         return self._complete(found, "scales", self.files.scales)
 
     @property
@@ -178,14 +180,17 @@ class FP8Run:
         return [*own, rules] if rules else own
 
     def keep_scales(self, model: nn.Module) -> None:
-        """Write the scales of inputs for later runs (LOAD)."""
+        """Write the scales of inputs for later runs (LOAD), and the ranges of those that a rule has in integers."""
         if self.config.mode != "QUANTIZE" or not self._measured:
             return
-        ops: dict[str, list[float]] = {}
+        ops: dict[str, Sequence[float | Range]] = {}
         for name, module in model.named_modules():
             if isinstance(module, QuantModule):
                 found = [module.qparams(each) for each in module.inputs]
                 ops[name] = [float(q.scale) for q in found if q is not None and q.scale is not None]
+        for key, op in self._plan.items():
+            if op.activation is not None and op.activation.dtype.is_integer and key in self._ranges:
+                ops[key[0]] = self._ranges[key]
         write_measurements(
             self.files.scales,
             {
@@ -198,12 +203,15 @@ class FP8Run:
         )
 
 
-def _range_of(scale: float, op: OpScheme) -> Range:
-    """The range that a scheme finds ``scale`` for: scales are rounded up to what they are already."""
+def _range_of(stored: float | Sequence[float], op: OpScheme) -> Range:
+    """The range that a scheme finds a ``stored`` scale for: scales are rounded up to what they are already."""
+    if not isinstance(stored, float | int):
+        low, high = stored
+        return low, high
     scheme = op.activation
     assert scheme is not None
     kind = scheme.dtype
-    magnitude = scale * (kind.peak if scheme.scaling is None else scheme.scaling.full_scale(kind))
+    magnitude = stored * (kind.peak if scheme.scaling is None else scheme.scaling.full_scale(kind))
     return -magnitude, magnitude
 
 

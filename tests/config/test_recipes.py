@@ -21,7 +21,7 @@ def test_nothing_asked_for_changes_nothing():
 def test_what_is_said_of_biases_goes_before_what_is_usual():
     assert passes(fast_bias_correction=True) == (Pass("optimize"), Pass("correct_biases", {"required": True}))
     assert passes(fast_bias_correction=False) == (Pass("optimize"),)
-    assert passes(weight_correction=True) == (*USUAL, Pass("correct_weights"))
+    assert passes(weight_correction=True) == (Pass("optimize"), Pass("correct_weights"), Pass("correct_biases"))
 
 
 def test_op_types_come_as_one_name_or_several():

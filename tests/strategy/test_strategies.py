@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from neural_compressor.errors import ConfigError
 from neural_compressor.schemes import OpKey, OpScheme, Plan
 from neural_compressor.strategy import STRATEGIES, OpSpace, Outcome, TuningSpace
 from neural_compressor.strategy.enumeration import count_points
@@ -339,3 +340,15 @@ def test_five_hundred_ops_are_no_burden(name: str) -> None:
 )
 def test_the_order_of_outcomes(better, worse):
     assert rank(better) < rank(worse)
+
+
+@pytest.mark.parametrize("batches", [0, True, 1.5, "2"])
+def test_mse_v2_refuses_a_number_of_batches_that_is_none_before_any_trial(batches: object) -> None:
+    with pytest.raises(ConfigError, match=r"confidence_batches is .*expected a number of batches from 1 on"):
+        STRATEGIES["mse_v2"](space_of(CONV), 42, {"confidence_batches": batches})
+
+
+def test_mse_v2_refuses_batches_where_nobody_reads_them() -> None:
+    with pytest.raises(ConfigError, match="confidence_batches are batches of the calib_dataloader"):
+        STRATEGIES["mse_v2"](space_of(CONV), 42, {"confidence_batches": 3}).ask()
+    assert STRATEGIES["mse_v2"](space_of(CONV)).ask()

@@ -495,3 +495,42 @@ def test_samples_are_counted(convnet, asked):
     adaptor = PyTorchAdaptor()
     adaptor.quantize({"op": {("conv1", "Conv2d"): INT8}, "calib_sampling_size": asked}, convnet, batches)
     assert adaptor.samples_seen == {asked: 4 if asked < 5 else 6}
+
+
+def test_data_that_is_gone_leaves_no_ranges_to_other_data(mlp):
+    adaptor = PyTorchAdaptor({"example_inputs": torch.ones(4, 16)})
+    cfg = {"op": {("0", "Linear"): INT8}}
+    scales = []
+    for size in range(1, 9):
+        x = torch.linspace(-size, size, 64).reshape(4, 16)
+        # the function is gone after the call, and the next one may be where it was
+        scales.append(
+            adaptor.quantize(cfg, mlp, q_func=lambda model, x=x: model(x)).get_submodule("0").input_qparams[0]
+        )
+    np.testing.assert_allclose(scales, [2 * size / 255 for size in range(1, 9)], rtol=1e-3)
+
+
+def test_the_same_data_is_read_once(mlp, make_data):
+    data, adaptor = make_data(shape=(16,)), PyTorchAdaptor({"example_inputs": torch.ones(4, 16)})
+    runs = []
+
+    def calibrate(model):
+        runs.append([model(x) for x, _ in data])
+
+    for _ in range(2):
+        adaptor.quantize({"op": {("0", "Linear"): INT8}}, mlp, q_func=calibrate)
+    assert len(runs) == 1
+
+
+def test_a_recipe_comes_beside_the_usual_passes(convnet, images):
+    cfg = {"op": dict.fromkeys(KEYS, INT8), "recipe_cfgs": {"smooth_quant": True}}
+    model = PyTorchAdaptor({"dataloader": images}).quantize(cfg, convnet, images)
+    assert isinstance(model.bn1, nn.Identity)
+    assert [step.name for step in model.quantization.plan.passes] == ["fold", "correct_biases", "smooth"]
+    cfg["recipe_cfgs"] = {"weight_correction": True, "fast_bias_correction": False}
+    model = PyTorchAdaptor({"dataloader": images}).quantize(cfg, convnet, images)
+    assert [step.name for step in model.quantization.plan.passes] == ["fold", "correct_weights"]
+    # another capability's passes, all of which a recipe takes away, do not come back as the usual ones
+    cfg = {**cfg, "passes": [{"name": "correct_biases"}], "recipe_cfgs": {"fast_bias_correction": False}}
+    model = PyTorchAdaptor({"dataloader": images}).quantize(cfg, convnet, images)
+    assert model.quantization.plan.passes == ()

@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -39,6 +40,7 @@ from neural_compressor.torch.quantization import (
     TuningConfig,
     autotune,
     convert,
+    plans,
     prepare,
     quantize,
 )
@@ -646,3 +648,48 @@ def test_they_are_listed_where_data_ran():
     model = q.quantize(Hidden(), q.StaticQuantConfig(), run_fn=lambda m: m(torch.rand(4, 16)), quiet=True)
     found = {key for key in model.quantization.reasons if key[1] != "Linear"}
     assert found == {("attend.matmul", "matmul"), ("attend.matmul_1", "matmul")}
+
+
+@pytest.fixture
+def refusing():
+    class Refusing(ModelPass):
+        refuses: ClassVar[bool] = True
+
+        def before(self, state):
+            if self.refuses:
+                raise QuantizationError("not this model")
+
+    PASSES.add("refusing", Refusing)
+    yield Refusing
+    PASSES._items.pop("refusing")
+
+
+def test_a_pass_that_refuses_the_model_leaves_its_mode_and_what_was_calibrated(net, run, refusing, monkeypatch):
+    monkeypatch.setattr(plans, "USUAL_PASSES", (Pass("refusing"),))
+    net.train()
+    net.out.eval()
+    modes = {name: module.training for name, module in net.named_modules()}
+    prepared = prepare(net, StaticQuantConfig())
+    run(prepared)
+    with pytest.raises(QuantizationError, match="not this model"):
+        convert(prepared, quiet=True)
+    assert {name: module.training for name, module in net.named_modules()} == modes
+    refusing.refuses = False
+    assert isinstance(convert(prepared, quiet=True).out, QuantLinear)  # without calibration again
+
+
+@pytest.mark.parametrize("inplace", [True, False])
+def test_data_that_was_forgotten_can_run_after_convert_has_said_so(net, run, inplace):
+    prepared = prepare(net, StaticQuantConfig())
+    with pytest.raises(CalibrationError, match="run the prepared model on data"):
+        convert(prepared, inplace=inplace, quiet=True)
+    run(prepared)
+    assert isinstance(convert(prepared, quiet=True).out, QuantLinear)
+
+
+@pytest.mark.parametrize("at_once", [convert, quantize])
+def test_a_model_converted_at_once_is_not_left_prepared(net, at_once):
+    with pytest.raises(CalibrationError):
+        at_once(net, StaticQuantConfig(), quiet=True)
+    with pytest.raises(ConfigError, match="not prepared"):
+        convert(net, quiet=True)

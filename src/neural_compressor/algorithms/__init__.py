@@ -5,7 +5,7 @@ Everything is written once against the Python array API, so NumPy and torch, on 
 
 from neural_compressor.algorithms.autoround import AutoRoundOptions
 from neural_compressor.algorithms.awq import AWQOptions, awq_clip, awq_scale, round_scaled
-from neural_compressor.algorithms.bias_correction import mean_error
+from neural_compressor.algorithms.bias_correction import errors_of_means, mean_error
 from neural_compressor.algorithms.catalogue import (
     ALGORITHMS,
     EXECUTOR,
@@ -51,6 +51,7 @@ __all__ = [
     "awq_clip",
     "awq_scale",
     "double_quant",
+    "errors_of_means",
     "gptq",
     "hadamard_matrix",
     "hqq",

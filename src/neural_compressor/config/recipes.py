@@ -102,6 +102,8 @@ def with_recipes(
             del passes["correct_biases"]
     if recipes.get("weight_correction"):
         passes["correct_weights"] = Pass("correct_weights")
+        if "correct_biases" in passes:  # it makes up for the weights as they are by then
+            passes["correct_biases"] = passes.pop("correct_biases")
     layout = {name: recipes[name] for name in _LAYOUT if recipes.get(name)}
     if types := layout.get("optypes_to_exclude_output_quant"):
         layout["optypes_to_exclude_output_quant"] = as_list(types)

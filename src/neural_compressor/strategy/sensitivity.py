@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from typing import Any
 
 from neural_compressor.errors import ConfigError
 from neural_compressor.strategy.base import STRATEGIES
 from neural_compressor.strategy.basic import variation_steps
 from neural_compressor.strategy.fallback import accumulated_steps, fallback_steps, recovering_steps
 from neural_compressor.strategy.search import SearchStrategy, Step, Steps
-from neural_compressor.strategy.space import Point
+from neural_compressor.strategy.space import Point, TuningSpace
 
 logger = logging.getLogger("neural_compressor")
 
@@ -42,13 +44,22 @@ class MseV2Strategy(SearchStrategy):
 
     known_options = ("confidence_batches",)
 
+    def __init__(self, space: TuningSpace, seed: int = 42, options: Mapping[str, Any] | None = None) -> None:
+        super().__init__(space, seed, options)
+        self._batches = _confidence_batches(self.options.get("confidence_batches", 2))
+
     def steps(self) -> Steps:
         """The default plan, then as few ops in float as will do."""
+        if self.output_errors is None and "confidence_batches" in self.options:
+            raise ConfigError(
+                "strategy_kwargs: confidence_batches are batches of the calib_dataloader that tell the errors of single "
+                "ops, and there is none, or this framework does not tell them; give a calib_dataloader, or leave it out"
+            )
         grid = self.search.grid
         yield Step(grid.default(), "default")
         base = self.search.best_quantized()
         if self.output_errors is not None:
-            errors = self.output_errors(grid.plan(base), self._batches())
+            errors = self.output_errors(grid.plan(base), self._batches)
             cost = {p: errors.get(grid.keys[p], 0.0) for p in grid.quantizable}
         else:
             logger.info(
@@ -60,13 +71,11 @@ class MseV2Strategy(SearchStrategy):
             cost = {p: -outcome.loss for p, outcome in zip(back, outcomes, strict=True)}
         yield from recovering_steps(self.search, sorted(cost, key=lambda p: (-cost[p], p)))
 
-    def _batches(self) -> int:
-        batches = self.options.get("confidence_batches", 2)
-        if isinstance(batches, bool) or not isinstance(batches, int) or batches < 1:
-            raise ConfigError(
-                f"strategy_kwargs: confidence_batches is {batches!r}, expected a number of batches from 1 on"
-            )
-        return batches
+
+def _confidence_batches(batches: Any) -> int:
+    if isinstance(batches, bool) or not isinstance(batches, int) or batches < 1:
+        raise ConfigError(f"strategy_kwargs: confidence_batches is {batches!r}, expected a number of batches from 1 on")
+    return batches
 
 
 @STRATEGIES.register("hawq_v2")

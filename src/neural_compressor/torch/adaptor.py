@@ -30,7 +30,7 @@ from neural_compressor.schemes import OpKey, OpScheme, Plan, float_op
 from neural_compressor.torch.batches import ReadAgain, batch_size, feed, fitting, run_batches
 from neural_compressor.torch.capability import PyTorchQuery, opwise
 from neural_compressor.torch.checks import check_finite, copy_of, require_module, require_values
-from neural_compressor.torch.executor import USUAL_PASSES, Execution, check, prepare
+from neural_compressor.torch.executor import USUAL_PASSES, Execution, prepare
 from neural_compressor.torch.files.checkpoint import load_model, save_model, unique_state
 from neural_compressor.torch.files.onnx_export import to_onnx
 from neural_compressor.torch.hooks import evaluating
@@ -40,6 +40,7 @@ from neural_compressor.torch.methods.ranges import Ranges
 from neural_compressor.torch.modules import QuantModule
 from neural_compressor.torch.passes.fold import Structure, fold
 from neural_compressor.torch.passes.survey import Survey, sharing_weights
+from neural_compressor.torch.plan_check import check
 from neural_compressor.torch.quantized_model import build
 from neural_compressor.torch.sensitivity import op_curvatures, op_errors, op_gains
 from neural_compressor.torch.structure.int8_race import slower_in_integers
@@ -76,6 +77,7 @@ class PyTorchAdaptor(Adaptor):
         self._floats: WeakKeyDictionary[nn.Module, nn.Module] = WeakKeyDictionary()
         self._ranges = Ranges()
         self._calls: dict[Any, list[Arguments]] = {}
+        self._sources: list[Any] = []
         self._skipped: dict[OpKey, str] = dict(self.info.get("reasons", {}))
 
     @classmethod
@@ -106,7 +108,7 @@ class PyTorchAdaptor(Adaptor):
         q_func: Callable[[nn.Module], Any] | None = None,
     ) -> nn.Module:
         data = dataloader if dataloader is not None else self.info.get("dataloader")
-        new = self._executed(_plan(tune_cfg), model, data, q_func, with_example=True)
+        new = self._executed(self._plan(tune_cfg), model, data, q_func, with_example=True)
         self.tuning_cfg_to_fw(tune_cfg)
         return new
 
@@ -119,8 +121,7 @@ class PyTorchAdaptor(Adaptor):
         with_example: bool = False,
     ) -> nn.Module:
         survey = self._surveyed(model, data)
-        plan = self._with_passes(plan)
-        source = id(q_func if q_func is not None else data)
+        source = self._number_of(q_func if q_func is not None else data)
         execution = prepare(
             copy_of(model).eval(),
             plan,
@@ -184,7 +185,7 @@ class PyTorchAdaptor(Adaptor):
         """Each op alone."""
         data = self._data_for("op_errors", model, dataloader)
         # without an example ops hand on floats, as they have to beside the float model
-        quantized = self._executed(plan, model, data)
+        quantized = self._executed(self._with_passes(plan), model, data)
         floats = self._floats.get(quantized, self._float_model(model))
         return op_errors(floats, quantized, plan, data, plan.calib_sampling_size)
 
@@ -200,7 +201,7 @@ class PyTorchAdaptor(Adaptor):
         self, plan: Plan, model: nn.Module, loss: Callable[..., Any], dataloader: Iterable[Any] | None = None
     ) -> dict[OpKey, float]:
         data = self._data_for("op_curvatures", model, dataloader)
-        quantized = self._executed(plan, model, data)
+        quantized = self._executed(self._with_passes(plan), model, data)
         floats = self._floats.get(quantized, self._float_model(model))
         return op_curvatures(floats, quantized, plan, data, loss, plan.calib_sampling_size)
 
@@ -275,7 +276,7 @@ class PyTorchAdaptor(Adaptor):
     def prepare_training(self, tune_cfg: Mapping[str, Any], model: nn.Module) -> QatSession:
         """Start quantization-aware training of a copy of ``model``."""
         survey = self._surveyed(model, None)
-        plan = self._with_passes(_plan(tune_cfg))
+        plan = self._plan(tune_cfg)
         check(survey.model, untrained(plan))
         check_trainable(plan)
         self.tuning_cfg_to_fw(tune_cfg)
@@ -351,6 +352,18 @@ class PyTorchAdaptor(Adaptor):
             self._folded = structure, fold(sharing_weights(self._survey.model), structure)
         return self._folded[1]
 
+    def _number_of(self, data: Any) -> int:
+        """What the source of calibration data is called in caches: it is kept, since ids of what is gone are used again."""
+        for number, known in enumerate(self._sources):
+            if known is data:
+                return number
+        self._sources.append(data)
+        return len(self._sources) - 1
+
+    def _plan(self, tune_cfg: Mapping[str, Any]) -> Plan:
+        """``tune_cfg`` as a plan, with what its recipes stand for beside the usual passes."""
+        return with_recipes(self._with_passes(Plan.from_tune_cfg(tune_cfg)), tune_cfg.get("recipe_cfgs") or {})
+
     def _with_passes(self, plan: Plan) -> Plan:
         return plan if plan.passes else replace(plan, passes=self.info.get("passes", USUAL_PASSES))
 
@@ -371,7 +384,7 @@ class PyTorchAdaptor(Adaptor):
         check_finite(model)
         survey = self._watched(model, data)
         self._source, self._expected, self._survey, self._ranges = model, None, survey, Ranges()
-        self._calls = {}
+        self._calls, self._sources = {}, []
         return survey
 
     def _watched(self, model: nn.Module, dataloader: Iterable[Any] | None) -> Survey:
@@ -418,8 +431,3 @@ def _flat(found: Mapping[str, Any]) -> dict[str, Any]:
     for index, ops in enumerate(found.get("activation", []), start=1):
         flat |= {f"activation{index}/{op}/{n}": a for op, arrays in ops.items() for n, a in arrays.items()}
     return flat
-
-
-def _plan(tune_cfg: Mapping[str, Any]) -> Plan:
-    """``tune_cfg`` as a plan, with what its recipes stand for."""
-    return with_recipes(Plan.from_tune_cfg(tune_cfg), tune_cfg.get("recipe_cfgs") or {})

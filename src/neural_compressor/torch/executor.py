@@ -15,28 +15,22 @@ from typing import Any
 import torch
 from torch import nn
 
-from neural_compressor.adaptor.capability import check_no_method, check_weight_range
-from neural_compressor.algorithms import options_of
-from neural_compressor.errors import CalibrationError, ConfigError, QuantizationError
+from neural_compressor.errors import CalibrationError, ConfigError
 from neural_compressor.observers.input_check import CalibrationInputs
-from neural_compressor.registry import close_matches
 from neural_compressor.schemes import OpKey, OpScheme, Pass, Plan
 from neural_compressor.schemes.scheme import RTN
 from neural_compressor.torch.batches import batch_size, note_inputs
 from neural_compressor.torch.files.streaming import WeightSource, is_empty
 from neural_compressor.torch.hooks import evaluating, forward_replaced
 from neural_compressor.torch.methods.ranges import Observing, Ranges
-from neural_compressor.torch.methods.weight_only.methods import is_block_method, limit_of, method_of, option
+from neural_compressor.torch.methods.weight_only.methods import limit_of
 from neural_compressor.torch.methods.weight_only.quantizer import WeightOnlyQuantizer, sees_data
-from neural_compressor.torch.modules.base import quant_class
-from neural_compressor.torch.modules.kernels.table import kernel_for
-from neural_compressor.torch.passes import correct, equalize, smooth  # noqa: F401 - registered by being imported
 from neural_compressor.torch.passes.fold import Structure
 from neural_compressor.torch.passes.model_pass import PassState, read_pass
-from neural_compressor.torch.passes.rotation import ROTATE  # noqa: F401 - registers the pass
 from neural_compressor.torch.passes.survey import Survey, sharing_weights, traced_functions
+from neural_compressor.torch.plan_check import check, has_method
 from neural_compressor.torch.quantized_model import build, computes_in_float32, hand_on_integers
-from neural_compressor.torch.structure.ops import find_functions, is_linear, is_parameter, op_type, outer_blocks
+from neural_compressor.torch.structure.ops import find_functions, is_linear
 from neural_compressor.torch.structure.replay import Arguments, CalibrationLimit, Deferred, is_plain, remembered
 from neural_compressor.torch.structure.watch import Run, watched
 
@@ -45,7 +39,8 @@ logger = logging.getLogger("neural_compressor")
 FOLD = Pass("fold")
 """Batch normalisation goes into the layers before it, and ReLUs into kernels, as far as the runs seen prove it right."""
 CORRECT_BIASES = Pass("correct_biases")
-"""The mean error of static convolutions is taken out through their biases, where the data admits that."""
+"""The mean error of static convolutions, in exported graphs of all static layers, is taken out through their biases, where
+the data admits that."""
 USUAL_PASSES = (FOLD, CORRECT_BIASES)
 """The passes of a plan that names none; they do nothing to a plan that has no ops for them."""
 
@@ -107,7 +102,7 @@ class Execution:
     @property
     def weight_only(self) -> dict[str, OpScheme]:
         """The ops of which a method finds the weight."""
-        return {key[0]: op for key, op in self.plan.items() if _has_method(self.model, key, op)}
+        return {key[0]: op for key, op in self.plan.items() if has_method(self.model, key, op)}
 
     @property
     def seeing_data(self) -> list[str]:
@@ -164,6 +159,7 @@ class Execution:
         Where calls are only remembered, the first one runs, so that data that does not fit the model is seen at once. Later
         ones run when their output is looked at, which calibration loops seldom do.
         """
+        self._applied = False
         limit = self.limit
         observing, watching = bool(self._unobserved), self._surveys and self.survey is None
         empty = is_empty(self.model)
@@ -278,8 +274,17 @@ class Execution:
                 f"{self._passes_named} need calibration: run the prepared model on data before convert"
             )
         self._applied = True
+        modes = [(module, module.training) for module in self.model.modules()]
+        try:
+            return self._quantized(on_block).train(modes[0][1])
+        except BaseException:
+            for module, training in modes:
+                module.training = training
+            raise
+
+    def _quantized(self, on_block: Callable[[str, int, int], None] | None) -> nn.Module:
         self.reasons |= self._functions()
-        ops, training = self.weight_only, self.model.training
+        ops = self.weight_only
         state = self._passed_over()
         ranges, single = self._ranges_of(state), computes_in_float32(state.model)
         kinds = {name: kind for name, kind in self.plan if name in ops}
@@ -292,7 +297,7 @@ class Execution:
             step.after(replace(state, model=new))
         if self.example is not None and single:
             new = hand_on_integers(new, self.example)
-        return new.train(training)
+        return new
 
     def _functions(self) -> dict[OpKey, str]:
         """Why products by functions stay in float: of those that ran where data did, else of those that forwards name."""
@@ -311,7 +316,7 @@ class Execution:
         state = PassState(self.model.eval(), self.plan, self.survey, Structure(), self.calls)
         for step in self.passes:
             state = replace(state, structure=step.before(state) or state.structure)
-        compared = any(step.compares for step in self.passes)
+        compared = any(step.compares(self.plan) for step in self.passes)
         kept = self._moved and self._keeps_floats
         floats = sharing_weights(state.model) if kept or compared else None
         self.floats = floats if kept else None
@@ -344,110 +349,8 @@ def _with_methods(model: nn.Module, plan: Plan) -> Plan:
     return replace(plan, ops=ops)
 
 
-def _has_method(model: nn.Module, key: OpKey, op: OpScheme) -> bool:
-    """Whether a method finds the weight of an op, and not the range of it alone."""
-    if op.method is None or op.weight is None or op.precision == "fp32":
-        return False
-    if op.mode != "weight_only" and op.weight.dtype.scale_type is None:
-        return False  # rounded to nearest beside integer activations
-    return is_parameter(model, key[0]) or is_linear(model.get_submodule(key[0]))
-
-
 def _as_inputs(run: Run) -> Any:
     """What a run was called with, as the inputs of a batch; None where it is positional and named arguments at once."""
     if run.kwargs:
         return None if run.args else run.kwargs
     return run.args[0] if len(run.args) == 1 else run.args
-
-
-# -- what is not run ------------------------------------------------------------------------------------------------
-
-
-def check(model: nn.Module, plan: Plan) -> None:
-    """Refuse, before any work, a plan that names what the model does not have or the executor does not run."""
-    for step in plan.passes:
-        read_pass(step).check(model, plan)
-    modules = dict(model.named_modules())
-    for key, op in plan.items():
-        _check_name(model, key, modules)
-        try:
-            _check_op(model, key, op)
-        except (ConfigError, QuantizationError) as error:
-            raise ConfigError(f"op {key[0]!r} ({key[1]}): {error}") from None
-    methods = {key[0]: op for key, op in plan.items() if _has_method(model, key, op)}
-    _check_absorbers(modules, methods)
-    _check_blocks(model, methods)
-
-
-def _check_name(model: nn.Module, key: OpKey, modules: Mapping[str, nn.Module]) -> None:
-    name, kind = key
-    owner = name.rpartition(".")[0]
-    if name not in modules and (owner not in modules or not is_parameter(model, name)):
-        raise ConfigError(f"the plan names op {name!r}, which the model does not have; {close_matches(name, modules)}")
-    if op_type(model, name) != kind:
-        raise ConfigError(f"the plan calls op {name!r} a {kind}, but it is a {op_type(model, name)}")
-
-
-def _check_op(model: nn.Module, key: OpKey, op: OpScheme) -> None:
-    if op.is_float or op.precision == "fp32":
-        return
-    check_weight_range(op)
-    runs = op.mode != "weight_only" and kernel_for(key[1], op) is not None
-    if op.output is not None and runs:
-        raise ConfigError(
-            f"results in {op.output.dtype.name} are simulated, and an integer kernel runs this op; leave it out"
-        )
-    if op.output is not None and (is_parameter(model, key[0]) or not is_linear(model.get_submodule(key[0]))):
-        raise ConfigError(
-            f"results in {op.output.dtype.name} are those of a linear layer; leave out the output of a {key[1]}"
-        )
-    if _has_method(model, key, op):
-        assert op.method is not None
-        assert op.weight is not None
-        method_of(op).check(op.weight, options_of(op.method))
-        if op.mode != "weight_only":
-            _check_beside_activations(model, key, op)
-        if sees_data(op) and is_parameter(model, key[0]):
-            raise ConfigError(
-                f"experts fused into one parameter, of which {op.method.name} would have to see the inputs of each; "
-                "rtn or hqq quantize it"
-            )
-        return
-    if is_parameter(model, key[0]):
-        raise ConfigError(f"a parameter of its module has no {op.mode} form; its weight can be quantized alone")
-    quant_class(model.get_submodule(key[0]))
-    check_no_method(key, op)
-
-
-def _check_beside_activations(model: nn.Module, key: OpKey, op: OpScheme) -> None:
-    """Refuse what a layer with quantized activations cannot do to its input: calibration saw that as it came."""
-    quant_class(model.get_submodule(key[0]))
-    for name in ("act_order", "hadamard", "auto_scale") if op.mode == "static" else ():
-        if option(op, name):
-            raise ConfigError(
-                f"{name}=True changes the input of a layer, and calibration fixed its scale; use mode dynamic"
-            )
-
-
-def _check_absorbers(modules: Mapping[str, nn.Module], ops: Mapping[str, OpScheme]) -> None:
-    listed = [option(op, "absorb", None) or {} for op in ops.values()]
-    named = {name for each in listed for norm, layers in each.items() for name in (norm, *layers)}  # type: ignore[attr-defined]
-    for name in sorted(named):
-        if name not in modules:
-            raise ConfigError(
-                f"a layer is to take up the scales of others, and none is called {name!r}; {close_matches(name, modules)}"
-            )
-
-
-def _check_blocks(model: nn.Module, ops: Mapping[str, OpScheme]) -> None:
-    """Layers of a block that are quantized together must ask for the same."""
-    together = {name: op for name, op in ops.items() if is_block_method(op)}
-    for block in outer_blocks(model, together) or [""]:
-        inside = {name: op for name, op in together.items() if name.startswith(f"{block}." if block else "")}
-        wanted = {op.method: name for name, op in inside.items()}
-        if len(wanted) > 1:
-            names = " and ".join(dict.fromkeys(method.name for method in wanted if method is not None))
-            raise ConfigError(
-                f"the layers {sorted(wanted.values())} are trained together with {names}, and their configurations differ "
-                "in more than the data type; give them the same iters, lr, minmax_lr, batch_size, seed and enable_ fields"
-            )

@@ -8,10 +8,12 @@ from torch import nn
 
 from neural_compressor import quantization as two_x
 from neural_compressor.config import PostTrainingQuantConfig
+from neural_compressor.config.recipes import with_recipes
 from neural_compressor.errors import CalibrationError, ConfigError
 from neural_compressor.schemes import OpScheme, Pass, Plan
-from neural_compressor.torch.executor import FOLD, prepare
+from neural_compressor.torch.executor import FOLD, USUAL_PASSES, prepare
 from neural_compressor.torch.passes.correct import one_batch
+from neural_compressor.torch.passes.model_pass import read_pass
 from neural_compressor.torch.quantization import StaticQuantConfig, quantize
 
 LOW_BITS = OpScheme.from_dict(
@@ -87,10 +89,14 @@ def test_by_hand_for_one_layer(batches):
     torch.testing.assert_close(models[1][0].bias, expected, rtol=1e-3, atol=1e-5)
 
 
-def test_what_cannot_be_one_batch_is_left_unless_it_is_required(net):
+def test_what_cannot_be_one_batch_is_left_unless_it_is_required(net, caplog):
     sizes = [torch.rand(1, 3, size, size) for size in (12, 13, 14, 15, 16)]
     plain, other = quantized(net, sizes), quantized(net, sizes, Pass("correct_biases"))
     assert torch.equal(plain[3].bias, other[3].bias)
+    assert "biases of 3 convolutions are not corrected" in caplog.text
+    assert "5 calls that do not fit together" in caplog.text
+    quantized(net, sizes[:1], Pass("correct_biases"))
+    assert "and calibration ran 1 samples" in caplog.text
     with pytest.raises(CalibrationError, match="correcting biases takes 4 samples"):
         quantized(net, sizes, Pass("correct_biases", {"required": True}))
     with pytest.raises(ConfigError, match="no static integer convolution"):
@@ -130,3 +136,35 @@ def test_every_front_corrects_biases_of_static_convolutions(net, batches, tmp_pa
         net, off, calib_dataloader=[(x, 0) for x in batches], quiet=True, workspace=str(tmp_path / "b")
     ).model
     assert [step.name for step in without.quantization.plan.passes] == ["fold"]
+
+
+def test_float_weights_are_kept_only_where_biases_are_corrected(net, batches):
+    step = read_pass(Pass("correct_biases"))
+    assert step.compares(Plan({("0", "Conv2d"): LOW_BITS}))
+    assert not step.compares(Plan({("0", "Linear"): LOW_BITS}))
+    kept = []
+
+    class Looking(type(step)):
+        def after(self, state):
+            kept.append(state.floats)
+
+    linear = nn.Sequential(nn.Linear(4, 4)).eval()
+    for model, plan, x in (
+        (net, Plan({("0", "Conv2d"): LOW_BITS}), batches[0]),
+        (linear, Plan({("0", "Linear"): LOW_BITS}), torch.randn(8, 4)),
+    ):
+        execution = prepare(copy.deepcopy(model), plan)
+        execution.passes = [Looking(step.options)]
+        with execution.listening(), torch.no_grad():
+            execution.model(x)
+        execution.apply()
+    assert kept[0] is not None
+    assert kept[1] is None
+
+
+def test_biases_make_up_for_weights_as_they_are_corrected(net, batches):
+    names = [step.name for step in with_recipes(Plan(passes=USUAL_PASSES), {"weight_correction": True}).passes]
+    assert names == ["fold", "correct_weights", "correct_biases"]
+    found = quantized(net, batches, Pass("correct_weights"), Pass("correct_biases"))
+    other = quantized(net, batches, Pass("correct_biases"), Pass("correct_weights"))
+    assert mean_errors(net, found, batches)[0].norm() < mean_errors(net, other, batches)[0].norm()

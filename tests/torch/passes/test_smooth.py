@@ -241,3 +241,14 @@ def test_several_alphas_are_for_autotune(net):
     with pytest.raises(ConfigError, match="spans a space"):
         quantize(net, SmoothQuantConfig(alpha=[0.3, 0.5]), quiet=True)
     assert [each.alpha for each in SmoothQuantConfig(alpha=[0.3, 0.5]).expand()] == [0.3, 0.5]
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("blockwise", [False, True])
+def test_auto_on_models_in_half_precision(net, batches, kind, blockwise):
+    half, data = net.to(kind), [x.to(kind) for x in batches]
+    config = SmoothQuantConfig(alpha="auto", alpha_step=0.25, do_blockwise=blockwise)
+    found = quantize(copy.deepcopy(half), config, run(data), quiet=True)
+    plain = quantize(copy.deepcopy(half), StaticQuantConfig(), run(data), quiet=True)
+    assert found(data[0]).dtype == kind
+    assert decibels(half, found, data) > decibels(half, plain, data) + 3

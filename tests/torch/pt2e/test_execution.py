@@ -368,3 +368,60 @@ def test_gradients_are_off_by_themselves(mlp):
     """With gradients on, Inductor would use no int8 kernel, and say nothing."""
     x = torch.randn(2, 16)
     assert not quantized(mlp, StaticQuantConfig(), x)(x).requires_grad
+
+
+def test_the_parameters_of_the_eager_model_keep_their_gradients(cnn):
+    x = torch.randn(IMAGES)
+    config = StaticQuantConfig().set_local("body", FLOAT)
+    q_model = quantized(cnn, config, x)
+    assert all(parameter.requires_grad for parameter in cnn.parameters())
+    assert not any(parameter.requires_grad for parameter in q_model.parameters())
+    assert q_model.get_parameter("body.weight").data_ptr() == cnn.body.weight.data_ptr()
+
+
+def test_inplace_false_is_a_graph_over_weights_of_its_own(cnn):
+    x = torch.randn(IMAGES)
+    exported = export(cnn, x)
+    prepared = prepare(exported, StaticQuantConfig().set_local("body", FLOAT), inplace=False)
+    before = prepared(x)
+    with torch.no_grad():
+        cnn.body.weight.zero_()
+    assert torch.equal(prepared(x), before)
+    assert not torch.equal(exported(x), before)
+
+
+def test_with_inplace_false_the_prepared_graph_can_be_converted_again(mlp):
+    x = torch.randn(8, 16)
+    prepared = prepare(export(mlp, x), StaticQuantConfig())
+    prepared(x)
+    first = convert(prepared, inplace=False, quiet=True)
+    assert torch.equal(first(x), convert(prepared, quiet=True)(x))
+    with pytest.raises(ConfigError, match="not prepared"):
+        convert(prepared)
+
+
+def test_example_inputs_are_refused(mlp):
+    x = torch.randn(8, 16)
+    with pytest.raises(ConfigError, match="leave out example_inputs"):
+        prepare(export(mlp, x), StaticQuantConfig(), example_inputs=x)
+
+
+def test_a_mean_error_that_is_chance_is_left():
+    """Calls whose means are opposite: nothing is shifted in the mean, and a bias would err in both."""
+    torch.manual_seed(0)
+    fc, x = nn.Linear(6, 3), torch.rand(4, 6) + 1
+    prepared = prepare(export(nn.Sequential(fc), x), StaticQuantConfig())
+    for sign in (1, -1, 0.999, -1):
+        prepared(sign * x)
+    q_model = convert(prepared, quiet=True)
+    assert [str(step) for step in q_model.quantization.plan.passes] == ["correct_biases()"]
+    assert torch.equal(q_model.get_parameter("0.bias"), fc.bias)
+
+
+def test_data_that_was_forgotten_can_run_after_convert_has_said_so(mlp):
+    x = torch.randn(8, 16)
+    prepared = prepare(export(mlp, x), StaticQuantConfig())
+    with pytest.raises(CalibrationError, match="run the model that prepare returned on data"):
+        convert(prepared)
+    prepared(x)
+    assert torch.equal(convert(prepared, quiet=True)(x), quantized(mlp, StaticQuantConfig(), x)(x))

@@ -89,6 +89,13 @@ def _part(module: nn.Module, x: Tensor, rows: Tensor, share: int, kept: int) -> 
     return (rows[:: max(len(rows) // share, 1)][:share].clone(),)
 
 
+@torch.no_grad()
+def scale_of(model: nn.Module, feed: Feed, seen: ChannelInputs, alpha: float) -> Tensor:
+    """What to divide the channels of a value by that the readers of ``feed`` multiply with their weights."""
+    reach = torch.stack([input_reach(model.get_submodule(name)) for name in feed.readers]).amax(0)
+    return torch.as_tensor(smooth_scale(seen.absmax, reach, alpha))
+
+
 class AlphaSearch:
     """Tries alphas for ``layers``, by name with their schemes, on what was ``seen`` of their inputs."""
 
@@ -107,12 +114,13 @@ class AlphaSearch:
         """The alpha that makes the error of what the layers of ``feed`` give least; None where none is better than none."""
         seen = self._seen[feed]
         modules = {name: self._state.model.get_submodule(name) for name in feed.readers}
-        expected = {name: [module(x) for x in seen.samples] for name, module in modules.items()}
+        samples = {name: [x.to(module.weight.dtype) for x in seen.samples] for name, module in modules.items()}  # type: ignore[arg-type]
+        expected = {name: [module(x) for x in samples[name]] for name, module in modules.items()}
 
         def error(alpha: float | None) -> float:
             errors = []
             for name, quantized in self._quantized(feed, alpha).items():
-                pairs = zip((quantized(x) for x in seen.samples), expected[name], strict=True)
+                pairs = zip((quantized(x) for x in samples[name]), expected[name], strict=True)
                 errors.append(_relative_error(pairs))
             return self._combined(errors)
 
@@ -149,8 +157,7 @@ class AlphaSearch:
         modules = {name: self._state.model.get_submodule(name) for name in feed.readers}
         change, low, high = None, seen.low, seen.high
         if alpha is not None:
-            reach = torch.stack([input_reach(module) for module in modules.values()]).amax(0)
-            scale = torch.as_tensor(smooth_scale(seen.absmax, reach, alpha))
+            scale = scale_of(self._state.model, feed, seen, alpha)
             change, low, high = InputChange(multiplier=1 / scale), low / scale, high / scale
         return {
             name: quantized_module(module, self._layers[name], _ranges(self._layers[name], low, high), change=change)

@@ -59,7 +59,6 @@ class CorrectBiases(ModelPass):
     Options = CorrectBiasesOptions
     sees_data: ClassVar[bool] = True
     calls_alone: ClassVar[bool] = True
-    compares: ClassVar[bool] = True
     limit: ClassVar[CalibrationLimit] = CalibrationLimit(samples=SAMPLES)
 
     def check(self, model: nn.Module, plan: Plan) -> None:
@@ -71,15 +70,23 @@ class CorrectBiases(ModelPass):
     def wants_data(self, plan: Plan) -> bool:
         return any(is_corrected(kind, op) for (_, kind), op in plan.items())
 
+    def compares(self, plan: Plan) -> bool:
+        return self.wants_data(plan)
+
     def after(self, state: PassState) -> None:
         ops = [name for (name, kind), op in state.plan.items() if is_corrected(kind, op)]
         layers = {name: module for name in ops if isinstance(module := state.model.get_submodule(name), WeightedModule)}
+        if not layers:
+            return
         call = one_batch(state.calls, SAMPLES)
-        if not layers or call is None or batch_size(call) < FEWEST_SAMPLES:
-            if layers and self.options.required:
-                raise CalibrationError(
-                    f"correcting biases takes {FEWEST_SAMPLES} samples that make one batch; calls: {len(state.calls)}"
-                )
+        if call is None or batch_size(call) < FEWEST_SAMPLES:
+            found = (
+                f"{len(state.calls)} calls that do not fit together" if call is None else f"{batch_size(call)} samples"
+            )
+            why = f"correcting biases takes {FEWEST_SAMPLES} samples that make one batch, and calibration ran {found}"
+            if self.options.required:
+                raise CalibrationError(why)
+            logger.warning("biases of %d convolutions are not corrected: %s", len(layers), why)
             return
         assert state.floats is not None
         originals = {name: state.floats.get_submodule(name) for name in layers}
@@ -158,11 +165,12 @@ def _means(output: Tensor) -> Tensor | None:
 class CorrectWeights(ModelPass):
     """The scales of each static layer's weight change so that its rounded values spread as the float ones do."""
 
-    compares: ClassVar[bool] = True
-
     def check(self, model: nn.Module, plan: Plan) -> None:
         if not any(_has_spread(op) for op in plan.values()):
             raise ConfigError("the pass correct_weights: the plan has no static layer with a weight in integers")
+
+    def compares(self, plan: Plan) -> bool:
+        return True
 
     @torch.no_grad()
     def after(self, state: PassState) -> None:

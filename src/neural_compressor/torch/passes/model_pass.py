@@ -70,8 +70,6 @@ class ModelPass:
     calls_alone: ClassVar[bool] = False
     #: Whether ops receive other values after :meth:`before`, so that ranges are those of the changed model alone.
     moves_ranges: ClassVar[bool] = False
-    #: Whether :meth:`after` looks at ``floats``, so that the float weights are kept beside the quantized ones till then.
-    compares: ClassVar[bool] = False
     #: What is remembered of the data at most.
     limit: ClassVar[CalibrationLimit] = CalibrationLimit(samples=512)
 
@@ -84,6 +82,10 @@ class ModelPass:
     def wants_data(self, plan: Plan) -> bool:
         """Whether the model has to run on data for the ops of ``plan``."""
         return self.sees_data
+
+    def compares(self, plan: Plan) -> bool:
+        """Whether :meth:`after` looks at ``floats``, so that float weights are kept beside the quantized ones till then."""
+        return False
 
     def before(self, state: PassState) -> Structure | None:
         """Change the float model in place; what became of modules, where that is another than ``state.structure``."""

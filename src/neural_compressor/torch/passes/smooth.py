@@ -7,22 +7,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
-import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from neural_compressor.algorithms import smooth_scale
 from neural_compressor.algorithms.smoothquant import alphas_between, check_alpha
 from neural_compressor.errors import ConfigError
 from neural_compressor.registry import close_matches
 from neural_compressor.schemes import OpScheme, Plan
 from neural_compressor.torch.modules.input_change import InputChange
-from neural_compressor.torch.passes.alpha_search import AlphaSearch, ChannelInputs, Criterion
+from neural_compressor.torch.passes.alpha_search import AlphaSearch, ChannelInputs, Criterion, scale_of
 from neural_compressor.torch.passes.model_pass import PASSES, ModelPass, PassOptions, PassState
 from neural_compressor.torch.passes.scaling import (
     Feed,
     feeds,
-    input_reach,
     is_scalable,
     parameters_of,
     restore_parameters,
@@ -165,13 +162,6 @@ class Smooth(ModelPass):
             restore_parameters(state.model.get_submodule(name), parameters)
         logger.warning("scales are not folded into the layers before: that changes the outputs; inputs are multiplied")
         return set()
-
-
-@torch.no_grad()
-def scale_of(model: nn.Module, feed: Feed, seen: ChannelInputs, alpha: float) -> Tensor:
-    """What to divide the channels of a value by that the readers of ``feed`` multiply with their weights."""
-    reach = torch.stack([input_reach(model.get_submodule(name)) for name in feed.readers]).amax(0)
-    return torch.as_tensor(smooth_scale(seen.absmax, reach, alpha))
 
 
 def _readers(found: Any) -> int:

@@ -1,45 +1,46 @@
 """Bias correction in exported graphs: what rounding the weights shifts the mean output of a layer by goes into its bias.
 
-A layer with the weight ``W`` rounded to ``Q`` gives ``(W - Q) E[x]`` less on average (Nagel et al. 2019, section 4.2). The
-mean input of each channel is seen while data runs; borders that convolutions pad are taken for inside.
+A layer with the weight ``W`` rounded to ``Q`` gives ``(Q - W) E[x]`` more on average (Nagel et al. 2019, section 4.2). The
+mean input of each channel is seen while data runs, and what is not more than chance between calls is left, as in eager
+models (``algorithms/bias_correction.py``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
+from neural_compressor.algorithms import errors_of_means, mean_error
 from neural_compressor.errors import CalibrationError
 from neural_compressor.schemes import OpKey
 from neural_compressor.torch.pt2e.observers import RangeObserver, WeightObserver, as_rows, attribute, keep
 
 
 class InputMeans(nn.Module):
-    """In front of a layer while data runs: the mean of each input channel, every call the same weight."""
+    """In front of a layer while data runs: the mean of each input channel in each call."""
 
     def __init__(self, channel: int, where: str) -> None:
         super().__init__()
         self._channel, self._where = channel, where
-        self._sum: Tensor | None = None
-        self._calls = 0
+        self._rows: list[Tensor] = []
 
     def forward(self, x: Tensor) -> Tensor:
         """Take ``x`` into account and hand it on."""
         if x.numel():
             others = [at for at in range(x.dim()) if at != self._channel % x.dim()]
-            means = x.detach().double().mean(others)
-            self._sum, self._calls = (means if self._sum is None else self._sum + means), self._calls + 1
+            self._rows.append(x.detach().double().mean(others).float())
         return x
 
     def means(self) -> Tensor:
-        """What was found."""
-        if self._sum is None:
+        """What was found, one row a call."""
+        if not self._rows:
             raise CalibrationError(
                 f"calibration never reached {self._where}: run the prepared model on data before convert"
             )
-        return (self._sum / self._calls).float()
+        return torch.stack(self._rows)
 
 
 def watch_inputs(prepared: GraphModule, layers: Mapping[str, OpKey]) -> None:
@@ -57,8 +58,8 @@ def watch_inputs(prepared: GraphModule, layers: Mapping[str, OpKey]) -> None:
     prepared.recompile()
 
 
-def lost_means(prepared: GraphModule) -> dict[str, Tensor]:
-    """By the name of its node what the mean output of each layer that is watched loses by rounding its weight."""
+def mean_errors(prepared: GraphModule) -> dict[str, Tensor]:
+    """By the name of its node what rounding the weight adds to the mean output of each layer that is watched."""
     found: dict[str, Tensor] = {}
     for node in prepared.graph.nodes:
         seen = _module(prepared, node.args[0]) if node.op == "call_function" and node.args else None
@@ -66,13 +67,11 @@ def lost_means(prepared: GraphModule) -> dict[str, Tensor]:
             continue
         weight = _module(prepared, node.args[1])
         assert isinstance(weight, WeightObserver)
-        mean, values = seen.means(), attribute(prepared, node.args[1].args[0].target).detach().float()
+        values = attribute(prepared, node.args[1].args[0].target).detach().float()
         codes, scale = as_rows(weight.quantized(values), values)
-        error = values - codes * scale.reshape(-1, *(1,) * (values.dim() - 1))
-        groups = len(mean) // values.shape[1]
-        by_input = error.flatten(2).sum(2) if error.dim() > 2 else error
-        by_group = by_input.reshape(groups, -1, values.shape[1])
-        found[node.name] = (by_group @ mean.reshape(groups, -1, 1)).reshape(-1)
+        error = codes * scale.reshape(-1, *(1,) * (values.dim() - 1)) - values
+        errors = torch.as_tensor(errors_of_means(error, seen.means()))
+        found[node.name] = torch.as_tensor(mean_error(errors, torch.zeros_like(errors[0])))
     return found
 
 
@@ -85,15 +84,15 @@ def forget_inputs(model: GraphModule) -> None:
             model.delete_submodule(node.target)
 
 
-def add_to_biases(model: GraphModule, lost: Mapping[str, Tensor]) -> None:
-    """Give the layers of a quantized graph what they have ``lost``, each call a bias of its own."""
+def correct_biases(model: GraphModule, errors: Mapping[str, Tensor]) -> None:
+    """Take the mean ``errors`` of layers of a quantized graph out through their biases, each call one of its own."""
     for node in list(model.graph.nodes):
-        if node.name not in lost:
+        if node.name not in errors or not bool(errors[node.name].any()):
             continue
         bias = node.args[2] if len(node.args) > 2 else None
         before = attribute(model, str(bias.target)) if isinstance(bias, Node) else None
         kind = node.args[1].meta["val"].dtype
-        new = lost[node.name] if before is None else before.detach().float() + lost[node.name]
+        new = -errors[node.name] if before is None else before.detach().float() - errors[node.name]
         owner = str(node.args[1].args[0].target).rpartition(".")[0]
         target = keep(model, f"{owner}.bias_corrected" if owner else "bias_corrected", new.to(kind))
         with model.graph.inserting_before(node):

@@ -18,12 +18,13 @@ from neural_compressor.errors import CalibrationError, ConfigError
 from neural_compressor.observers.input_check import CalibrationInputs
 from neural_compressor.registry import close_matches
 from neural_compressor.schemes import OpKey, Plan
+from neural_compressor.torch.executor import CORRECT_BIASES
 from neural_compressor.torch.modules.relay import Relays
 from neural_compressor.torch.passes.fold import Structure
-from neural_compressor.torch.pt2e.bias_correction import add_to_biases, forget_inputs, lost_means, watch_inputs
+from neural_compressor.torch.pt2e.bias_correction import correct_biases, forget_inputs, mean_errors, watch_inputs
 from neural_compressor.torch.pt2e.exported import finished, mark, require_exported, shared
 from neural_compressor.torch.pt2e.observers import RangeObserver, WeightObserver
-from neural_compressor.torch.pt2e.ops import BIAS_CORRECTION, find_graph_ops, name_layer
+from neural_compressor.torch.pt2e.ops import find_graph_ops, name_layer
 from neural_compressor.torch.pt2e.quantizer import PlanQuantizer
 from neural_compressor.torch.quantized_model import Quantization
 
@@ -47,11 +48,11 @@ class GraphExecution:
         self._nodes = quantizer.nodes
         self.model: GraphModule = mark(prepared, self._exported)
         self._observers = list(self._named_observers())
-        if BIAS_CORRECTION in plan.passes:
+        if CORRECT_BIASES in plan.passes:
             watch_inputs(self.model, self._nodes)
-        self._listening = [self.model.register_forward_pre_hook(self._note, with_kwargs=True)]
-        if not self.needs_data:
-            self.stop()
+        self._listening: list[Any] = []
+        if self.needs_data:
+            self.listen()
 
     @property
     def needs_data(self) -> bool:
@@ -63,14 +64,22 @@ class GraphExecution:
         """Whether what runs through the model is taken into account."""
         return bool(self._listening)
 
+    def listen(self) -> None:
+        """Take all further calls of the model into account."""
+        self._listening = [self.model.register_forward_pre_hook(self._note, with_kwargs=True)]
+        self._observe(True)
+
     def stop(self) -> None:
         """End of calibration."""
         if self._listening:
             self._listening.pop().remove()
             self._inputs.warn()
+        self._observe(False)
+
+    def _observe(self, listening: bool) -> None:
         for observer in self._observers:
             if isinstance(observer, RangeObserver):
-                observer.listening = False
+                observer.listening = listening
 
     def _note(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.runs += 1
@@ -96,7 +105,7 @@ class GraphExecution:
             raise CalibrationError(
                 f"{count} static ops need calibration: run the model that prepare returned on data before convert"
             )
-        lost = lost_means(self.model)
+        errors = mean_errors(self.model)
         graph = shared(self.model)
         forget_inputs(graph)
         for node in graph.graph.nodes:
@@ -104,7 +113,7 @@ class GraphExecution:
             node.meta.pop(Q_ANNOTATION_KEY, None)
         with _quiet():
             new = convert_pt2e(graph)
-        add_to_biases(new, lost)
+        correct_biases(new, errors)
         _strip(new)
         for node in new.graph.nodes:
             if node.name in self._nodes:
@@ -119,7 +128,7 @@ def check(model: GraphModule, plan: Plan) -> None:
     """Refuse, before any work, a plan that names what the graph does not have or what no exported graph runs."""
     ops = find_graph_ops(model)[0]
     for step in plan.passes:
-        if step == BIAS_CORRECTION:
+        if step == CORRECT_BIASES:
             continue
         raise ConfigError(f"pass {step} is not for exported graphs: apply it to the eager model before export")
     for key, scheme in plan.items():

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
@@ -139,12 +140,32 @@ def shared(model: GraphModule) -> GraphModule:
     return new
 
 
+def copied(model: GraphModule) -> GraphModule:
+    """A graph of its own over tensors of its own."""
+    new = shared(model)
+    memo: dict[int, Any] = {}
+    for module in new.modules():
+        module._parameters = copy.deepcopy(module._parameters, memo)
+        module._buffers = copy.deepcopy(module._buffers, memo)
+    return mark(new, require_exported(model))
+
+
 def finished(model: GraphModule, exported: Exported, done: Quantization) -> GraphModule:
     """A quantized graph, which runs without gradients: with them Inductor freezes no weights, and uses no int8 kernel."""
-    model.requires_grad_(False)
+    _own_parameters(model)
     model.forward = torch.no_grad()(model.forward)
     model.quantization = done  # type: ignore[assignment]
     return mark(model, exported)
+
+
+def _own_parameters(model: GraphModule) -> None:
+    """Parameters without gradients over the same values; those there were are the eager model's too."""
+    own: dict[nn.Parameter, nn.Parameter] = {}  # tied ones stay tied
+    for module in model.modules():
+        for name, known in module._parameters.items():
+            if known is not None:
+                own[known] = own[known] if known in own else nn.Parameter(known.detach(), requires_grad=False)
+                module._parameters[name] = own[known]
 
 
 def _train(model: GraphModule, mode: bool = True) -> GraphModule:

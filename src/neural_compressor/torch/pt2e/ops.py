@@ -14,7 +14,7 @@ import neural_compressor.adaptor
 from neural_compressor.adaptor.capability import op_configs
 from neural_compressor.adaptor.query import QueryBackendCapability
 from neural_compressor.adaptor.tensor_options import OpConfig
-from neural_compressor.schemes import OpKey, Pass
+from neural_compressor.schemes import OpKey
 from neural_compressor.torch.capability import on_this_cpu
 
 YAML = Path(neural_compressor.adaptor.__file__).with_name("pytorch_pt2e.yaml")
@@ -27,9 +27,6 @@ _LAYERS: dict[Any, str] = {
     _aten.conv2d.default: "Conv2d",
 }
 """The operators of which there is an int8 form, with the op type that the framework YAML has for them."""
-
-BIAS_CORRECTION = Pass("bias_correction")
-"""What rounding weights shifts the mean outputs of static layers by goes into their biases."""
 
 _PRODUCT = "a product of two activations; only layers with a weight are quantized"
 _NO_INT8_FORM: dict[Any, tuple[str, str]] = {

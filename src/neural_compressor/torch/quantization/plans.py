@@ -18,10 +18,11 @@ from neural_compressor.config.resolver import OpSpace, Request, op_space, wantin
 from neural_compressor.errors import CapabilityError, ConfigError
 from neural_compressor.schemes import OpKey, OpScheme, Pass, Plan
 from neural_compressor.torch.capability import PyTorchQuery, opwise
-from neural_compressor.torch.executor import USUAL_PASSES, check
+from neural_compressor.torch.executor import CORRECT_BIASES, USUAL_PASSES
 from neural_compressor.torch.passes.model_pass import PASSES
+from neural_compressor.torch.plan_check import check
 from neural_compressor.torch.pt2e.exported import is_exported
-from neural_compressor.torch.pt2e.ops import BIAS_CORRECTION, find_graph_ops, graph_opwise
+from neural_compressor.torch.pt2e.ops import find_graph_ops, graph_opwise
 from neural_compressor.torch.quantization.config import FP8Config
 from neural_compressor.torch.quantization.config.fp8 import RUN_FIELDS
 from neural_compressor.torch.structure.ops import find_ops, is_parameter, not_weight_only
@@ -80,7 +81,7 @@ def plan_for(model: nn.Module, config: Any, without_runs: str = "") -> tuple[Pla
     if not ops:
         raise _nothing(model, bool(found), [reason for _, reason in refused.values()])
     static = any(map(_is_static_integer, ops.values()))
-    usual = (BIAS_CORRECTION,) if is_graph else USUAL_PASSES
+    usual = (CORRECT_BIASES,) if is_graph else USUAL_PASSES
     plan = Plan(ops, passes=_passes(steps, ops, usual if static else ()))
     if not is_graph:
         check(model, plan)

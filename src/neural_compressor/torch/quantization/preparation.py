@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import nn
+from torch.fx import GraphModule
 
 from neural_compressor.adaptor.user_code import calibrating
 from neural_compressor.algorithms.qat import trained
@@ -22,9 +23,10 @@ from neural_compressor.torch.files.checkpoint import save_model
 from neural_compressor.torch.files.streaming import WeightSource, is_empty
 from neural_compressor.torch.inspection import op_records
 from neural_compressor.torch.methods.qat import QatSession, check_trainable
+from neural_compressor.torch.modules import QuantModule
 from neural_compressor.torch.passes.fold import Structure, fold
 from neural_compressor.torch.passes.survey import Survey
-from neural_compressor.torch.pt2e.exported import is_exported
+from neural_compressor.torch.pt2e.exported import copied, is_exported
 from neural_compressor.torch.pt2e.records import graph_records
 from neural_compressor.torch.quantization.fp8_runs import FP8Run, fp8_run
 from neural_compressor.torch.quantization.plans import plan_for
@@ -41,11 +43,16 @@ def prepare(model: nn.Module, quant_config: Any, inplace: bool = True, example_i
 
     The configuration is resolved here, so a rule that matches nothing or a value that makes no sense is said before any
     work. ``inplace=False`` works on a copy. With ``example_inputs`` a model with static ops is checked on these,
-    and not on the first batch of the data.
+    and not on the first batch of the data. Of an exported model a graph of its own is returned in any case, which shares
+    the weights where ``inplace`` is True.
     """
     quant_config = config_of(quant_config, "torch")
     if is_exported(model):
-        return _prepare_graph(*_planned(model, quant_config, True, "prepare"))
+        if example_inputs is not None:
+            raise ConfigError(
+                "prepare: an exported graph has the inputs it was exported with; leave out example_inputs"
+            )
+        return _prepare_graph(*_planned(model, quant_config, inplace, "prepare"))
     model, plan, left = _planned(model, quant_config, inplace, "prepare")
     run = fp8_run(model, quant_config, plan)
     if run is not None:
@@ -111,7 +118,9 @@ def _planned(
         raise ConfigError(f"the model is quantized already; {function} takes a float model")
     check_finite(model)
     plan, left = plan_for(model, quant_config, without_runs="" if function == "prepare" else function)
-    return model if inplace else copy_of(model), plan, left
+    if not inplace:
+        model = copied(model) if isinstance(model, GraphModule) and is_exported(model) else copy_of(model)
+    return model, plan, left
 
 
 def _seen(model: nn.Module, example_inputs: Any) -> Survey:
@@ -188,7 +197,8 @@ def convert(
     """Quantize a prepared and calibrated model, or one that was trained after :func:`prepare_qat`.
 
     With ``quant_config`` a float model is converted at once, which algorithms that need no data allow. ``inplace=False``
-    works on a copy; calibration of the model itself ends all the same. A few lines on standard error say what runs on
+    works on a copy; calibration of the model itself ends all the same. An exported model stays as it is, and is
+    prepared still with ``inplace=False``. A few lines on standard error say what runs on
     low-bit kernels, what is simulated and what stayed in float, and why; ``quiet`` leaves them out.
     """
     require_module(model, "convert")
@@ -198,7 +208,16 @@ def convert(
             raise ConfigError(
                 f"the model is not prepared: call prepare(model, quant_config), calibrate, then convert{returned}"
             )
-        model, inplace = prepare(model, quant_config, inplace=inplace), True
+        return _converted(prepare(model, quant_config, inplace=inplace), True, on_block, quiet, again=False)
+    return _converted(model, inplace, on_block, quiet, again=True)
+
+
+def _converted(
+    model: nn.Module, inplace: bool, on_block: Callable[[str, int, int], None] | None, quiet: bool, again: bool
+) -> nn.Module:
+    """As :func:`convert`; ``again`` where the caller prepared the model, and can convert it again when that has failed."""
+    prepared, execution = model, _execution(model)
+    listened = not isinstance(execution, QatSession) and execution.is_listening
     _stop(model, converting=True)
     run: FP8Run | None = getattr(model, _FP8_RUN, None)
     if run is not None and not run.config.quantize:
@@ -209,16 +228,24 @@ def convert(
     model = model if inplace or is_exported(model) else copy_of(model)
     execution = _execution(model)
     assert execution is not None
-    delattr(model, _ATTRIBUTE)
-    vars(model).pop(_FP8_RUN, None)
-    if run is not None:
-        run.settle_caches()
-    new: nn.Module = execution.finish() if isinstance(execution, QatSession) else execution.apply(on_block)
+    # Off the model meanwhile: copies of it would take the calibration data along.
+    taken = {name: vars(model).pop(name) for name in (_ATTRIBUTE, _FP8_RUN) if name in vars(model)}
+    new: nn.Module | None = None
+    try:
+        if run is not None:
+            run.settle_caches()
+        new = execution.finish() if isinstance(execution, QatSession) else execution.apply(on_block)
+    finally:
+        failed = new is None and again and not any(isinstance(module, QuantModule) for module in model.modules())
+        if failed or (is_exported(model) and not inplace):
+            vars(model).update(taken)
+        if failed and listened and not execution.runs:
+            _execution(prepared).listen()  # data was forgotten, and can run now
     if run is not None:
         run.keep_scales(new)
         run.attach_caches(new)
     is_graph = is_exported(new)
-    new.save = functools.partial(save if is_graph else save_model, new)  # type: ignore[assignment]
+    new.save = functools.partial(save if is_graph else save_model, new)
     if not quiet:
         print_ops(graph_records(new) if is_graph else op_records(new, None, None, {}))
     return new
@@ -249,4 +276,4 @@ def quantize(
             run_fn(prepared, *arguments)
     if run is not None and not run.config.quantize:
         return finalize_calibration(prepared)
-    return convert(prepared, quiet=quiet)
+    return _converted(prepared, True, None, quiet, again=False)

@@ -6,7 +6,7 @@ found by trying: with the input and an axis turned alike they give what they gav
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -17,6 +17,7 @@ from torch.func import functional_call
 
 from neural_compressor.algorithms import Orthogonal
 from neural_compressor.algorithms.matrix_parts import row_blocks
+from neural_compressor.errors import NeuralCompressorError
 from neural_compressor.torch.batches import tensors_in
 from neural_compressor.torch.modules.weight_only import is_conv1d
 from neural_compressor.torch.structure.ops import is_linear
@@ -37,6 +38,23 @@ class LayerForm:
     inputs: tuple[Axis, ...] = ()
     outputs: tuple[Axis, ...] = ()
     source: int = 0
+
+
+class ModuleCallError(NeuralCompressorError):
+    """A module of the user's failed on other values than it is made for."""
+
+
+def called(module: Callable[[], Any]) -> Any:
+    """What a call of a module of the user's gives; :class:`ModuleCallError` where it fails.
+
+    >>> called(lambda: [][0])
+    Traceback (most recent call last):
+    neural_compressor.torch.structure.layer_form.ModuleCallError: IndexError: list index out of range
+    """
+    try:
+        return module()
+    except Exception as error:
+        raise ModuleCallError(f"{type(error).__name__}: {error}") from error
 
 
 def known_form(module: nn.Module) -> LayerForm | None:
@@ -68,7 +86,7 @@ def tried_form(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, An
 
     def run(values: Tensor, changed: Mapping[str, Tensor]) -> list[Tensor]:
         given = (*args[:place], values, *args[place + 1 :])
-        return list(tensors_in(functional_call(module, dict(changed), given, dict(kwargs))))
+        return list(tensors_in(called(lambda: functional_call(module, dict(changed), given, dict(kwargs)))))
 
     def turned(axes: Iterable[Axis], turn: Orthogonal) -> dict[str, Tensor]:
         new = dict[str, Tensor]()
@@ -129,6 +147,8 @@ def _choices(own: Mapping[str, Tensor], width: int) -> Iterator[tuple[Axis, ...]
 
 
 def _close(found: list[Tensor], expected: list[Tensor]) -> bool:
+    if [a.shape for a in found] != [b.shape for b in expected]:
+        return False
     pairs = [(a, b) for a, b in zip(found, expected, strict=True) if b.is_floating_point()]
     return all(bool((a - b).norm() <= _allowed(b.dtype) * b.norm()) for a, b in pairs) and bool(pairs)
 

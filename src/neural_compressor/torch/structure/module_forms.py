@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +15,19 @@ from torch.utils._pytree import tree_map_only
 
 from neural_compressor.torch.batches import tensors_in
 from neural_compressor.torch.hooks import hooked
-from neural_compressor.torch.structure.layer_form import LayerForm, holds_matrices, known_form, tried_form
+from neural_compressor.torch.structure.layer_form import (
+    LayerForm,
+    ModuleCallError,
+    called,
+    holds_matrices,
+    known_form,
+    tried_form,
+)
 from neural_compressor.torch.structure.norm_form import NormForm, norm_form
 from neural_compressor.torch.structure.replay import Arguments, call_block
 from neural_compressor.torch.structure.watch import Trace, watch
+
+logger = logging.getLogger("neural_compressor")
 
 
 @dataclass(frozen=True)
@@ -74,12 +83,14 @@ def _tried(
         if name in tried:
             return
         tried.add(name)
-        with suppress(Exception):  # code of the user's ran on other values than it is made for
+        try:
             if holds_matrices(module):
                 found = tried_form(_without_hooks(module), args, kwargs)
                 forms.update({} if found is None else {name: found})
             elif sum(1 for _ in tensors_in((args, kwargs))) > 1 and _ignores_floats(module, args, kwargs, output):
                 blind.add(name)
+        except ModuleCallError as error:
+            logger.debug("module %r (%s) is taken for one that mixes values: %s", name, type(module).__name__, error)
 
     with hooked({name: m for name, m in leaves.items() if name not in forms}, after=try_module):
         for call in calls:
@@ -96,9 +107,9 @@ def _without_hooks(module: nn.Module) -> nn.Module:
 
 def _ignores_floats(module: nn.Module, args: Any, kwargs: Any, output: Any) -> bool:
     other_args, other_kwargs = tree_map_only(torch.Tensor, _other, (args, kwargs))
-    again = module.forward(*other_args, **other_kwargs)
+    again = called(lambda: module.forward(*other_args, **other_kwargs))
     pairs = list(zip(tensors_in(output), tensors_in(again), strict=False))
-    return bool(pairs) and all(torch.equal(a, b) for a, b in pairs)
+    return bool(pairs) and all(a.dtype == b.dtype and torch.equal(a, b) for a, b in pairs)
 
 
 def _other(values: torch.Tensor) -> torch.Tensor:

@@ -11,9 +11,9 @@ from torch import nn
 from neural_compressor.dtypes import dtype
 from neural_compressor.errors import ConfigError
 from neural_compressor.schemes import Method, OpScheme, Plan, TensorScheme
-from neural_compressor.torch.executor import check
 from neural_compressor.torch.modules import WeightOnlyLinear
 from neural_compressor.torch.modules.linear import QuantLinear
+from neural_compressor.torch.plan_check import check
 from neural_compressor.torch.quantization import (
     AutoRoundConfig,
     AWQConfig,

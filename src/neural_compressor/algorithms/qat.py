@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
+from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
 from neural_compressor.errors import ConfigError
 from neural_compressor.schemes import Method, OpScheme, Plan
@@ -25,7 +25,7 @@ class QatOptions(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     learned_step_size: bool = False
-    freeze_after: NonNegativeInt | None = None
+    freeze_after: PositiveInt | None = None
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> QatOptions:

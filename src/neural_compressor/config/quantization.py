@@ -106,7 +106,7 @@ class QuantizationAwareTrainingConfig(_RuleConfig):
     reduce_range: ReduceRange = False
     learned_step_size: Flag = False
     freeze_after: Annotated[
-        int | None, BeforeValidator(lambda value: None if value is None else at_least(0)(value))
+        int | None, BeforeValidator(lambda value: None if value is None else at_least(1)(value))
     ] = None
     model_name: Annotated[str, BeforeValidator(text)] = ""
 

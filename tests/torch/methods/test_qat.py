@@ -310,3 +310,24 @@ def test_the_manager_learns_steps():
     manager.model(torch.rand(8, 16)).mean().backward()
     manager.callbacks.on_train_end()
     assert manager.model[0].scheme.method.options == {"learned_step_size": True}
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("learned", [False, True])
+@pytest.mark.parametrize("config", [StaticQuantConfig(), RTNConfig(group_size=8), DynamicQuantConfig()], ids=str)
+def test_models_in_half_precision_are_trained_in_it(config, learned, kind):
+    model = prepare_qat(linear().to(kind), config, learned_step_size=learned)
+    x = torch.randn(8, 16).to(kind)
+    y = model(x)
+    assert y.dtype == kind
+    y.float().mean().backward()
+    new = convert(model, quiet=True)
+    torch.testing.assert_close(new(x).float(), y.detach().float(), atol=0.05, rtol=0.05)
+
+
+def test_block_formats_with_a_calibrated_scale():
+    model = prepare_qat(linear(32, 32), StaticQuantConfig(w_dtype="nvfp4", act_dtype="nvfp4"))
+    x = torch.randn(8, 32)
+    model(x).mean().backward()
+    expected = model.eval()(x).detach()
+    torch.testing.assert_close(convert(model, quiet=True)(x), expected, atol=1e-4, rtol=1e-4)

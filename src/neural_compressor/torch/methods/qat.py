@@ -32,8 +32,7 @@ from neural_compressor.schemes import (
 from neural_compressor.schemes.affine import choose_qparams, from_steps, integer_limits, to_steps, zero_points
 from neural_compressor.schemes.grid import nearest
 from neural_compressor.schemes.pair_safe import pair_safe_codes
-from neural_compressor.schemes.quantize import fake_quantize
-from neural_compressor.torch.modules.activation import has_fixed_range, simulate
+from neural_compressor.torch.modules.activation import calibrated_qparams, has_fixed_range, simulate
 from neural_compressor.torch.modules.base import quant_class
 from neural_compressor.torch.modules.build import replacing_class
 from neural_compressor.torch.modules.weighted import WeightedModule
@@ -79,7 +78,7 @@ class WeightRounding(nn.Module):
 
     def forward(self, weight: Tensor) -> Tensor:
         values: Tensor = self.layout.quantized_weight(weight.detach()).dequantize()
-        return _straight_through(weight, self.layout.from_matrix(values))
+        return _straight_through(weight, self.layout.from_matrix(values).to(weight.dtype))
 
     def array(self, weight: Tensor) -> QuantizedArray | None:
         """Codes and scales for ``weight``, where they are not those of rounding to nearest over its range."""
@@ -125,7 +124,7 @@ class LearnedWeightRounding(WeightRounding):
             rounded = _straight_through(torch.where(steps.abs() > codes.abs() + 1, codes, steps), codes)
         else:
             rounded = _on_grid(steps, scheme, zero)
-        return self.layout.from_matrix(from_steps(rounded, scheme, qparams, tuple(matrix.shape)))
+        return self.layout.from_matrix(from_steps(rounded, scheme, qparams, tuple(matrix.shape))).to(weight.dtype)
 
     def array(self, weight: Tensor) -> QuantizedArray:
         scheme, matrix = self.layout.weight_scheme, self.layout.to_matrix(weight.detach()).float()
@@ -206,9 +205,8 @@ class ActivationRounding(nn.Module):
         self.frozen = True
 
     def _rounded(self, index: int, x: Tensor) -> Tensor:
-        low, high = self.observers[index].range(self.scheme)
-        qparams = choose_qparams(low, high, self.scheme)
-        return _straight_through(x, fake_quantize(x.detach(), self.scheme, qparams).to(x.dtype))
+        qparams = calibrated_qparams(self.observers[index].range(self.scheme), self.scheme, "input")
+        return _straight_through(x, simulate(x, self.scheme, qparams).to(x.dtype))
 
     def ranges(self) -> list[tuple[Any, Any]]:
         """The ranges to quantize over, one a tensor."""
@@ -318,7 +316,8 @@ class QatSession:
         if op.activation is None or op.mode == "weight_only":
             return
         fixed, with_output = op.mode == "static" and has_fixed_range(op.activation), isinstance(module, FUNCTIONAL)
-        if fixed and self.options.learned_step_size and op.activation.granularity == PER_TENSOR:
+        single = op.activation.granularity == PER_TENSOR and op.activation.dtype.scale_type is None
+        if fixed and self.options.learned_step_size and single:
             device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
             count = len(quant_class(module).inputs)
             rounding: ActivationRounding = LearnedActivationRounding(op.activation, count, with_output, device)

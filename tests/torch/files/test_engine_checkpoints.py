@@ -342,6 +342,60 @@ def test_what_has_no_place_in_a_layout_is_said(
     assert not (tmp_path / "m").exists()
 
 
+@pytest.fixture(scope="module")
+def gpt2() -> Any:
+    config = transformers.GPT2Config(vocab_size=96, n_embd=32, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0)
+    return transformers.GPT2LMHeadModel(config).eval()
+
+
+@pytest.mark.parametrize("layout", ["compressed-tensors", "fp8", "modelopt"])
+@pytest.mark.parametrize("config", [RTNConfig(group_size=32), RTNConfig(dtype="mxfp4")], ids=["int4", "mxfp4"])
+def test_transposed_layers_are_not_stored_where_readers_leave_them_out(
+    gpt2: Any, tmp_path: Path, config: Any, layout: str
+) -> None:
+    model = quantize(copy.deepcopy(gpt2), config)
+    with pytest.raises(FormatError, match=r"'transformer\.h\.0\.attn\.c_attn' .*Conv1D.*in float.*format='default'"):
+        save(model, tmp_path / "m", format="huggingface", layout=layout)
+    assert not (tmp_path / "m").exists()
+
+
+@pytest.mark.parametrize("layout", ["gptq", "gptq_v2", "awq"])
+def test_transposed_layers_in_the_layouts_that_have_them(
+    gpt2: Any, ids: torch.Tensor, tmp_path: Path, layout: str
+) -> None:
+    model = exact(quantize(copy.deepcopy(gpt2), RTNConfig(group_size=32)))
+    save(model, tmp_path / "m", format="huggingface", layout=layout)
+    again = exact(load(tmp_path / "m", format="huggingface"))
+    torch.testing.assert_close(logits(again, ids), logits(model, ids), rtol=1e-2, atol=1e-3)  # scales are kept in fp16
+
+
+@pytest.mark.parametrize("dtype", ["int", "mxfp4", "nvfp4", "fp8_e4m3", "mxfp8_e4m3"])
+def test_stacks_of_experts_have_no_place_in_a_checkpoint(tmp_path: Path, dtype: str) -> None:
+    sizes = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "num_local_experts": 2}
+    model = transformers.MixtralForCausalLM(transformers.MixtralConfig(**sizes, **heads)).eval()
+    model = quantize(model, RTNConfig(dtype=dtype, group_size=-1) if dtype == "fp8_e4m3" else RTNConfig(dtype=dtype))
+    with pytest.raises(FormatError, match=r"layers\.0\.mlp\.experts\.gate_up_proj.*a stack of matrices.*'default'"):
+        save(model, tmp_path / "m", format="huggingface")
+    assert not (tmp_path / "m").exists()
+
+
+def test_a_layer_with_its_relu(ids: torch.Tensor, tmp_path: Path) -> None:
+    sizes = {"vocab_size": 96, "hidden_size": 32, "word_embed_proj_dim": 32, "ffn_dim": 64, "num_hidden_layers": 1}
+    config = transformers.OPTConfig(**sizes, num_attention_heads=2, max_position_embeddings=32)
+    opt = transformers.OPTForCausalLM(config).eval()
+    with_relu = StaticQuantConfig(act_dtype="int8", act_sym=True).set_local(["lm_head", ".*embed.*"], FLOAT)
+    model = quantize(copy.deepcopy(opt), with_relu, run_fn=lambda m: m(ids))
+    with pytest.raises(FormatError, match=r"fc1.*ReLU.*set_local.*RTNConfig\(bits=8, group_size=-1\).*dtype='fp32'"):
+        save(model, tmp_path / "m", format="huggingface")
+    for other in (RTNConfig(bits=8, group_size=-1), FLOAT):  # what the message says
+        followed = copy.deepcopy(with_relu).set_local(".*fc1", other)
+        model = exact(quantize(copy.deepcopy(opt), followed, run_fn=lambda m: m(ids)))
+        save(model, tmp_path / "m", format="huggingface")
+        again = exact(load(tmp_path / "m", format="huggingface"))
+        torch.testing.assert_close(logits(again, ids), logits(model, ids), rtol=1e-4, atol=1e-5)
+
+
 def test_a_float_model_is_not_saved_as_a_quantized_one(llama: Any, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no quantized linear layer"):
         save(copy.deepcopy(llama), tmp_path / "m", format="huggingface")

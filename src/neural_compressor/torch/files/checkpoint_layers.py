@@ -18,6 +18,7 @@ from neural_compressor.torch.hooks import evaluating, forward_replaced, hooked
 from neural_compressor.torch.modules import QuantModule, WeightOnlyLinear
 from neural_compressor.torch.modules.activation import calibrated_qparams
 from neural_compressor.torch.modules.linear import QuantLinear
+from neural_compressor.torch.modules.matrix_stack import QuantMatrixStack
 
 
 def checkpoint_layer(module: QuantModule, input_scale: Tensor | None = None) -> Layer:
@@ -26,10 +27,13 @@ def checkpoint_layer(module: QuantModule, input_scale: Tensor | None = None) -> 
     ``input_scale`` is that of inputs whose range is not known to the layer itself.
     """
     if getattr(module, "relu", False):
-        raise FormatError("a ReLU is fused into it, and a checkpoint knows layers alone; quantize without folding")
+        raise FormatError(
+            "it computes the ReLU behind it, and a checkpoint knows layers alone. Give it, with set_local, a configuration "
+            "of weights alone, such as RTNConfig(bits=8, group_size=-1), or RTNConfig(dtype='fp32'), which is float"
+        )
     if isinstance(module, WeightOnlyLinear):
-        if module.weight_scheme.dtype.is_integer:
-            return module.linear_weight()
+        if module.weight_scheme.dtype.is_integer or isinstance(module, QuantMatrixStack):
+            return module.linear_weight()  # which a stack refuses
         return QuantizedLinear(module.array_alone(), bias=module.bias)
     if not isinstance(module, QuantLinear):
         raise FormatError(

@@ -104,15 +104,21 @@ def _storable(name: str, module: QuantModule, layout: str, input_scale: torch.Te
     """How a layer is quantized, if ``layout`` has a place for it."""
     reason: str | None
     try:
+        if layout in _FOR_ENGINES and module.op_type == "Conv1D":
+            raise FormatError(
+                "it is one of transformers' Conv1D layers, and readers of this layout know Linear layers alone: they would "
+                "leave it with random weights. Keep these layers in float with set_local"
+            )
         layer = checkpoint_layer(module, input_scale)
         reason = FORMATS[LAYOUTS[layout]].why_not(layer)
     except FormatError as error:
         layer, reason = None, str(error)
     if layer is None or reason is not None:
         others = ", ".join(repr(other) for other in LAYOUTS if other != layout)
+        told = "" if layer is None else f"Other layouts are {others}; "  # what is no layer of a checkpoint fits none
         raise FormatError(
-            f"layer {name!r} ({module.scheme.precision}) cannot be stored as {layout}: {reason}. Other layouts are "
-            f"{others}; format='default' stores everything"
+            f"layer {name!r} ({module.scheme.precision}) cannot be stored as {layout}: {reason}. "
+            f"{told}format='default' stores everything"
         )
     return layer.spec
 

@@ -10,7 +10,7 @@ from neural_compressor import quantization as two_x
 from neural_compressor.config import PostTrainingQuantConfig
 from neural_compressor.config.recipes import with_recipes
 from neural_compressor.errors import CalibrationError, ConfigError
-from neural_compressor.schemes import OpScheme, Pass, Plan
+from neural_compressor.schemes import OpScheme, Pass, Plan, sqnr_db
 from neural_compressor.torch.executor import FOLD, USUAL_PASSES, prepare
 from neural_compressor.torch.passes.correct import one_batch
 from neural_compressor.torch.passes.model_pass import read_pass
@@ -168,3 +168,36 @@ def test_biases_make_up_for_weights_as_they_are_corrected(net, batches):
     found = quantized(net, batches, Pass("correct_weights"), Pass("correct_biases"))
     other = quantized(net, batches, Pass("correct_biases"), Pass("correct_weights"))
     assert mean_errors(net, found, batches)[0].norm() < mean_errors(net, other, batches)[0].norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
+def test_models_of_other_float_types_are_corrected_as_those_of_float32(net, batches, dtype):
+    plan = [Pass("correct_biases"), Pass("correct_weights")]
+    single = net.to(dtype).float()  # the same values, so that only the arithmetic differs
+    expected = quantized(single, batches, *plan)
+    given = quantized(copy.deepcopy(net).to(dtype), [x.to(dtype) for x in batches], *plan)
+    x = batches[0]
+    with torch.no_grad():
+        output = given(x.to(dtype))
+        assert output.dtype == dtype
+        assert sqnr_db(expected(x), output.float()) > 25
+    for name in "035":
+        a, b = (model.get_submodule(name).bias.float() for model in (expected, given))
+        torch.testing.assert_close(b, a, rtol=0.02, atol=0.05)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("bias", [True, False])
+def test_static_int8_of_models_of_other_float_types(batches, dtype, bias, tmp_path):
+    torch.manual_seed(0)
+    layers = (nn.Conv2d(3, 8, 3, bias=bias), nn.ReLU(), nn.Conv2d(8, 8, 3, bias=bias), nn.ConvTranspose2d(8, 4, 3))
+    net, x = nn.Sequential(*layers).eval().to(dtype), batches[0].to(dtype)
+    asked = StaticQuantConfig(equalize=True)
+    models = [quantize(copy.deepcopy(net), asked, run_fn=lambda model: model(x), quiet=True)]
+    for recipe in ("weight_correction", "fast_bias_correction", "equalization"):
+        conf = PostTrainingQuantConfig(approach="static", recipes={recipe: True})
+        models.append(two_x.fit(net, conf, calib_dataloader=[(x, 0)], quiet=True, workspace=str(tmp_path)).model)
+    with torch.no_grad():
+        for model in models:
+            assert model(x).dtype == dtype
+            assert sqnr_db(net(x).float(), model(x).float()) > 25

@@ -128,3 +128,13 @@ def test_what_makes_no_sense_is_refused():
     ):
         with pytest.raises(ConfigError, match=said):
             prepare(copy.deepcopy(net), plan_of(net, [step]))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_models_in_half_precision_are_equalized(dtype, batches):
+    net, halves = uneven(nn.ReLU).to(dtype), [x.to(dtype) for x in batches]
+    model = equalized(net, halves)
+    assert not torch.equal(model[0].weight, net[0].weight)
+    assert model[0].weight.dtype == dtype
+    with torch.no_grad():
+        assert sqnr_db(net(halves[0]).float(), model(halves[0]).float()) > 30

@@ -110,13 +110,16 @@ class CorrectBiases(ModelPass):
 
 
 def _weight_error(module: WeightedModule, original: nn.Module, args: Any, kwargs: Any) -> Tensor:
-    """What the error of the weight adds to the outputs of a convolution, on the rounded input that it really has."""
+    """What the error of the weight adds to the outputs of a convolution, on the rounded input that it really has.
+
+    In float32, whatever the type of the model: the error is smaller than what bfloat16 keeps of a weight.
+    """
     assert isinstance(original.weight, Tensor)
     x, *more = args or (kwargs["input"],)
     swapped = {"weight": module.weight_error(original.weight)}
     if isinstance(original.bias, Tensor):
-        swapped["bias"] = torch.zeros_like(original.bias)
-    found = functional_call(original, swapped, (module.multiplied_input(x), *more))
+        swapped["bias"] = torch.zeros_like(original.bias, dtype=torch.float32)
+    found = functional_call(original, swapped, (module.multiplied_input(x).float(), *more))
     assert isinstance(found, Tensor)
     return found
 

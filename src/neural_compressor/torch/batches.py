@@ -17,9 +17,18 @@ from neural_compressor.observers.input_check import CalibrationInputs
 def split_batch(model: torch.nn.Module, batch: Any) -> Any:
     """The inputs of a batch, without the label.
 
-    A mapping or a tensor is all input. A tuple ends with the label unless ``forward`` requires all of it.
+    A mapping or a tensor is all input. A tuple ends with the label unless ``forward`` requires all of it, and a pair whose
+    first half is a tuple, list or mapping of all the inputs that ``forward`` takes ends with it in any case.
+
+    >>> model = torch.nn.Bilinear(2, 2, 1)  # its forward requires two
+    >>> [len(split_batch(model, batch)) for batch in (("x", "y"), (("x1", "x2"), "label"), ("x1", "x2", "label"))]
+    [2, 2, 2]
+    >>> split_batch(model, (("x1", "x2"), "label"))
+    ('x1', 'x2')
     """
-    if not isinstance(batch, (tuple, list)) or len(batch) < 2 or len(batch) == _required_inputs(model):
+    if not isinstance(batch, (tuple, list)) or len(batch) < 2:
+        return batch
+    if len(batch) == _required_inputs(model) and not (len(batch) == 2 and _are_inputs(model, batch[0])):
         return batch
     inputs = batch[:-1]
     return inputs[0] if len(inputs) == 1 else inputs
@@ -117,6 +126,21 @@ def describe(inputs: Any) -> str:
     """Shapes and types of the inputs of a batch, for messages."""
     shapes = [f"{tuple(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in tensors_in(inputs)]
     return f"inputs {', '.join(shapes)}" if shapes else f"inputs of type {type(inputs).__name__} hold no tensor"
+
+
+def _are_inputs(model: torch.nn.Module, value: Any) -> bool:
+    """Whether ``value`` holds, by place or by name, every input that ``forward`` requires and none that it does not take."""
+    signature = inspect.signature(model.forward)
+    try:
+        if isinstance(value, Mapping):
+            signature.bind(**value)
+        elif isinstance(value, (tuple, list)):
+            signature.bind(*value)
+        else:
+            return False
+    except TypeError:
+        return False
+    return True
 
 
 def _required_inputs(model: torch.nn.Module) -> int:

@@ -15,6 +15,10 @@ class CapabilityError(ConfigError):
     """The user asked for something the framework YAML does not admit."""
 
 
+class NothingToQuantizeError(ConfigError):
+    """A configuration finds nothing in this model to do what it says on; where others are tried too, it is passed over."""
+
+
 class CalibrationError(NeuralCompressorError):
     """Calibration data is missing, does not fit the model, or yields NaN/Inf."""
 

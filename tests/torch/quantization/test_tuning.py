@@ -4,9 +4,17 @@ import copy
 
 import pytest
 import torch
+from torch import nn
 
-from neural_compressor.errors import CalibrationError
-from neural_compressor.torch.quantization import GPTQConfig, RTNConfig, TuningConfig, autotune
+from neural_compressor.errors import CalibrationError, ConfigError, NothingToQuantizeError
+from neural_compressor.torch.quantization import (
+    GPTQConfig,
+    RTNConfig,
+    SmoothQuantConfig,
+    StaticQuantConfig,
+    TuningConfig,
+    autotune,
+)
 
 
 def distance(reference, tokens):
@@ -107,3 +115,27 @@ def test_without_run_fn_what_needs_no_data_is_tried(stack, tmp_path, caplog):
     assert "GPTQConfig() is not tried: it needs calibration data; give a run_fn" in caplog.text
     with pytest.raises(CalibrationError, match="give a run_fn"):
         autotune(stack, TuningConfig(config_set=[GPTQConfig()], workspace=tmp_path), eval_fn=lambda model: 1.0)
+
+
+def test_a_configuration_that_fits_nothing_in_the_model_is_passed_over(tmp_path, caplog):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3)).eval()
+    x = torch.randn(8, 3, 10, 10)
+
+    def tuned(*configs, run_fn=lambda model: model(x)):
+        tune_config = TuningConfig(config_set=list(configs), workspace=tmp_path)
+        return autotune(net, tune_config, eval_fn=lambda model: 1.0, run_fn=run_fn, quiet=True)
+
+    q_model = tuned(RTNConfig(), SmoothQuantConfig(), StaticQuantConfig())
+    assert [str(trial.stage) for trial in q_model.tuning.trials] == [str(StaticQuantConfig())]
+    assert "RTNConfig() is not tried: a model of type Sequential has no linear layer" in caplog.text
+    assert "the pass smooth has nothing to smooth" in caplog.text
+    with pytest.raises(NothingToQuantizeError, match="no linear layer"):
+        tuned(RTNConfig(), GPTQConfig())
+    with pytest.raises(CalibrationError, match="that fits needs calibration data"):
+        tuned(RTNConfig(), StaticQuantConfig(), run_fn=None)
+    # what is wrong with a configuration itself is said, whatever else is on the list
+    with pytest.raises(ConfigError, match="nowhere"):
+        tuned(StaticQuantConfig(), StaticQuantConfig().set_local("nowhere", StaticQuantConfig(w_dtype="fp32")))
+    with pytest.raises(ConfigError, match="asks for what cannot be done"):
+        tuned(StaticQuantConfig(), StaticQuantConfig().set_local("0", RTNConfig()))

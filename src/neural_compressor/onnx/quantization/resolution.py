@@ -12,7 +12,7 @@ from neural_compressor.config.composition import Composition
 from neural_compressor.config.resolver import Request, wanting
 from neural_compressor.config.resolver import resolve as resolve_requests
 from neural_compressor.config.validators import as_list
-from neural_compressor.errors import CapabilityError, ConfigError
+from neural_compressor.errors import CapabilityError, ConfigError, NothingToQuantizeError
 from neural_compressor.onnx.adaptor.capability import ModelCapability
 from neural_compressor.onnx.executor import CalibrationData, Executor, RunOptions
 from neural_compressor.onnx.graph.matrix_nodes import MatrixNode, weight_only_nodes
@@ -21,7 +21,7 @@ from neural_compressor.onnx.methods.weight_only.method import needs_data
 from neural_compressor.onnx.passes.store_weights import STORED, is_stored, storable_nodes
 from neural_compressor.onnx.quantization.config import IntegerConfig, RTNConfig
 from neural_compressor.onnx.quantization.plans import find_capability, find_reader, make_plan, optimize_pass
-from neural_compressor.onnx.quantization.selection import NothingToQuantizeError, Selection, select
+from neural_compressor.onnx.quantization.selection import Selection, select
 from neural_compressor.onnx.quantization.source_model import node_types
 from neural_compressor.onnx.runtime.capability import ProviderCapability
 from neural_compressor.onnx.runtime.data_reader import Samples, rewound

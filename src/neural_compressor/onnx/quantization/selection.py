@@ -10,17 +10,13 @@ import onnx
 
 from neural_compressor.config.composition import Composition
 from neural_compressor.config.op_selector import OpSelector
-from neural_compressor.errors import ConfigError
+from neural_compressor.errors import ConfigError, NothingToQuantizeError
 from neural_compressor.onnx.quantization.config.onnx_config import OnnxConfig
 
 PRODUCTS = ("MatMul", "Gemm")
 """Types of node of which ``quant_last_matmul`` means the last."""
 CONTRIBUTED_TYPES = ("Attention", "EmbedLayerNormalization", "FusedConv")
 """Operators of ONNX Runtime itself that a list of types may name, whether the model has them or not."""
-
-
-class NothingToQuantizeError(ConfigError):
-    """A configuration that leaves every node of a model in float."""
 
 
 @dataclass(frozen=True)

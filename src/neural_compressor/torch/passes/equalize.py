@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from neural_compressor.algorithms.equalization import equalizing_scale
-from neural_compressor.errors import ConfigError
+from neural_compressor.errors import ConfigError, NothingToQuantizeError
 from neural_compressor.registry import close_matches
 from neural_compressor.schemes import Plan
 from neural_compressor.torch.hooks import hooked
@@ -65,7 +65,8 @@ class Equalize(ModelPass):
             if name not in names:
                 raise ConfigError(f"the pass equalize: the plan has no op {name!r}; {close_matches(name, names)}")
         if len(self._layers(model, plan)) < 2:
-            raise ConfigError("the pass equalize takes two convolutions or linear layers in a row; the plan has none")
+            refusal = NothingToQuantizeError if self.options.ops is None else ConfigError
+            raise refusal("the pass equalize takes two convolutions or linear layers in a row; the plan has none")
 
     @torch.no_grad()
     def before(self, state: PassState) -> None:

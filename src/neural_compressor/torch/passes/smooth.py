@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from neural_compressor.algorithms.smoothquant import alphas_between, check_alpha
-from neural_compressor.errors import ConfigError
+from neural_compressor.errors import ConfigError, NothingToQuantizeError
 from neural_compressor.registry import close_matches
 from neural_compressor.schemes import OpScheme, Plan
 from neural_compressor.torch.modules.input_change import InputChange
@@ -91,7 +91,8 @@ class Smooth(ModelPass):
                 )
         if not self._layers(model, plan):
             kinds = " or ".join(self.options.op_types)
-            raise ConfigError(
+            refusal = NothingToQuantizeError if self.options.ops is None else ConfigError
+            raise refusal(
                 f"the pass smooth has nothing to smooth: no {kinds} of the plan quantizes what it reads; quantize "
                 "activations, or leave the pass out"
             )

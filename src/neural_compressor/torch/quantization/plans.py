@@ -15,7 +15,7 @@ from neural_compressor.config.composable import ComposableConfig
 from neural_compressor.config.composition import Composition
 from neural_compressor.config.op_selector import Assignment, Claim, Tier
 from neural_compressor.config.resolver import OpSpace, Request, op_space, wanting
-from neural_compressor.errors import CapabilityError, ConfigError
+from neural_compressor.errors import CapabilityError, ConfigError, NothingToQuantizeError
 from neural_compressor.schemes import OpKey, OpScheme, Pass, Plan
 from neural_compressor.torch.capability import PyTorchQuery, opwise
 from neural_compressor.torch.executor import CORRECT_BIASES, USUAL_PASSES
@@ -133,15 +133,15 @@ def _is_static_integer(scheme: OpScheme) -> bool:
     return scheme.mode == "static" and scheme.activation is not None and scheme.activation.dtype.is_integer
 
 
-def _nothing(model: nn.Module, has_ops: bool, reasons: list[str]) -> ConfigError:
+def _nothing(model: nn.Module, has_ops: bool, reasons: list[str]) -> NothingToQuantizeError:
     linear_alone = reasons and all("weight-only algorithms quantize linear layers" in reason for reason in reasons)
     if not has_ops or linear_alone:
-        return ConfigError(
+        return NothingToQuantizeError(
             f"a model of type {type(model).__name__} has no linear layer whose weight could be quantized"
         )
     if reasons:
-        return ConfigError(f"nothing in the model can be quantized as the configuration says: {reasons[0]}")
-    return ConfigError("the configuration leaves every layer in float; nothing would be quantized")
+        return NothingToQuantizeError(f"nothing in the model can be quantized as the configuration says: {reasons[0]}")
+    return NothingToQuantizeError("the configuration leaves every layer in float; nothing would be quantized")
 
 
 class _Resolver:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from neural_compressor.config.process_options import options
-from neural_compressor.errors import CalibrationError, ConfigError
+from neural_compressor.errors import CalibrationError, ConfigError, NothingToQuantizeError
 from neural_compressor.report.run_report import RunReport
 from neural_compressor.schemes import OpKey, Plan
 from neural_compressor.strategy.base import Proposal
@@ -39,7 +39,8 @@ def autotune(
 ) -> nn.Module:
     """The best model among the configurations of ``tune_config``, by the metric that ``eval_fn(model, *eval_args)`` returns.
 
-    ``run_fn(model, *run_args)`` feeds calibration data to algorithms that need it; without it these are not tried. Where no
+    ``run_fn(model, *run_args)`` feeds calibration data to algorithms that need it; without it these are not tried, nor is a
+    configuration that finds nothing in the model to quantize: a warning says so, and an error where none is left. Where no
     configuration keeps the promise, single ops of the best one go back to float. The float model is left untouched. A
     journal in ``tune_config.workspace`` lets a killed run go on; the returned model has the evidence as its attribute
     ``tuning``, also where the promise was not kept. ``quiet`` leaves out what the terminal shows of it.
@@ -56,17 +57,29 @@ def autotune(
         )
     plans: dict[Plan, Proposal] = {}
     left: dict[OpKey, str] = {}
+    idle: list[NothingToQuantizeError] = []
+    without_data = 0
     for config in tune_config.candidates():
-        plan, reasons = plan_for(model, config, without_runs="autotune")  # what makes no sense is said before any work
+        try:  # what makes no sense is said before any work
+            plan, reasons = plan_for(model, config, without_runs="autotune")
+        except NothingToQuantizeError as error:
+            idle.append(error)
+            logger.warning("%s is not tried: %s", config, error)
+            continue
         if run_fn is None and prepare(model, plan).needs_data:
             logger.warning(
                 "%s is not tried: it needs calibration data; give a run_fn that runs the model on some", config
             )
+            without_data += 1
             continue
         plans.setdefault(plan, Proposal(plan, str(config)))
         left |= reasons
+    if not plans and not without_data:
+        raise idle[0]
     if not plans:
-        raise CalibrationError("every configuration needs calibration data: give a run_fn that runs the model on some")
+        raise CalibrationError(
+            "every configuration that fits needs calibration data: give a run_fn that runs the model on some"
+        )
     workspace = str(options.folder(tune_config.workspace))
     info = {"example_inputs": example_inputs, "workspace": workspace, "passes": (), "reasons": left}
     best, result = tune(

@@ -259,6 +259,47 @@ def test_the_fp8_configuration(
         assert torch.equal(logits(again, ids), logits(model, ids))
 
 
+@pytest.mark.parametrize(
+    ("fields", "half", "messages"),
+    [
+        ({}, False, ["round_method='even'", "round theirs to bf16. out_dtype='float32'"]),
+        ({}, True, ["round_method='even'"]),
+        ({"round_method": "even"}, False, ["out_dtype='float32'"]),
+        ({"round_method": "even"}, True, []),
+        ({"round_method": "even", "out_dtype": "float16"}, True, ["round theirs to fp16. out_dtype='bfloat16'"]),
+    ],
+)
+def test_the_mx_configuration(
+    llama: Any,
+    ids: torch.Tensor,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    fields: dict[str, str],
+    half: bool,
+    messages: list[str],
+) -> None:
+    model = copy.deepcopy(llama)
+    for parameter in model.parameters() if half else ():  # not the frequencies of positions, which are never stored
+        parameter.data = parameter.data.bfloat16()
+    model = quantize(model, activations(MXQuantConfig, w_dtype="fp4", act_dtype="fp4", **fields))
+    caplog.clear()
+    save(model, tmp_path / "m", format="huggingface")
+    told = [record.getMessage() for record in caplog.records if "does not say otherwise" in record.getMessage()]
+    assert len(told) == len(messages)
+    assert all(message in each for message, each in zip(messages, told, strict=True))
+    again = load(tmp_path / "m", format="huggingface")
+    assert torch.equal(logits(again, ids), logits(model, ids)) == (not messages)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_the_float_type_of_the_model_is_kept(llama: Any, tmp_path: Path, dtype: str) -> None:
+    model = copy.deepcopy(llama).to(getattr(torch, dtype))
+    assert model.config.dtype is None
+    save(quantize(model, RTNConfig(group_size=32)), tmp_path / "m", format="huggingface")
+    assert json.loads((tmp_path / "m" / "config.json").read_text())["dtype"] == dtype
+    assert load(tmp_path / "m", format="huggingface").model.norm.weight.dtype == getattr(torch, dtype)
+
+
 def test_global_scales_of_inputs_are_found_on_data(llama: Any, ids: torch.Tensor, tmp_path: Path) -> None:
     config = activations(MXQuantConfig, w_dtype="nvfp4", act_dtype="nvfp4", out_dtype="float32", w_algo="gptq")
     model = quantize(copy.deepcopy(llama), config, run_fn=lambda m: m(ids))
@@ -340,6 +381,36 @@ def test_what_has_no_place_in_a_layout_is_said(
     with pytest.raises(FormatError, match=rf"layer '.*' .*cannot be stored as {layout}: .*{message}.*format='default'"):
         save(model, tmp_path / "m", format="huggingface", layout=layout)
     assert not (tmp_path / "m").exists()
+
+
+# -- what is no checkpoint --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "no config.json"),
+        ("{}", "no 'model_type'"),
+        ('{"model_type": "no_such_model"}', "not read by transformers.*no_such_model"),
+        ("[", "cannot be read as JSON"),
+    ],
+    ids=["empty", "no type", "unknown type", "not JSON"],
+)
+def test_a_folder_that_is_no_checkpoint(tmp_path: Path, content: str | None, message: str) -> None:
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    with pytest.raises(FormatError, match=f"(?s){message}"):
+        load(tmp_path, format="huggingface")
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_a_folder_in_the_default_format(llama: Any, tmp_path: Path, given: bool) -> None:
+    save(quantize(copy.deepcopy(llama), RTNConfig(group_size=32)), tmp_path / "m")
+    with pytest.raises(FormatError, match=r"qconfig\.json.*original_model.*format='default'"):
+        load(tmp_path / "m", original_model=llama if given else None, format="huggingface")
+
+
+# -- what cannot be written, by kind of layer -------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

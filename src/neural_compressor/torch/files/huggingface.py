@@ -15,6 +15,7 @@ from torch import nn
 
 from neural_compressor.errors import FormatError, MissingDependencyError, QuantizationError, WorkspaceError
 from neural_compressor.formats import QuantizedCheckpoint
+from neural_compressor.formats.json_files import read_json
 from neural_compressor.schemes import OpKey, OpScheme, Plan
 from neural_compressor.torch.files.checkpoint import load_model, save_model
 from neural_compressor.torch.files.checkpoint_layers import module_of
@@ -62,7 +63,7 @@ def parameters_on_meta() -> Iterator[None]:
 def empty_model(folder: Path, dtype: torch.dtype | None, kind: Any = None) -> nn.Module:
     """The model that the config.json of a folder describes, without weights; ``kind`` is the class, where that is known."""
     transformers = transformers_module()
-    config = transformers.AutoConfig.from_pretrained(folder)
+    config = _config_of(folder)
     if hasattr(config, "quantization_config"):
         del config.quantization_config
     names = getattr(config, "architectures", None) or []
@@ -78,6 +79,31 @@ def empty_model(folder: Path, dtype: torch.dtype | None, kind: Any = None) -> nn
     return model.eval()
 
 
+def _config_of(folder: Path) -> Any:
+    """The transformers config of a folder, or an error that says what it lacks."""
+    file = folder / "config.json"
+    if folder.is_dir() and not file.exists():
+        _refuse_default_format(folder)
+        raise FormatError(
+            f"{folder} has no config.json, which says what model it holds: it is no Hugging Face checkpoint"
+        )
+    try:
+        return transformers_module().AutoConfig.from_pretrained(folder)
+    except (ValueError, OSError, KeyError, TypeError) as error:
+        if file.exists() and "model_type" not in read_json(file):
+            raise FormatError(f"{file} has no 'model_type', which says what model it is the config of") from error
+        raise FormatError(f"{file} is not read by transformers: {error}") from error
+
+
+def _refuse_default_format(folder: Path) -> None:
+    """Refuse what :func:`save_model` wrote, with the way to load it."""
+    if (folder / "qconfig.json").exists():
+        raise FormatError(
+            f"{folder} holds a model in the default format of this toolkit (qconfig.json): load it with "
+            "original_model=, the float model it was made from, and format='default'"
+        )
+
+
 def load_empty_model(folder: str | Path, dtype: torch.dtype | None = None) -> nn.Module:
     """The model of a Hugging Face folder without its weights: quantized with ``model_path`` set to the folder, they are read
     when their turn comes, and a checkpoint larger than memory can be worked on."""
@@ -88,6 +114,8 @@ def load_checkpoint(
     folder: Path, original_model: nn.Module | None, device: str, dtype: torch.dtype | None, cache: bool = True
 ) -> nn.Module:
     """The model of a quantized folder on ``device``; a converted copy is kept in the folder for the next time."""
+    if not (folder / "config.json").exists():
+        _refuse_default_format(folder)
     skeleton = original_model if original_model is not None else empty_model(folder, dtype)
     kept = folder / CACHE / _identity(folder, dtype)
     with QuantizedCheckpoint(folder) as checkpoint:

@@ -25,6 +25,7 @@ from neural_compressor.torch.modules import QuantModule
 from neural_compressor.torch.modules.embedding import QuantEmbedding
 from neural_compressor.torch.modules.half import HalfModule
 from neural_compressor.torch.modules.kv_cache import kv_scales_of, observed_kv_scales
+from neural_compressor.torch.modules.weighted import FLOATS
 from neural_compressor.torch.structure.ops import output_head
 
 logger = logging.getLogger("neural_compressor")
@@ -74,9 +75,11 @@ def write_checkpoint(
     if caches:
         block["kv_cache_scheme"] = kv_cache_scheme()
     settings = {**config.to_dict(), "architectures": [type(model).__name__], "quantization_config": block}
+    settings["torch_dtype" if "torch_dtype" in settings else "dtype"] = str(_float_type(model)).removeprefix("torch.")
     if output_head(model) in layers.values():
         settings["tie_word_embeddings"] = False  # readers would put the table of embeddings in its place
     _tell_own_scales(layers)
+    _tell_own_rounding(layers, _float_type(model))
     if as_float:
         logger.warning("stored in the float type of the model, as engines read these: %s", ", ".join(as_float))
     prefixes = tuple(f"{name}." for name in quantized)
@@ -160,6 +163,34 @@ def _tell_own_scales(layers: Mapping[str, QuantModule]) -> None:
         )
 
 
+def _tell_own_rounding(layers: Mapping[str, QuantModule], result: torch.dtype) -> None:
+    """Say which layers round inputs or results in a way that no layout has a place for."""
+    rounded = [
+        name
+        for name, module in layers.items()
+        if (activation := module.scheme.activation) is not None and activation.rounding != "even"
+    ]
+    if rounded:
+        logger.warning(
+            "engines round inputs half way between two values to the even one, and a checkpoint does not say otherwise; "
+            "results differ in the last digits from those of %d layers (%s, ...). round_method='even' does as engines do",
+            len(rounded),
+            rounded[0],
+        )
+    outputs = {name: module.scheme.output.dtype for name, module in layers.items() if module.scheme.output is not None}
+    narrowed = {name: kind.name for name, kind in outputs.items() if FLOATS[kind.name] not in (result, torch.float32)}
+    if narrowed:
+        first, kind_of_first = next(iter(narrowed.items()))
+        logger.warning(
+            "engines give results in the float type of the model, and a checkpoint does not say otherwise; %d layers "
+            "(%s, ...) round theirs to %s. out_dtype=%r does as engines do",
+            len(narrowed),
+            first,
+            kind_of_first,
+            str(result).removeprefix("torch."),
+        )
+
+
 def _told(spec: Spec | None) -> str:
     if spec is None:
         return "float"
@@ -178,8 +209,10 @@ def _as_float(module: QuantModule) -> dict[str, torch.Tensor]:
 
 
 def _float_type(model: nn.Module) -> torch.dtype:
-    """The type of what is left in float."""
-    return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+    """The type of what is left in float, besides layers that were put in half precision."""
+    halves = tuple(f"{name}." for name, module in model.named_modules() if isinstance(module, HalfModule))
+    floats = {name: p.dtype for name, p in model.named_parameters() if p.is_floating_point()}
+    return next((kind for name, kind in floats.items() if not name.startswith(halves)), torch.float32)
 
 
 def _require_no_float_model(folder: Path) -> None:

@@ -11,9 +11,11 @@ from neural_compressor.torch.modules import WeightOnlyLinear
 from neural_compressor.torch.quantization import (
     AutoRoundConfig,
     AWQConfig,
+    FP8Config,
     GPTQConfig,
     HQQConfig,
     RTNConfig,
+    StaticQuantConfig,
     TEQConfig,
     convert,
     finalize_calibration,
@@ -241,3 +243,23 @@ def test_the_terminal_says_what_runs_how_and_why(stack, run, capsys):
     assert "float: 3 Linear (its configuration leaves it in float)" in capsys.readouterr().err
     quantize(stack, RTNConfig(), inplace=False, quiet=True)
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("config", [FP8Config, RTNConfig, StaticQuantConfig], ids=lambda kind: kind.__name__)
+def test_a_model_that_comes_back_in_training_mode_is_warned_of(config, caplog):
+    x = torch.randn(8, 16)
+
+    def quantized(*layers, training=True):
+        caplog.clear()
+        net = nn.Sequential(nn.Linear(16, 16), *layers, nn.Linear(16, 4)).train(training)
+        new = quantize(net, config(), run_fn=lambda model: model(x), quiet=True)
+        assert new.training == training
+        return caplog.text
+
+    said = "in training mode, as the float model was, in which 1 of its modules (2, a Dropout, first)"
+    assert said in quantized(nn.ReLU(), nn.Dropout(0.1))
+    assert "call .eval() on it" in caplog.text
+    assert "training mode" not in quantized(nn.ReLU(), nn.Dropout(0.1), training=False)
+    assert "training mode" not in quantized(nn.ReLU(), nn.Dropout(0.0)), "it drops nothing"
+    # folded into the layer before it where integers are asked for, and live elsewhere
+    assert ("BatchNorm1d" in quantized(nn.BatchNorm1d(16))) == (config is not StaticQuantConfig)

@@ -9,6 +9,8 @@ from typing import Any
 
 from torch import nn
 from torch.fx import GraphModule
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 
 from neural_compressor.adaptor.user_code import calibrating
 from neural_compressor.algorithms.qat import trained
@@ -246,9 +248,27 @@ def _converted(
         run.attach_caches(new)
     is_graph = is_exported(new)
     new.save = functools.partial(save if is_graph else save_model, new)
+    _warn_if_training(new)
     if not quiet:
         print_ops(graph_records(new) if is_graph else op_records(new, None, None, {}))
     return new
+
+
+def _warn_if_training(model: nn.Module) -> None:
+    """Say so where the mode in which the model was given, and comes back, makes its outputs depend on batch or chance."""
+    live = [
+        name
+        for name, module in model.named_modules()
+        if module.training and (isinstance(module, _BatchNorm) or (isinstance(module, _DropoutNd) and module.p > 0))
+    ]
+    if live:
+        logger.warning(
+            "the quantized model is in training mode, as the float model was, in which %d of its modules (%s, a %s, first) "
+            "compute with statistics of the batch or drop values at random; call .eval() on it before inference",
+            len(live),
+            live[0],
+            type(model.get_submodule(live[0])).__name__,
+        )
 
 
 def quantize(

@@ -18,6 +18,11 @@ def trial(loss, passed, measurement=None, number=4, error=""):
     [
         (trial(0.004, True), Criterion(), "promise met: trial 4 loses 0.4% where 1.0% is allowed"),
         (trial(-0.002, True), Criterion(), "promise met: trial 4 gains 0.2% where 1.0% is allowed"),
+        (
+            trial(6e-7, True),
+            Criterion(tolerable_loss=1e-6),
+            "promise met: trial 4 loses 0.00006% where 0.0001% is allowed",
+        ),
         (trial(0.032, False), Criterion(), "promise not met: best loses 3.2% where 1.0% is allowed (trial 4)"),
         (trial(0.0100004, False), Criterion(), "promise not met: best loses 1.00004% where 1.0% is allowed (trial 4)"),
         (trial(0.01, True), Criterion(), "promise met: trial 4 loses 1.0% where 1.0% is allowed"),
@@ -61,6 +66,7 @@ def trial(loss, passed, measurement=None, number=4, error=""):
     ids=[
         "kept",
         "gained",
+        "a small promise",
         "missed",
         "just missed",
         "exactly",

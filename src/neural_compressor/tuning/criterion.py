@@ -80,6 +80,15 @@ class Criterion:
         percent = f"{100 * loss:.{digits}f}".rstrip("0")
         return f"{percent}0%" if percent.endswith(".") else f"{percent}%"
 
+    def allowed(self, baseline: float | None = None) -> str:
+        """The loss that is allowed, with as many digits as it takes not to be nothing.
+
+        >>> Criterion(tolerable_loss=1e-6).allowed()
+        '0.0001%'
+        """
+        digits = next((d for d in range(2, 15) if round(100 * self.tolerable_loss, d)), 2)
+        return self.amount(self.tolerable_loss, baseline, digits)
+
     def describe(self, baseline: float | None = None) -> str:
         """The promise in words.
 
@@ -90,7 +99,7 @@ class Criterion:
         kind = "relative" if self.relative else "absolute"
         if baseline is not None and self.relative and not self.relates_to(baseline):
             kind = "absolute, since the baseline is 0 and a share of 0 means nothing"
-        return f"at most {self.amount(self.tolerable_loss, baseline)} lost ({kind}, {direction})"
+        return f"at most {self.allowed(baseline)} lost ({kind}, {direction})"
 
 
 @dataclass(frozen=True)

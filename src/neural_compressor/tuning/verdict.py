@@ -75,7 +75,7 @@ def _switched(reference: float | None, criterion: Criterion) -> bool:
 def _lost(best: Trial, reference: float | None, criterion: Criterion) -> str:
     """'loses 1.2% where 2.0% is allowed', with as many digits as it takes to tell the one from the other, within reason."""
     limit = criterion.tolerable_loss
-    allowed = criterion.amount(limit, reference)
+    allowed = criterion.allowed(reference)
     shown = (criterion.amount(abs(best.loss), reference, digits) for digits in _DIGITS)
     beside = (criterion.amount(limit, reference, digits) for digits in _DIGITS)
     text = next((text for text, other in zip(shown, beside, strict=True) if text != other), None)

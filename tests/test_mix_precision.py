@@ -88,6 +88,12 @@ def test_what_cannot_be_is_said_first(model, fields, message, tmp_path):
         mix_precision.fit(model, MixedPrecisionConfig(**fields), workspace=tmp_path, quiet=True)
 
 
+@pytest.mark.parametrize("argument", [{"title": 5}, {"resume": "no"}, {"quiet": 1}], ids=str)
+def test_arguments_of_a_run_are_checked(model, argument, tmp_path):
+    with pytest.raises(ConfigError, match=next(iter(argument))):
+        mix_precision.fit(model, MixedPrecisionConfig(), workspace=tmp_path, **argument)
+
+
 def test_another_configuration_is_refused(model, tmp_path):
     with pytest.raises(ConfigError, match="takes a MixedPrecisionConfig"):
         mix_precision.fit(model, PostTrainingQuantConfig(approach="dynamic"), workspace=tmp_path)

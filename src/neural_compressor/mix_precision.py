@@ -11,7 +11,7 @@ from neural_compressor.config import MixedPrecisionConfig
 from neural_compressor.config.process_options import options
 from neural_compressor.errors import ConfigError
 from neural_compressor.model import unwrapped
-from neural_compressor.quantization import QuantizedModel, check_evaluation, evaluator_of, load
+from neural_compressor.quantization import QuantizedModel, check_evaluation, check_run, evaluator_of, load
 from neural_compressor.report.run_report import RunReport
 from neural_compressor.strategy import mixed_precision_space, mixed_precision_strategy
 from neural_compressor.tuning.loop import tune
@@ -42,6 +42,7 @@ def fit(
     workspace = options.folder(workspace)
     if not isinstance(conf, MixedPrecisionConfig):
         raise ConfigError(f"conf is a {type(conf).__name__}; mix_precision.fit takes a MixedPrecisionConfig")
+    check_run(title, resume, quiet)
     check_evaluation(conf, eval_func, eval_dataloader, eval_metric)
     info = {
         "example_inputs": conf.example_inputs,

@@ -62,11 +62,7 @@ def fit(
     returned all the same, and the verdict says so and why instead of "promise met" (``result.beats_float`` is False).
     """
     workspace = options.folder(workspace)
-    if title is not None and not isinstance(title, str):
-        raise ConfigError(f"title: got {title!r}, expected a string")
-    for name, value in (("resume", resume), ("quiet", quiet)):
-        if not isinstance(value, bool):
-            raise ConfigError(f"{name}: got {value!r}, expected True or False")
+    check_run(title, resume, quiet)
     _check_arguments(conf, calib_dataloader, calib_func, eval_func, eval_dataloader, eval_metric)
     info = {
         "dataloader": calib_dataloader,
@@ -139,6 +135,15 @@ def _check_arguments(
             f"approach {conf.approach!r} calibrates activations: pass calib_dataloader or calib_func, "
             "or use approach='dynamic', which needs no data"
         )
+
+
+def check_run(title: Any, resume: Any, quiet: Any) -> None:
+    """Refuse what says how a run is kept and shown, and makes no sense."""
+    if title is not None and not isinstance(title, str):
+        raise ConfigError(f"title: got {title!r}, expected a string")
+    for name, value in (("resume", resume), ("quiet", quiet)):
+        if not isinstance(value, bool):
+            raise ConfigError(f"{name}: got {value!r}, expected True or False")
 
 
 def check_evaluation(conf: Any, eval_func: Any, eval_dataloader: Any, eval_metric: Any) -> None:

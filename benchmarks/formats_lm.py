@@ -152,6 +152,7 @@ def parsed_options() -> argparse.Namespace:
     parser.add_argument("--samples", type=int, default=16, help="windows to calibrate on")
     parser.add_argument("--eval-windows", type=int, default=16)
     parser.add_argument("--length", type=int, default=512, help="tokens a window")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda; llm-compressor runs on the CPU")
     parser.add_argument("--iters", type=int, default=100, help="steps a block, of AutoRound")
     parser.add_argument("--llmc", metavar="PYTHON", help="the Python that llm-compressor is installed in")
     parser.add_argument("--out", help="a JSON file of cells, written after each")
@@ -187,7 +188,8 @@ def main() -> None:
         )
         write_tokens(tokens, calibration, evaluation)
         samples, data = read_tokens(tokens)
-        model = load_model(options.model)
+        samples = [ids.to(options.device) for ids in samples]
+        model = load_model(options.model, options.device)
         for name in [FLOAT, *(cell for cell in options.cells or configs if cell != FLOAT)]:
             make = configs[name]
             sides: dict[str, Callable[[], Cell]] = {}
@@ -205,7 +207,8 @@ def main() -> None:
                 rows.append((name, side, found))
                 text = found.get("error") or f"{found['perplexity']:9.3f} {found.get('cpu_seconds', 0.0):8.1f} s"
                 console.print(f"{name:22} {side:15} {text}", markup=False, highlight=False)
-    console.print(table_of(rows, f"perplexity, {shared['model']}, {cpu_name()}, threads: {torch.get_num_threads()}"))
+    where = torch.cuda.get_device_name() if options.device == "cuda" else cpu_name()
+    console.print(table_of(rows, f"perplexity, {shared['model']}, {where}, threads: {torch.get_num_threads()}"))
 
 
 def table_of(rows: list[tuple[str, str, Cell]], title: str) -> Table:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from neural_compressor.config import (
         AccuracyCriterion,
+        BenchmarkConfig,
         MixedPrecisionConfig,
         PostTrainingQuantConfig,
         QuantizationAwareTrainingConfig,
@@ -27,6 +28,7 @@ __version__ = "0.1.0"
 __all__ = [
     "METRICS",
     "AccuracyCriterion",
+    "BenchmarkConfig",
     "Metric",
     "MixedPrecisionConfig",
     "Model",
@@ -45,6 +47,7 @@ _MODULES = (
     "quantization",
     "training",
     "mix_precision",
+    "benchmark",
     "adaptor",
     "strategy",
     "tuning",

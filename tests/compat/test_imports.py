@@ -7,12 +7,13 @@ import pytest
 IMPORTS = {
     "neural_compressor": """
         PostTrainingQuantConfig QuantizationAwareTrainingConfig MixedPrecisionConfig AccuracyCriterion TuningCriterion
-        Metric METRICS Model mix_precision quantization training options
+        Metric METRICS Model BenchmarkConfig mix_precision benchmark quantization training options
         set_workspace set_random_seed set_resume_from set_tensorboard""",
     "neural_compressor.config": """
         PostTrainingQuantConfig QuantizationAwareTrainingConfig MixedPrecisionConfig AccuracyCriterion TuningCriterion
-        options""",
+        BenchmarkConfig options""",
     "neural_compressor.quantization": "fit",
+    "neural_compressor.benchmark": "fit BenchmarkConfig",
     "neural_compressor.mix_precision": "fit MixedPrecisionConfig",
     "neural_compressor.training": "prepare_compression fit",
     "neural_compressor.metric": "METRICS BaseMetric Metric",

@@ -18,7 +18,7 @@ def test_examples(tmp_path, monkeypatch):
     inputs = torch.randn(16, 32)
     names = {"evaluate": lambda model: 1.0}
     examples = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
-    assert len(examples) == 3
+    assert len(examples) == 4
     found = []
     try:
         for code in examples:
@@ -29,6 +29,7 @@ def test_examples(tmp_path, monkeypatch):
     finally:
         options.workspace = before
     assert (tmp_path / "out" / "model").is_dir()
+    assert len(names["times"].instances[0].seconds) == 20
     assert "promise" in found[1].tuning.verdict
     assert [found[2][place].scheme.weight.dtype.name for place in (0, 2)] == ["int4", "int4"]
     assert [each.bits for each in names["config"].resolve({"0": "Linear", "2": "Linear"}).values()] == [8, 4]

@@ -165,6 +165,20 @@ class Adaptor(ABC):
         """
         return nullcontext(False)
 
+    def batch_inputs(self, model: Model, batch: Any) -> tuple[Any, int]:
+        """The inputs of a batch of a data loader, without the label, and how many samples they are."""
+        inputs = batch[0] if isinstance(batch, tuple | list) and len(batch) == 2 else batch
+        shape = getattr(inputs, "shape", ())
+        return inputs, int(shape[0]) if shape else 1
+
+    def finish(self, outputs: Any) -> Any:
+        """``outputs`` of :meth:`predict` when they are there: a device may still be at work when a call returns."""
+        return outputs
+
+    def hand_over(self, model: Model, folder: Path) -> Any:
+        """What another process is given for ``model``, which is pickled for it; files may be put into ``folder``."""
+        return model
+
     def fingerprint(self, model: Model) -> str:
         """Identity of the float model (structure and weights), so that a journal is resumed only for the same one."""
         return type(model).__qualname__

@@ -1,5 +1,6 @@
 """Configurations of a user, validated, and the rules that turn them into options op by op."""
 
+from neural_compressor.config.benchmark import BenchmarkConfig
 from neural_compressor.config.composable import ComposableConfig
 from neural_compressor.config.composed import ComposedConfig
 from neural_compressor.config.criteria import AccuracyCriterion, Objective, TuningCriterion
@@ -13,6 +14,7 @@ from neural_compressor.config.tuning_config import TuningConfig
 
 __all__ = [
     "AccuracyCriterion",
+    "BenchmarkConfig",
     "ComposableConfig",
     "ComposedConfig",
     "MixedPrecisionConfig",

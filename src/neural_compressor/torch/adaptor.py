@@ -27,7 +27,7 @@ from neural_compressor.config.recipes import with_recipes
 from neural_compressor.errors import CalibrationError, ConfigError, QuantizationError
 from neural_compressor.registry import close_matches
 from neural_compressor.schemes import OpKey, OpScheme, Plan, float_op
-from neural_compressor.torch.batches import ReadAgain, batch_size, feed, fitting, run_batches
+from neural_compressor.torch.batches import ReadAgain, batch_size, feed, fitting, run_batches, split_batch, tensors_in
 from neural_compressor.torch.capability import PyTorchQuery, opwise
 from neural_compressor.torch.checks import check_finite, copy_of, require_module, require_values
 from neural_compressor.torch.executor import USUAL_PASSES, Execution, prepare
@@ -231,6 +231,15 @@ class PyTorchAdaptor(Adaptor):
             yield True
         finally:
             torch.set_num_threads(threads)
+
+    def batch_inputs(self, model: nn.Module, batch: Any) -> tuple[Any, int]:
+        inputs = split_batch(model, batch)
+        return inputs, batch_size(inputs)
+
+    def finish(self, outputs: Any) -> Any:
+        for device in {tensor.device for tensor in tensors_in(outputs) if tensor.is_cuda}:
+            torch.cuda.synchronize(device)
+        return outputs
 
     def fingerprint(self, model: nn.Module) -> str:
         classes = sorted(identity(kind) for kind in {type(module) for module in model.modules()})

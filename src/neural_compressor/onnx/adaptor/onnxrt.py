@@ -52,8 +52,8 @@ class ONNXRTAdaptor(Adaptor):
 
     ``framework_specific_info`` may hold ``dataloader`` (calibration batches), ``example_inputs``, ``framework_yaml`` (laid
     over the built-in capability), ``workspace``, ``backend`` (an execution provider, or its name of the 2.x API),
-    ``device``, ``quant_format`` ("QDQ", "QOperator"), ``recipes``, ``approach``, and ``graph_only``: the
-    quantized model need not run here, so that its provider may be missing.
+    ``device``, ``quant_format`` ("QDQ", "QOperator"), ``recipes``, ``approach``, ``threads`` of sessions (0: one a
+    core), and ``graph_only``: the quantized model need not run here, so that its provider may be missing.
     """
 
     settings = frozenset({"device", "backend", "quant_format"})
@@ -74,7 +74,7 @@ class ONNXRTAdaptor(Adaptor):
         )
         self.quant_format: str | None = info.get("quant_format") if info.get("quant_format") != "default" else None
         self.query_handler = OnnxQuery(self.target.provider.name, self.quant_format, info.get("framework_yaml"))
-        self._runner: Runner = Runner(self.target.sessions)
+        self._runner: Runner = Runner(self.target.sessions, info.get("threads", 0))
         self._source: Any = None
         self._feed: Mapping[str, Any] | None = None
         self._executor: Executor | None = None
@@ -155,6 +155,16 @@ class ONNXRTAdaptor(Adaptor):
             yield True
         finally:
             self._runner = usual
+
+    def batch_inputs(self, model: Any, batch: Any) -> tuple[Any, int]:
+        return self._runner.batch_inputs(model, batch)
+
+    def hand_over(self, model: Any, folder: Path) -> str:
+        """The path of its file, which one in memory is written to."""
+        if isinstance(model, str | Path):
+            return str(Path(model).absolute())
+        self.save(model, folder / FILE)
+        return str(folder / FILE)
 
     def output_sqnr(self, model: Any) -> float | None:
         """On the first batch of the calibration data; not for models whose weights take over a gibibyte."""

@@ -17,7 +17,7 @@ from neural_compressor.errors import CalibrationError, EvaluationError, FormatEr
 from neural_compressor.onnx.files.mapped_file import constants_replaced, release
 from neural_compressor.onnx.files.model_file import initializers, read_model
 from neural_compressor.onnx.files.scratch import raise_if_full
-from neural_compressor.onnx.runtime.batches import ModelInputs
+from neural_compressor.onnx.runtime.batches import ModelInputs, batch_size
 from neural_compressor.onnx.runtime.data_reader import as_array
 from neural_compressor.onnx.runtime.saturation import warn_if_saturating
 from neural_compressor.registry import close_matches
@@ -198,6 +198,12 @@ class Runner:
             shapes = ", ".join(f"{name} {array.shape} {array.dtype}" for name, array in feed.items())
             raise EvaluationError(f"the model does not run on {shapes}: {error}") from error
         return results[0] if len(results) == 1 else results
+
+    def batch_inputs(self, model: Any, batch: Any) -> tuple[dict[str, np.ndarray], int]:
+        """The inputs of a batch by name, without the label, and how many samples they are."""
+        inputs = self._of(model).inputs
+        feed = inputs.feed(inputs.split(batch))
+        return feed, batch_size(feed)
 
     def _of(self, model: Any) -> _Running:
         for place, running in enumerate(self._running):

@@ -18,8 +18,6 @@ from neural_compressor.torch.quantization import (
     RTNConfig,
     SmoothQuantConfig,
     StaticQuantConfig,
-    TuningConfig,
-    autotune,
     convert,
     prepare,
     prepare_qat,
@@ -338,8 +336,6 @@ class TestBadInput:
         exported = export(mlp, torch.randn(2, 16))
         with pytest.raises(ConfigError, match="prepare_qat: an exported graph"):
             prepare_qat(exported, StaticQuantConfig())
-        with pytest.raises(ConfigError, match=r"autotune: .* eager model"):
-            autotune(exported, TuningConfig(StaticQuantConfig()), lambda model: 1.0)
 
     def test_passes_over_eager_models(self, mlp):
         with pytest.raises(ConfigError, match="before export"):

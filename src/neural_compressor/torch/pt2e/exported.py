@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,7 +14,7 @@ from torch import nn
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
-from neural_compressor.errors import ConfigError
+from neural_compressor.errors import ConfigError, MissingDependencyError
 from neural_compressor.torch.quantized_model import Quantization
 
 _KEY = "neural_compressor.exported"
@@ -173,6 +174,18 @@ def _train(model: GraphModule, mode: bool = True) -> GraphModule:
     if mode:
         raise ConfigError("the model was exported in evaluation mode, and its graph cannot be trained")
     return model
+
+
+@contextmanager
+def torchao_required() -> Iterator[None]:
+    """Around imports of modules that need torchao, which only exported models do."""
+    try:
+        yield
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"exported models are quantized by torchao, which cannot be imported ({error}); install it with: "
+            "pip install 'open-neural-compressor[torch]'"
+        ) from error
 
 
 def is_exported(model: Any) -> bool:

@@ -15,7 +15,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from neural_compressor.adaptor.user_code import calibrating
 from neural_compressor.algorithms.qat import trained
 from neural_compressor.config.composed import config_of
-from neural_compressor.errors import ConfigError, MissingDependencyError
+from neural_compressor.errors import ConfigError
 from neural_compressor.report.terminal import print_ops
 from neural_compressor.schemes import OpKey, Plan
 from neural_compressor.torch.batches import fitting
@@ -28,7 +28,7 @@ from neural_compressor.torch.methods.qat import QatSession, check_trainable
 from neural_compressor.torch.modules import QuantModule
 from neural_compressor.torch.passes.fold import Structure, fold
 from neural_compressor.torch.passes.survey import Survey
-from neural_compressor.torch.pt2e.exported import copied, is_exported
+from neural_compressor.torch.pt2e.exported import copied, is_exported, torchao_required
 from neural_compressor.torch.pt2e.records import graph_records
 from neural_compressor.torch.quantization.fp8_runs import FP8Run, fp8_run
 from neural_compressor.torch.quantization.plans import plan_for
@@ -134,13 +134,8 @@ def _seen(model: nn.Module, example_inputs: Any) -> Survey:
 
 def _prepare_graph(model: Any, plan: Plan, left: dict[OpKey, str]) -> nn.Module:
     """An exported model with observers, a graph of its own over the same weights."""
-    try:
+    with torchao_required():
         from neural_compressor.torch.pt2e.execution import GraphExecution
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"exported models are quantized by torchao, which cannot be imported ({error}); install it with: "
-            "pip install 'open-neural-compressor[torch]'"
-        ) from error
     execution = GraphExecution(model, plan, left)
     setattr(execution.model, _ATTRIBUTE, execution)
     return execution.model

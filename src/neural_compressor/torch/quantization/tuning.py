@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from torch import nn
 
+from neural_compressor.adaptor.contract import Adaptor
 from neural_compressor.config.process_options import options
 from neural_compressor.errors import CalibrationError, ConfigError, NothingToQuantizeError
 from neural_compressor.report.run_report import RunReport
@@ -17,9 +19,10 @@ from neural_compressor.strategy.listed import ListedFallbackStrategy
 from neural_compressor.torch.adaptor import PyTorchAdaptor
 from neural_compressor.torch.checks import require_module, require_values
 from neural_compressor.torch.executor import prepare
-from neural_compressor.torch.pt2e.exported import is_exported
+from neural_compressor.torch.pt2e.exported import is_exported, torchao_required
 from neural_compressor.torch.quantization.config import TuningConfig
 from neural_compressor.torch.quantization.plans import plan_for
+from neural_compressor.torch.quantization.saving import save
 from neural_compressor.tuning.evaluator import with_arguments
 from neural_compressor.tuning.loop import tune
 
@@ -44,11 +47,15 @@ def autotune(
     configuration keeps the promise, single ops of the best one go back to float. The float model is left untouched. A
     journal in ``tune_config.workspace`` lets a killed run go on; the returned model has the evidence as its attribute
     ``tuning``, also where the promise was not kept. ``quiet`` leaves out what the terminal shows of it.
+
+    Of an exported model graphs are tried, and evaluated op by op; ``eval_fn`` may compile what it is given.
     """
     require_module(model, "autotune")
-    if is_exported(model):
+    is_graph = is_exported(model)
+    if is_graph and example_inputs is not None:
         raise ConfigError(
-            "autotune: the model is an exported graph; tune the eager model, then export with what it found"
+            "autotune: example_inputs are for latency, and an exported graph is fast only when it is compiled; leave them "
+            "out, or time torch.compile(model) in eval_fn"
         )
     require_values(model)
     if not isinstance(tune_config, TuningConfig):
@@ -66,7 +73,7 @@ def autotune(
             idle.append(error)
             logger.warning("%s is not tried: %s", config, error)
             continue
-        if run_fn is None and prepare(model, plan).needs_data:
+        if run_fn is None and _needs_data(model, plan, is_graph):
             logger.warning(
                 "%s is not tried: it needs calibration data; give a run_fn that runs the model on some", config
             )
@@ -83,7 +90,7 @@ def autotune(
     workspace = str(options.folder(tune_config.workspace))
     info = {"example_inputs": example_inputs, "workspace": workspace, "passes": (), "reasons": left}
     best, result = tune(
-        PyTorchAdaptor(info),
+        _adaptor(info, is_graph),
         model,
         tune_config,
         ListedFallbackStrategy(list(plans.values()), tune_config.seed),
@@ -93,4 +100,18 @@ def autotune(
         reporter=RunReport(quiet),
     )
     best.tuning = result
+    if is_graph:
+        best.save = partial(save, best)
     return best  # type: ignore[no-any-return]
+
+
+def _needs_data(model: nn.Module, plan: Plan, is_graph: bool) -> bool:
+    return any(op.mode == "static" for op in plan.values()) if is_graph else prepare(model, plan).needs_data
+
+
+def _adaptor(info: Mapping[str, Any], is_graph: bool) -> Adaptor:
+    if not is_graph:
+        return PyTorchAdaptor(info)
+    with torchao_required():
+        from neural_compressor.torch.pt2e.adaptor import ExportedAdaptor
+    return ExportedAdaptor(info)

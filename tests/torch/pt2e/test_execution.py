@@ -20,7 +20,6 @@ from neural_compressor.torch.quantization import (
     StaticQuantConfig,
     convert,
     prepare,
-    prepare_qat,
     quantize,
 )
 
@@ -331,11 +330,6 @@ class TestBadInput:
         prepared = prepare(traced, StaticQuantConfig())
         prepared(torch.randn(2, 16))
         assert convert(prepared, quiet=True)(torch.randn(2, 16)).shape == (2, 4)
-
-    def test_training_and_tuning_are_for_eager_models(self, mlp):
-        exported = export(mlp, torch.randn(2, 16))
-        with pytest.raises(ConfigError, match="prepare_qat: an exported graph"):
-            prepare_qat(exported, StaticQuantConfig())
 
     def test_passes_over_eager_models(self, mlp):
         with pytest.raises(ConfigError, match="before export"):

@@ -43,7 +43,8 @@ from neural_compressor.torch.structure.ops import FUNCTIONAL
 _ROUNDING = "activation_rounding"
 
 
-def _straight_through(x: Tensor, rounded: Tensor) -> Tensor:
+def straight_through(x: Tensor, rounded: Tensor) -> Tensor:
+    """``rounded``, with the gradient of ``x``."""
     return x + (rounded - x).detach()
 
 
@@ -78,7 +79,7 @@ class WeightRounding(nn.Module):
 
     def forward(self, weight: Tensor) -> Tensor:
         values: Tensor = self.layout.quantized_weight(weight.detach()).dequantize()
-        return _straight_through(weight, self.layout.from_matrix(values).to(weight.dtype))
+        return straight_through(weight, self.layout.from_matrix(values).to(weight.dtype))
 
     def array(self, weight: Tensor) -> QuantizedArray | None:
         """Codes and scales for ``weight``, where they are not those of rounding to nearest over its range."""
@@ -121,7 +122,7 @@ class LearnedWeightRounding(WeightRounding):
             assert isinstance(qparams.scale, Tensor)
             codes = pair_safe_codes(matrix.detach(), qparams.scale.detach(), self.layout.pairs())
             codes = codes.to(steps.dtype)
-            rounded = _straight_through(torch.where(steps.abs() > codes.abs() + 1, codes, steps), codes)
+            rounded = straight_through(torch.where(steps.abs() > codes.abs() + 1, codes, steps), codes)
         else:
             rounded = _on_grid(steps, scheme, zero)
         return self.layout.from_matrix(from_steps(rounded, scheme, qparams, tuple(matrix.shape))).to(weight.dtype)
@@ -143,9 +144,9 @@ def _on_grid(steps: Tensor, scheme: TensorScheme, zero: Tensor | None) -> Tensor
     """``steps`` rounded to the grid, less the zero point; the gradient is that of clipping."""
     if not scheme.dtype.is_integer:
         inside = steps.clamp(-scheme.dtype.peak, scheme.dtype.peak)
-        return _straight_through(inside, nearest(inside.detach(), scheme.dtype.element_type))
+        return straight_through(inside, nearest(inside.detach(), scheme.dtype.element_type))
     inside = (steps if zero is None else steps + zero).clamp(*integer_limits(scheme))
-    rounded = _straight_through(inside, inside.detach().round())
+    rounded = straight_through(inside, inside.detach().round())
     return rounded if zero is None else rounded - zero
 
 
@@ -184,7 +185,7 @@ class ActivationRounding(nn.Module):
         if not x.numel():
             return x
         if not self.fixed_range:
-            return _straight_through(x, simulate(x, self.scheme, None).to(x.dtype))
+            return straight_through(x, simulate(x, self.scheme, None).to(x.dtype))
         if training and not self.frozen:
             self._observe(index, x.detach())
         if not self.is_seen(index):
@@ -206,7 +207,7 @@ class ActivationRounding(nn.Module):
 
     def _rounded(self, index: int, x: Tensor) -> Tensor:
         qparams = calibrated_qparams(self.observers[index].range(self.scheme), self.scheme, "input")
-        return _straight_through(x, simulate(x, self.scheme, qparams).to(x.dtype))
+        return straight_through(x, simulate(x, self.scheme, qparams).to(x.dtype))
 
     def ranges(self) -> list[tuple[Any, Any]]:
         """The ranges to quantize over, one a tensor."""
@@ -255,7 +256,7 @@ class LearnedActivationRounding(ActivationRounding):
             return step, self.fixed_zeros[index] if unsigned else None
         low, high = integer_limits(self.scheme)
         zero = self.zeros[index].clamp(low, high)
-        return step, _straight_through(zero, zero.round())
+        return step, straight_through(zero, zero.round())
 
     def _rounded(self, index: int, x: Tensor) -> Tensor:
         step, zero = self._qparams(index, x.numel())

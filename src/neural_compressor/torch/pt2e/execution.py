@@ -25,7 +25,7 @@ from neural_compressor.torch.pt2e.bias_correction import correct_biases, forget_
 from neural_compressor.torch.pt2e.exported import finished, mark, require_exported, shared
 from neural_compressor.torch.pt2e.observers import RangeObserver, WeightObserver
 from neural_compressor.torch.pt2e.ops import find_graph_ops, name_layer
-from neural_compressor.torch.pt2e.quantizer import PlanQuantizer
+from neural_compressor.torch.pt2e.quantizer import Observers, PlanQuantizer
 from neural_compressor.torch.quantized_model import Quantization
 
 
@@ -36,13 +36,16 @@ class GraphExecution:
     :meth:`apply`. ``reasons`` say why ops that are not in the plan stay in float.
     """
 
+    observers = Observers()
+    unseen = "{} static ops need calibration: run the model that prepare returned on data before convert"
+
     def __init__(self, model: GraphModule, plan: Plan, reasons: Mapping[OpKey, str]) -> None:
         self._exported = require_exported(model)
         check(model, plan)
         self.plan, self.reasons = plan, dict(reasons)
         self.runs = 0
         self._inputs = CalibrationInputs()
-        quantizer = PlanQuantizer(plan)
+        quantizer = PlanQuantizer(plan, self.observers)
         with _quiet():
             prepared = prepare_pt2e(shared(model), quantizer)
         self._nodes = quantizer.nodes
@@ -102,9 +105,7 @@ class GraphExecution:
         self.stop()
         if self.needs_data and not self.runs:
             count = sum(scheme.mode == "static" for scheme in self.plan.values())
-            raise CalibrationError(
-                f"{count} static ops need calibration: run the model that prepare returned on data before convert"
-            )
+            raise CalibrationError(self.unseen.format(count))
         errors = mean_errors(self.model)
         graph = shared(self.model)
         forget_inputs(graph)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
-from torchao.quantization.pt2e import ObserverBase
+from torchao.quantization.pt2e import ObserverBase, PlaceholderObserver
 
 from neural_compressor.errors import CalibrationError, QuantizationError
 from neural_compressor.observers import make_observer
@@ -54,6 +54,14 @@ class RangeObserver(ObserverBase):  # type: ignore[misc]
         if self.scheme.dtype.signed:
             zero_point += _MIDDLE
         return torch.tensor(float(np.asarray(found.scale))), torch.tensor(zero_point)
+
+
+class BatchObserver(PlaceholderObserver):  # type: ignore[misc]
+    """Stands where the range is taken from each batch, and has nothing to see."""
+
+    def __init__(self, scheme: TensorScheme, **limits: Any) -> None:
+        super().__init__(**limits)
+        self.scheme = scheme
 
 
 class WeightObserver(ObserverBase):  # type: ignore[misc]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from torch.fx import GraphModule, Node
-from torchao.quantization.pt2e import PlaceholderObserver
+from torchao.quantization.pt2e import ObserverBase
 from torchao.quantization.pt2e.quantizer import QuantizationConfig, QuantizationSpec
 from torchao.quantization.pt2e.quantizer.x86_inductor_quantizer import (
     QUANT_ANNOTATION_KEY,
@@ -18,7 +19,7 @@ from torchao.quantization.pt2e.quantizer.x86_inductor_quantizer import (
 )
 
 from neural_compressor.schemes import OpKey, OpScheme, TensorScheme
-from neural_compressor.torch.pt2e.observers import RangeObserver, WeightObserver
+from neural_compressor.torch.pt2e.observers import BatchObserver, RangeObserver, WeightObserver
 from neural_compressor.torch.pt2e.ops import find_graph_ops, kind_of
 
 _aten = torch.ops.aten
@@ -41,17 +42,30 @@ _SOURCES: dict[Any, Any] = {
 """What the x86 quantizer calls the operators that it looks for in patterns."""
 
 
+@dataclass(frozen=True)
+class Observers:
+    """The classes of what stands on quantized edges: activations with a fixed range, weights, activations of dynamic ops.
+
+    They take a ``scheme``; that of weights an op type as ``kind``, too.
+    """
+
+    range: type[ObserverBase] = RangeObserver
+    weight: type[ObserverBase] = WeightObserver
+    batch: type[ObserverBase] = BatchObserver
+
+
 class PlanQuantizer(X86InductorQuantizer):  # type: ignore[misc]
     """Annotates the layers of a plan, each with its scheme, and nothing else but what hands int8 from one to the next.
 
-    ``schemes`` are those of the ops. Patterns (a convolution with the addition and ReLU behind it) are
-    those of the x86 quantizer. It finds them by what nodes came from; here that is said of each node anew, so that
-    functions count like modules, a module that is called twice is two layers, and what is in no plan is not found.
+    ``schemes`` are those of the ops, ``observers`` what is put on the edges. Patterns (a convolution with the addition and
+    ReLU behind it) are those of the x86 quantizer. It finds them by what nodes came from; here that is said of each node
+    anew, so that functions count like modules, a module that is called twice is two layers, and what is in no plan is not
+    found.
     """
 
-    def __init__(self, schemes: Mapping[OpKey, OpScheme]) -> None:
+    def __init__(self, schemes: Mapping[OpKey, OpScheme], observers: Observers) -> None:
         super().__init__()
-        self._schemes = schemes
+        self._schemes, self._observers = schemes, observers
         self._layers: dict[Node, OpScheme] = {}
         self._specs: dict[Any, QuantizationSpec] = {}
         self.nodes: dict[str, OpKey] = {}
@@ -123,14 +137,17 @@ class PlanQuantizer(X86InductorQuantizer):  # type: ignore[misc]
                 quant_max=127,
                 qscheme=torch.per_channel_symmetric,
                 ch_axis=0,
-                observer_or_fake_quant_ctr=WeightObserver.with_args(scheme=scheme.weight, kind=kind),
+                observer_or_fake_quant_ctr=self._observers.weight.with_args(scheme=scheme.weight, kind=kind),
             )
         return QuantizationConfig(activation, activation, self._specs[place], None, False)
 
     def _activation(self, scheme: TensorScheme, is_dynamic: bool) -> QuantizationSpec:
         place = (scheme, is_dynamic)
         if place not in self._specs:
-            maker = PlaceholderObserver.with_args(eps=_EPS) if is_dynamic else RangeObserver.with_args(scheme=scheme)
+            found = self._observers
+            maker = (
+                found.batch.with_args(scheme=scheme, eps=_EPS) if is_dynamic else found.range.with_args(scheme=scheme)
+            )
             self._specs[place] = _spec(
                 scheme,
                 dtype=torch.uint8,

@@ -93,11 +93,17 @@ def prepare_qat(
     With ``example_inputs`` batch normalisation is folded first, so that the trained weights are those the kernels will see.
     ``learned_step_size`` trains the scales too (LSQ): make the optimizer after this call, so that it has them.
     :func:`finalize_calibration` keeps the ranges of activations as they are from there on.
+
+    Of an exported model a graph of its own is returned, which shares the weights where ``inplace`` is True. Its batch
+    normalisation is folded and it has no dropout: it was exported in evaluation mode.
     """
-    if is_exported(model):
-        raise ConfigError("prepare_qat: an exported graph is in evaluation mode; train the eager model, then export it")
     quant_config = config_of(quant_config, "torch")
+    is_graph = is_exported(model)
+    if is_graph:
+        _check_graph_training(example_inputs, learned_step_size)
     model, plan, left = _planned(model, quant_config, inplace, "prepare_qat")
+    if is_graph:
+        return _prepare_graph(model, plan, left, training=True)
     check_trainable(plan)
     structure = Structure()
     if example_inputs is not None:
@@ -132,11 +138,24 @@ def _seen(model: nn.Module, example_inputs: Any) -> Survey:
     return survey
 
 
-def _prepare_graph(model: Any, plan: Plan, left: dict[OpKey, str]) -> nn.Module:
+def _check_graph_training(example_inputs: Any, learned_step_size: bool) -> None:
+    if example_inputs is not None:
+        raise ConfigError(
+            "prepare_qat: batch normalisation of an exported graph is folded without them; leave out example_inputs"
+        )
+    if learned_step_size:
+        raise ConfigError(
+            "prepare_qat: learned_step_size is for eager models, whose layers hold the steps; what torchao's flow writes "
+            "into a graph are ranges. Leave it out, or train the eager model"
+        )
+
+
+def _prepare_graph(model: Any, plan: Plan, left: dict[OpKey, str], training: bool = False) -> nn.Module:
     """An exported model with observers, a graph of its own over the same weights."""
     with torchao_required():
         from neural_compressor.torch.pt2e.execution import GraphExecution
-    execution = GraphExecution(model, plan, left)
+        from neural_compressor.torch.pt2e.training import GraphTraining
+    execution = (GraphTraining if training else GraphExecution)(model, plan, left)
     setattr(execution.model, _ATTRIBUTE, execution)
     return execution.model
 

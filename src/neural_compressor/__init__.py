@@ -48,6 +48,7 @@ _MODULES = (
     "training",
     "mix_precision",
     "benchmark",
+    "evaluation",
     "adaptor",
     "strategy",
     "tuning",

@@ -14,6 +14,7 @@ IMPORTS = {
         BenchmarkConfig options""",
     "neural_compressor.quantization": "fit",
     "neural_compressor.benchmark": "fit BenchmarkConfig",
+    "neural_compressor.evaluation.lm_eval": "evaluate LMEvalParser",
     "neural_compressor.mix_precision": "fit MixedPrecisionConfig",
     "neural_compressor.training": "prepare_compression fit",
     "neural_compressor.metric": "METRICS BaseMetric Metric",

@@ -18,6 +18,7 @@ from neural_compressor.torch.quantization import (
     get_default_AutoRound_config,
     get_default_gptq_config,
     get_default_rtn_config,
+    load,
     prepare,
     quantize,
 )
@@ -110,3 +111,19 @@ def test_sets_to_tune_over(tmp_path):
         quiet=True,
     )
     assert bits(tuned) == [4, 4]
+
+
+def test_a_model_saves_itself_in_any_format(tmp_path):
+    model = quantize(net(), RTNConfig(group_size=32), quiet=True)
+    model.save(tmp_path / "ours")
+    assert (tmp_path / "ours" / "qconfig.json").is_file()
+    with pytest.raises(ConfigError, match="unknown format 'huggingfac'"):
+        model.save(tmp_path / "theirs", format="huggingfac")
+    transformers = pytest.importorskip("transformers", reason="the transformers extra is not installed")
+    sizes = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
+    llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, num_attention_heads=2)).eval()
+    llama = quantize(llama, RTNConfig(group_size=32), quiet=True)
+    llama.save(tmp_path / "theirs", format="huggingface")
+    read = load(tmp_path / "theirs", format="huggingface")
+    ids = torch.tensor([[1, 2, 3]])
+    torch.testing.assert_close(read(ids).logits, llama(ids).logits, rtol=0.02, atol=0.02)

@@ -21,7 +21,6 @@ from neural_compressor.schemes import OpKey, Plan
 from neural_compressor.torch.batches import fitting
 from neural_compressor.torch.checks import check_finite, copy_of, require_module
 from neural_compressor.torch.executor import Execution
-from neural_compressor.torch.files.checkpoint import save_model
 from neural_compressor.torch.files.streaming import WeightSource, is_empty
 from neural_compressor.torch.inspection import op_records
 from neural_compressor.torch.methods.qat import QatSession, check_trainable
@@ -261,7 +260,7 @@ def _converted(
         run.keep_scales(new)
         run.attach_caches(new)
     is_graph = is_exported(new)
-    new.save = functools.partial(save if is_graph else save_model, new)
+    new.save = functools.partial(save, new)
     _warn_if_training(new)
     if not quiet:
         print_ops(graph_records(new) if is_graph else op_records(new, None, None, {}))

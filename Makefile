@@ -2,14 +2,20 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# TensorFlow is large and wants other versions of some packages: it has an environment of its own.
+TF_VENV := .venv-tensorflow
+TF_STAMP := $(TF_VENV)/.installed
 
-.PHONY: quickstart test test-slow test-avx2 lint bench clean
+.PHONY: quickstart test test-tensorflow test-slow test-avx2 lint bench clean
 
 quickstart: $(STAMP)  ## train a small CNN on real data, tune it to int8, save the model and a report
 	$(BIN)/python examples/quickstart.py
 
 test: $(STAMP) lint  ## everything that must hold
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
+
+test-tensorflow: $(TF_STAMP)  ## Keras and TensorFlow, in an environment of their own
+	TF_CPP_MIN_LOG_LEVEL=3 $(TF_VENV)/bin/python -m pytest -q tests/tensorflow src/neural_compressor/tensorflow
 
 test-slow: $(STAMP) test-avx2  ## long checks, the browser and another CPU
 	$(BIN)/python -m pytest -q -m slow
@@ -44,5 +50,11 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[transformers,gguf,onnx,dev]"
 	touch $@
 
+$(TF_STAMP): pyproject.toml constraints-tensorflow.txt
+	test -x $(TF_VENV)/bin/python || $(PYTHON) -m venv $(TF_VENV)
+	$(TF_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-tensorflow.txt \
+		-e ".[tensorflow,tensorboard]" pytest hypothesis scikit-learn
+	touch $@
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) $(TF_VENV) build dist *.egg-info

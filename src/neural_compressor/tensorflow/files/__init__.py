@@ -1,0 +1,1 @@
+"""Quantized Keras models on disk."""

@@ -1,0 +1,108 @@
+"""A quantized Keras model in a folder: its plan and ranges as JSON, its arrays, weights packed to their bits.
+
+The float model it was made from brings the structure; nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from neural_compressor.errors import FormatError, NeuralCompressorError
+from neural_compressor.paths import output_folder, write_errors
+from neural_compressor.schemes import PackedArray, Plan, QuantizedArray
+from neural_compressor.tensorflow.executor import QuantizedGraph, build
+from neural_compressor.tensorflow.layers import qparams_from, qparams_to
+from neural_compressor.tensorflow.structure.ops import Graph, weights_of
+
+ARRAYS, PLAN = "weights.npz", "quantization.json"
+
+
+def save_model(model: Any, folder: Path) -> None:
+    """Write a quantized model into ``folder``: each file is the old one or the new one, never half of one."""
+    folder = output_folder(folder)
+    parts = _parts(model)
+    about = {
+        "plan": json.loads(parts.plan.to_json()),
+        "ranges": {name: qparams_to(qparams) for name, qparams in parts.ranges.items()},
+    }
+    arrays = stored_arrays(model)
+    with write_errors(folder, sum(array.nbytes for array in arrays.values())):
+        folder.mkdir(parents=True, exist_ok=True)
+        unfinished = folder / f".{ARRAYS}.{os.getpid()}"
+        try:
+            with unfinished.open("wb") as file:
+                np.savez(file, allow_pickle=False, **arrays)
+            unfinished.replace(folder / ARRAYS)
+            unfinished.write_text(json.dumps(about), encoding="utf-8")
+            unfinished.replace(folder / PLAN)
+        finally:
+            unfinished.unlink(missing_ok=True)
+
+
+def load_model(folder: Path, graph: Graph) -> Any:
+    """Read what :func:`save_model` wrote of a model made from that of ``graph``."""
+    try:
+        about = json.loads((folder / PLAN).read_text(encoding="utf-8"))
+        with np.load(folder / ARRAYS, allow_pickle=False) as stored:
+            arrays = {name: stored[name] for name in stored.files}
+        plan = Plan.from_json(json.dumps(about["plan"]))
+        ranges = {name: qparams_from(each) for name, each in about["ranges"].items()}
+        codes = {name: _codes(name, op, plan.get((name, kind)), arrays) for (name, kind), op in graph.ops().items()}
+        model = build(graph, QuantizedGraph(plan, {name: each for name, each in codes.items() if each}, ranges))
+        _restore(model, arrays)
+    except NeuralCompressorError:
+        raise
+    except (OSError, KeyError, ValueError, TypeError, AttributeError, zipfile.BadZipFile) as error:
+        raise FormatError(f"{folder} holds no model saved from a Keras model like this one: {error}") from error
+    return model
+
+
+def stored_arrays(model: Any) -> dict[str, np.ndarray[Any, Any]]:
+    """Everything of a model that goes to disk, by name: weights, packed where they are quantized."""
+    codes = getattr(getattr(model, "quantization", None), "codes", {})
+    found: dict[str, np.ndarray[Any, Any]] = {}
+    packed = set()
+    for layer in model.layers:
+        for tensor, array in codes.get(layer.name, {}).items():
+            packed.add(id(weights_of(layer)[tensor].variable))
+            for part, values in array.pack().arrays().items():
+                found[f"{layer.name}/{tensor}/{part}"] = np.asarray(values)
+    for layer in model.layers:
+        for number, variable in enumerate(layer.weights):
+            if id(variable) not in packed:
+                found[f"{layer.name}/{number}"] = np.asarray(variable.numpy())
+    return found
+
+
+def _parts(model: Any) -> QuantizedGraph:
+    parts = getattr(model, "quantization", None)
+    if not isinstance(parts, QuantizedGraph):
+        raise FormatError(
+            f"the model {model.name!r} is not one that was quantized here; save it with model.save('model.keras')"
+        )
+    return parts
+
+
+def _codes(name: str, op: Any, scheme: Any, arrays: dict[str, Any]) -> dict[str, QuantizedArray]:
+    found: dict[str, QuantizedArray] = {}
+    for tensor, view in weights_of(op).items() if scheme is not None and scheme.weight is not None else ():
+        prefix = f"{name}/{tensor}/"
+        parts = {key.removeprefix(prefix): array for key, array in arrays.items() if key.startswith(prefix)}
+        if parts:
+            found[tensor] = PackedArray.from_arrays(parts, scheme.weight, view.shape).unpack()
+    return found
+
+
+def _restore(model: Any, arrays: dict[str, Any]) -> None:
+    """Put the weights that are not quantized into the layers; correction may have changed them."""
+    for layer in model.layers:
+        for number, variable in enumerate(layer.weights):
+            name = f"{layer.name}/{number}"
+            if name in arrays:
+                variable.assign(arrays[name])

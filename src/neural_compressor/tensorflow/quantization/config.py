@@ -1,0 +1,116 @@
+"""Configurations of quantized weights and activations of Keras models."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar
+
+from neural_compressor.config.composable import ComposableConfig
+from neural_compressor.config.composition import register_config
+from neural_compressor.config.validators import ExcludedPrecisions, flag, one_or_more, word
+from neural_compressor.dtypes import dtype
+from neural_compressor.errors import ConfigError
+from neural_compressor.observers import OBSERVERS
+from neural_compressor.registry import close_matches
+from neural_compressor.schemes import OpScheme, TensorScheme
+
+_PREFIXES = {"weight": "weight", "act": "activation"}
+_FIELDS = {"dtype": "dtype", "sym": "scheme", "granularity": "granularity", "algorithm": "algorithm"}
+
+
+def _dtype(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ConfigError(f"got {value!r}, expected the name of a data type, such as 'int8'")
+    return dtype(value).name
+
+
+def _observer(value: Any) -> str:
+    if isinstance(value, str) and value in OBSERVERS:
+        return value
+    raise ConfigError(f"got {value!r}; {close_matches(str(value), OBSERVERS)}")
+
+
+Dtype = Annotated[str, one_or_more(_dtype)]
+Flag = Annotated[bool, one_or_more(flag)]
+Granularity = Annotated[str, one_or_more(word(("per_tensor", "per_channel")))]
+ActivationGranularity = Annotated[str, one_or_more(word(("per_tensor", "per_token")))]
+Algorithm = Annotated[str, one_or_more(_observer)]
+
+
+class ActivationConfig(ComposableConfig):
+    """What the configurations share that quantize weights and activations."""
+
+    weight_dtype: Dtype = "int8"
+    weight_sym: Flag = True
+    weight_granularity: Granularity = "per_channel"
+    weight_algorithm: Algorithm = "minmax"
+    act_dtype: Dtype = "int8"
+    act_sym: Flag = False
+    act_granularity: ActivationGranularity = "per_tensor"
+    act_algorithm: Algorithm = "minmax"
+
+    _mode: ClassVar[str] = "static"
+
+    @property
+    def wanted(self) -> OpScheme:
+        """How an op computes, as near as the framework comes to it."""
+        self.require_single()
+        tensors = {}
+        for prefix, tensor in _PREFIXES.items():
+            given = {field: getattr(self, f"{prefix}_{name}") for name, field in _FIELDS.items()}
+            tensors[tensor] = TensorScheme.from_dict({**given, "scheme": "sym" if given["scheme"] else "asym"})
+        weight, activation = tensors["weight"], tensors["activation"]
+        if weight.is_float and activation.is_float:
+            return OpScheme(weight, activation, "float")
+        if activation.is_float:
+            raise ConfigError(
+                f"{type(self).__name__}.act_dtype: got {self.act_dtype!r} beside weights in {self.weight_dtype!r}; give "
+                "both, or neither, in a float type"
+            )
+        return OpScheme(weight, activation, self._mode)
+
+    @property
+    def said(self) -> dict[tuple[str, str], Any]:
+        """The fields of :attr:`wanted` that nothing else will do for: those that are not at their default."""
+        found: dict[tuple[str, str], Any] = {}
+        for given, (value, _) in self.changed(
+            *(f"{prefix}_{name}" for prefix in _PREFIXES for name in _FIELDS)
+        ).items():
+            prefix, _, name = given.partition("_")
+            found[_PREFIXES[prefix], "dtype"] = getattr(self, f"{prefix}_dtype")
+            found[_PREFIXES[prefix], _FIELDS[name]] = ("sym" if value else "asym") if name == "sym" else value
+        return found
+
+    @classmethod
+    def _settled(cls, values: dict[str, Any], given: frozenset[str]) -> dict[str, Any]:
+        for prefix in _PREFIXES:
+            kind = dtype(values[f"{prefix}_dtype"])
+            if not kind.is_integer or kind.name == "int16":  # kernels of 16 bits have no zero point
+                values = cls._with(values, {f"{prefix}_sym": True}, given, f"{prefix}_dtype {kind.name!r}")
+        return super()._settled(values, given)
+
+
+@register_config("tensorflow", "static_quant")
+class StaticQuantConfig(ActivationConfig):
+    """Weights and activations quantized with ranges known beforehand, from calibration data.
+
+    >>> StaticQuantConfig(act_algorithm="kl").wanted.activation.algorithm
+    'kl'
+    """
+
+    excluded_precisions: ExcludedPrecisions = ()
+
+    @property
+    def needs_calibration(self) -> bool:
+        """Always."""
+        return True
+
+
+@register_config("tensorflow", "dynamic_quant")
+class DynamicQuantConfig(ActivationConfig):
+    """Weights quantized beforehand, the range of activations taken from each batch. Needs no data.
+
+    >>> DynamicQuantConfig().wanted.mode
+    'dynamic'
+    """
+
+    _mode: ClassVar[str] = "dynamic"

@@ -1,0 +1,74 @@
+"""Quantize a Keras model as a configuration says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from neural_compressor.errors import CalibrationError, ConfigError
+from neural_compressor.report.terminal import print_ops
+from neural_compressor.tensorflow.adaptor import KerasAdaptor
+from neural_compressor.tensorflow.adaptor.keras import require_tensorflow
+from neural_compressor.tensorflow.quantization.model import Model
+from neural_compressor.tensorflow.quantization.plans import composed, plan_for
+
+
+def quantize_model(
+    model: Any,
+    quant_config: Any,
+    calib_dataloader: Iterable[Any] | None = None,
+    calib_iteration: int = 100,
+    calib_func: Callable[[Any], Any] | None = None,
+    *,
+    quiet: bool = False,
+) -> Model:
+    """``model`` quantized as ``quant_config`` says: a configuration, or a list of them that act together.
+
+    Static ops take ranges from ``calib_iteration`` batches of ``calib_dataloader``, or from the calls that
+    ``calib_func(model)`` makes. The model that was given stays as it is. A few lines on standard error say what is quantized
+    and what stayed in float, and why; ``quiet`` leaves them out.
+    """
+    require_tensorflow()
+    config = composed(quant_config)
+    model = checked_model(model)
+    check_data(calib_dataloader, calib_iteration, calib_func)
+    adaptor = KerasAdaptor({"dataloader": calib_dataloader})
+    capability = adaptor.query_fw_capability(model)
+    plan, left = plan_for(capability, config, calib_iteration * samples_in_batch(adaptor))
+    adaptor.info["reasons"] = left
+    if plan_needs_data(plan) and calib_dataloader is None and calib_func is None:
+        raise CalibrationError(
+            "the configuration takes ranges from data: give calib_dataloader or calib_func, or use DynamicQuantConfig"
+        )
+    quantized = adaptor.quantize(plan.to_tune_cfg(), model, calib_dataloader, calib_func)
+    if not quiet:
+        print_ops(adaptor.summary(quantized))
+    return Model(quantized, adaptor)
+
+
+def checked_model(model: Any) -> Any:
+    """The Keras model in ``model``."""
+    model = model.model if isinstance(model, Model) else model
+    if not KerasAdaptor.handles(model):
+        raise ConfigError(f"model is a {type(model).__name__}; expected a keras.Model")
+    return model
+
+
+def check_data(loader: Any, iterations: Any, function: Any) -> None:
+    """Refuse what says twice, or not in a way that makes sense, where ranges come from."""
+    if loader is not None and function is not None:
+        raise ConfigError("calib_func calibrates, and calib_dataloader would not be read: give one of them")
+    if function is not None and not callable(function):
+        raise ConfigError(f"calib_func is a {type(function).__name__}; it must be a function that takes the model")
+    if isinstance(iterations, bool) or not isinstance(iterations, int) or iterations < 1:
+        raise ConfigError(f"calib_iteration: got {iterations!r}, expected a whole number >= 1")
+
+
+def samples_in_batch(adaptor: KerasAdaptor) -> int:
+    """How many samples the first batch of the adaptor's data has."""
+    return int(adaptor.info.get("batch_size") or 1)
+
+
+def plan_needs_data(plan: Any) -> bool:
+    """Whether a plan has anything to see in data."""
+    return any(scheme.mode == "static" for scheme in plan.values())

@@ -1,0 +1,94 @@
+"""Try configurations on a Keras model until one keeps the accuracy promise."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from neural_compressor.config.process_options import options
+from neural_compressor.config.tuning_config import TuningConfig
+from neural_compressor.errors import CalibrationError, ConfigError, NothingToQuantizeError
+from neural_compressor.report.run_report import RunReport
+from neural_compressor.schemes import Plan
+from neural_compressor.strategy.base import Proposal
+from neural_compressor.strategy.listed import ListedFallbackStrategy
+from neural_compressor.tensorflow.adaptor import KerasAdaptor
+from neural_compressor.tensorflow.adaptor.keras import require_tensorflow
+from neural_compressor.tensorflow.quantization.model import Model
+from neural_compressor.tensorflow.quantization.plans import composed, plan_for
+from neural_compressor.tensorflow.quantization.quantize import (
+    check_data,
+    checked_model,
+    plan_needs_data,
+    samples_in_batch,
+)
+from neural_compressor.tuning.evaluator import require_repeatable, with_arguments
+from neural_compressor.tuning.loop import tune
+
+logger = logging.getLogger("neural_compressor")
+
+
+def autotune(
+    model: Any,
+    tune_config: TuningConfig,
+    eval_fn: Callable[..., Any],
+    eval_args: Any = None,
+    calib_dataloader: Iterable[Any] | None = None,
+    calib_iteration: int = 100,
+    calib_func: Callable[[Any], Any] | None = None,
+    *,
+    quiet: bool = False,
+) -> Model:
+    """The best model among the configurations of ``tune_config``, by the metric that ``eval_fn(model, *eval_args)`` returns.
+
+    Where no configuration keeps the promise, single ops of the best one go back to float. A journal in
+    ``tune_config.workspace`` lets a killed run go on. The result has the evidence as its attribute ``tuning``, also
+    where the promise was not kept.
+    """
+    require_tensorflow()
+    model = checked_model(model)
+    if not isinstance(tune_config, TuningConfig):
+        raise ConfigError(
+            f"tune_config is a {type(tune_config).__name__}; expected TuningConfig(config_set=...), with what is to be tried"
+        )
+    check_data(calib_dataloader, calib_iteration, calib_func)
+    if calib_dataloader is not None:
+        require_repeatable(calib_dataloader, "calib_dataloader")
+    workspace = str(options.folder(tune_config.workspace))
+    adaptor = KerasAdaptor({"dataloader": calib_dataloader, "workspace": workspace})
+    capability = adaptor.query_fw_capability(model)
+    size = calib_iteration * samples_in_batch(adaptor)
+    plans: dict[Plan, Proposal] = {}
+    idle: list[NothingToQuantizeError] = []
+    without_data = 0
+    for config in tune_config.candidates():
+        try:
+            plan, _ = plan_for(capability, composed(config), size)
+        except NothingToQuantizeError as error:
+            idle.append(error)
+            logger.warning("%s is not tried: %s", config, error)
+            continue
+        if plan_needs_data(plan) and calib_dataloader is None and calib_func is None:
+            logger.warning("%s is not tried: it needs calibration data; give calib_dataloader or calib_func", config)
+            without_data += 1
+            continue
+        plans.setdefault(plan, Proposal(plan, str(config)))
+    if not plans and without_data:
+        raise CalibrationError("every configuration needs calibration data: give calib_dataloader or calib_func")
+    if not plans:
+        raise idle[0]
+    best, result = tune(
+        adaptor,
+        model,
+        tune_config,
+        ListedFallbackStrategy(list(plans.values()), tune_config.seed),
+        evaluator=with_arguments(eval_fn, eval_args),
+        calib_dataloader=calib_dataloader,
+        calib_func=calib_func,
+        workspace=tune_config.workspace,
+        reporter=RunReport(quiet),
+    )
+    found = Model(best, adaptor)
+    found.tuning = result
+    return found

@@ -1,0 +1,157 @@
+"""A Keras model as one flat functional graph of layers and ``keras.ops``, whatever it was built as.
+
+Nested models, composite layers (``MultiHeadAttention``) and subclassed models are called with symbolic tensors, so that the
+layers and operations inside them show; what cannot be called so is kept whole, or refused where it is the model itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+from keras import tree
+
+from neural_compressor.errors import ConfigError
+
+Call = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+"""Makes the outputs of a node of one graph in another: ``call(node, args, kwargs)``, with arguments of the new one."""
+
+_WHOLE = (
+    "RNN",
+    "LSTM",
+    "GRU",
+    "SimpleRNN",
+    "Bidirectional",
+    "TimeDistributed",
+    "ConvLSTM1D",
+    "ConvLSTM2D",
+    "ConvLSTM3D",
+)
+"""Layers with layers inside that run in a loop: they are ops of their own."""
+
+
+def trace(model: Any) -> Any:
+    """``model`` as a flat functional model; it shares its layers with ``model``."""
+    inputs, structure = _inputs_of(model)
+    try:
+        outputs = _expanded(model, structure)
+    except _NotTraceableError as error:
+        raise ConfigError(
+            f"the model {model.name!r} ({type(model).__name__}) has no graph that could be quantized: {error}. Write its "
+            "call() with Keras layers and keras.ops alone (keras.ops.relu in place of tf.nn.relu), or save it with "
+            "model.export(folder) and quantize the SavedModel"
+        ) from error
+    return keras.Model(inputs, outputs, name=model.name)
+
+
+class _NotTraceableError(Exception):
+    pass
+
+
+def _inputs_of(model: Any) -> tuple[Any, Any]:
+    """Fresh symbolic inputs: as a functional model takes them, and in the structure the model is called with."""
+    if not model.built:
+        raise ConfigError(
+            f"the model {model.name!r} ({type(model).__name__}) has not been built, so its inputs are not known; call it "
+            "once on a batch, or give it an Input"
+        )
+    if (graph := _functional(model)) is not None:
+        struct = graph._inputs_struct
+        fresh = tree.map_structure(lambda t: keras.Input(batch_shape=t.shape, dtype=t.dtype, name=t.name), struct)
+        return fresh, fresh
+    shapes = getattr(model, "_build_shapes_dict", None) or {}
+    made = {name: _input_like(shape, name) for name, shape in shapes.items()}
+    if len(made) == 1:
+        (single,) = made.values()
+        return single, single
+    raise ConfigError(
+        f"the model {model.name!r} takes several arguments ({', '.join(made)}), which no functional graph has; give call() "
+        "one argument, a dict of tensors"
+    )
+
+
+def _functional(model: Any) -> Any:
+    """The functional graph of a functional or Sequential model; None of others."""
+    if isinstance(model, keras.Sequential):
+        return getattr(model, "_functional", None)
+    return model if hasattr(model, "_nodes_by_depth") else None
+
+
+def _input_like(shape: Any, name: str) -> Any:
+    name = name.removesuffix("_shape")
+    if isinstance(shape, Mapping):
+        return {key: _input_like(each, key) for key, each in shape.items()}
+    if isinstance(shape, (list, tuple)) and shape and isinstance(shape[0], (list, tuple)):
+        return [_input_like(each, f"{name}_{number}") for number, each in enumerate(shape)]
+    return keras.Input(batch_shape=(None, *shape[1:]), name=name if name != "input" else None)
+
+
+def _expanded(layer: Any, *args: Any, **kwargs: Any) -> Any:
+    """The outputs of ``layer`` on symbolic tensors, as those of the layers inside it."""
+    graph = _functional(layer)
+    if graph is not None:
+        return graph._run_through_graph(args[0], call_fn=_visit)
+    kwargs.pop("training", None)
+    try:
+        return layer.call(*args, **kwargs)
+    except Exception as error:  # code of a user, which may raise anything on a symbolic tensor
+        raise _NotTraceableError(str(error).splitlines()[0]) from error
+
+
+def _visit(op: Any, *args: Any, **kwargs: Any) -> Any:
+    if is_composite(op):
+        try:
+            return _expanded(op, *args, **kwargs)
+        except _NotTraceableError:
+            pass
+    return op(*args, **kwargs)
+
+
+def is_composite(op: Any) -> bool:
+    """Whether ``op`` is a model or a layer made of others."""
+    if not isinstance(op, keras.Layer) or type(op).__name__ in _WHOLE:
+        return False
+    return isinstance(op, keras.Model) or bool(getattr(op, "_layers", ()))
+
+
+def names_of(model: Any) -> dict[int, str]:
+    """What the layers of a model are called, by identity: ``outer.inner`` of one that is inside another layer."""
+    found: dict[int, str] = {}
+
+    def walk(layers: Any, prefix: str) -> None:
+        for layer in layers:
+            name = f"{prefix}{layer.name}"
+            if id(layer) in found:
+                continue
+            found[id(layer)] = name
+            if is_composite(layer):
+                walk(layer._layers, f"{name}.")
+
+    walk(getattr(model, "_layers", ()), "")
+    return found
+
+
+def nodes_of(graph: Any) -> list[Any]:
+    """The calls of operations in a functional model, in an order in which they can run; those of inputs left out."""
+    depths = graph._nodes_by_depth
+    return [node for depth in sorted(depths, reverse=True) for node in depths[depth] if not node.is_input]
+
+
+def rebuild(
+    graph: Any, call: Call, mark: Callable[[Any, Any], Any] = lambda old, new: new, name: str | None = None
+) -> Any:
+    """A functional model with the inputs and outputs of ``graph``, in which ``call`` made what stands for each node.
+
+    ``mark(old, new)`` gives what consumers read in place of the tensor ``new``, which stands for ``old``.
+    """
+    inputs = tree.map_structure(
+        lambda t: keras.Input(batch_shape=t.shape, dtype=t.dtype, name=t.name), graph._inputs_struct
+    )
+    made = {id(old): mark(old, new) for old, new in zip(graph.inputs, tree.flatten(inputs), strict=True)}
+    for node in nodes_of(graph):
+        args, kwargs = node.arguments.fill_in(made)
+        outputs = tree.flatten(call(node, args, kwargs))
+        made |= {id(old): mark(old, new) for old, new in zip(node.outputs, outputs, strict=True)}
+    outputs = tree.map_structure(lambda t: made[id(t)], graph._outputs_struct)
+    return keras.Model(inputs, outputs, name=name or graph.name)

@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from neural_compressor.torch.modules.attention_forward import AttentionForward, may_be_attention
 from neural_compressor.torch.modules.base import QuantModule
+from neural_compressor.torch.modules.direct_product import finishing, is_watched, plain_product, split_products
 from neural_compressor.torch.modules.norm_forward import NormForward, may_be_norm
 from neural_compressor.torch.modules.object_forward import ObjectForward
-from neural_compressor.torch.modules.portable import makes_graph
 from neural_compressor.torch.modules.relay.traced_forward import (
     Seen,
     TracedForward,
@@ -27,7 +28,6 @@ from neural_compressor.torch.modules.relay.traced_forward import (
     plain_tensors,
 )
 from neural_compressor.torch.modules.relay.tracing import Traced, TraceError
-from neural_compressor.torch.modules.shared_input import SharedProduct
 from neural_compressor.torch.modules.weight_only import WeightOnlyLinear
 
 
@@ -42,7 +42,7 @@ class DirectForward(TracedForward):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         # The usual call first, with what is asked in general spelt out: it is part of every step of decoding.
-        if self._rank and len(args) == 1 and not kwargs and not _is_watched():
+        if self._rank and len(args) == 1 and not kwargs and not is_watched():
             (x,) = args
             if (
                 type(x) is Tensor
@@ -69,7 +69,7 @@ class DirectForward(TracedForward):
         if not all(isinstance(x, (Tensor, fx.Proxy)) for x in args):
             self._refuse("it is called with something else than tensors")
             return False
-        if _is_watched() or not plain_tensors(args):
+        if is_watched() or not plain_tensors(args):
             return False
         most = self._most_values or self._most_rows() * args[0].shape[-1]
         return all(x.numel() <= most for x in args)
@@ -103,11 +103,6 @@ class DirectForward(TracedForward):
         if len(tensors) == 1:
             self._most_values, self._rank = self._most_rows() * tensors[0].shape[-1], tensors[0].dim()
         return run, result
-
-
-def _is_watched() -> bool:
-    """Whether a graph is made, or someone looks at operators and wants to see those of the module's own forward."""
-    return makes_graph() or torch._C._len_torch_function_stack() > 0 or torch._C._len_torch_dispatch_stack() > 0
 
 
 def _layers(module: nn.Module) -> list[WeightOnlyLinear]:
@@ -160,22 +155,16 @@ def _product(
 ) -> fx.Node:
     product = layer.shared_input.product
     if product is None:
-        return _finished(graph, layer, graph.call_function(_linear(layer), (x,)))
+        return _finished(graph, layer, graph.call_function(plain_product(layer), (x,)))
     if (source, product) not in shared:
-        shared[source, product] = graph.call_function(_linears(product, layer), (x,))
+        shared[source, product] = graph.call_function(split_products(product, layer), (x,))
     place = product.layers().index(layer)
     return _finished(graph, layer, graph.call_function(operator.getitem, (shared[source, product], place)))
 
 
 def _finished(graph: fx.Graph, layer: WeightOnlyLinear, y: fx.Node) -> fx.Node:
-    if layer.bias is None and layer.scheme.output is None and not layer.relu:
-        return y
-    finished, single = layer.finished, torch.float32
-
-    def finish(y: Tensor) -> Tensor:
-        return finished(y, single)
-
-    return graph.call_function(finish, (y,))
+    finish = finishing(layer)
+    return y if finish is None else graph.call_function(finish, (y,))
 
 
 def _named(run: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -186,39 +175,15 @@ def _named(run: Callable[..., Any], name: str) -> Callable[..., Any]:
     return call
 
 
-def _linear(layer: WeightOnlyLinear) -> Callable[[Tensor], Tensor]:
-    assert layer.low_bit_kernel is not None
-    multiply, packed, turned, single = layer.low_bit_kernel.run, layer.prepacked(), _turning(layer), torch.float32
-
-    def linear(x: Tensor) -> Tensor:
-        y = multiply(packed, x if turned is None else turned(x))
-        return y if y.dtype is single else y.to(single)
-
-    return linear
-
-
-def _linears(product: SharedProduct, layer: WeightOnlyLinear) -> Callable[[Tensor], Sequence[Tensor]]:
-    parts, single = product.parts, torch.float32
-
-    def linears(x: Tensor) -> Sequence[Tensor]:
-        found = parts(x, layer)
-        return found if found[0].dtype is single else [part.to(single) for part in found]
-
-    return linears
-
-
-def _turning(layer: WeightOnlyLinear) -> Callable[[Tensor], Tensor] | None:
-    return layer.turned if any(change is not None for change in layer.input_changes()) else None
-
-
 # -- a whole model -----------------------------------------------------------------------------------------------------
 
 
 def run_directly(model: nn.Module) -> None:
     """Let the modules of a model with weight-only layers do few rows with little Python, from their first such call on.
 
-    These are modules with several such layers, and normalisations. What is set here is no part of what the model is: its
-    state, its files and the classes of its modules are the same, and a module that does not fit gets rid of it.
+    These are modules with several such layers (feed-forward parts, attention), and normalisations. What is set here is no
+    part of what the model is: its state, its files and the classes of its modules are the same, and a module that does not
+    fit gets rid of it.
     """
     if not any(type(module) is WeightOnlyLinear for module in model.modules()):
         return
@@ -226,7 +191,7 @@ def run_directly(model: nn.Module) -> None:
         if isinstance(module, (QuantModule, nn.ModuleList, nn.ModuleDict)) or "forward" in vars(module):
             continue
         if sum(type(child) is WeightOnlyLinear for child in module.children()) > 1:
-            DirectForward(module).install()
+            (AttentionForward if may_be_attention(module) else DirectForward)(module).install()
         elif may_be_norm(module):
             NormForward(module).install()
 
@@ -235,6 +200,6 @@ def run_as_written(model: nn.Module) -> None:
     """Undo :func:`run_directly`."""
     for module in model.modules():
         forward = vars(module).get("forward")
-        if isinstance(forward, (DirectForward, NormForward)):
+        if isinstance(forward, (AttentionForward, DirectForward, NormForward)):
             assert isinstance(forward, ObjectForward)
             forward.remove()

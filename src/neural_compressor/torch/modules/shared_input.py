@@ -102,8 +102,12 @@ class SharedProduct:
 
     def parts(self, x: Tensor, layer: WeightOnlyLinear) -> Sequence[Tensor]:
         """The products of ``x`` with the weight of each layer; ``layer`` is any of them."""
-        parts = self._run(self._packed, layer.turned(x)).split_with_sizes(self._sizes, -1)
+        parts = self.joined(x, layer).split_with_sizes(self._sizes, -1)
         return parts if x.numel() == self._inputs else [part.contiguous() for part in parts]
+
+    def joined(self, x: Tensor, layer: WeightOnlyLinear) -> Tensor:
+        """The same beside each other in one tensor."""
+        return self._run(self._packed, layer.turned(x))
 
     def outputs(self, place: int, x: Tensor, layer: WeightOnlyLinear) -> Tensor | None:
         """The product of ``x`` with the weight of the layer at ``place``; None where layers do not come for theirs."""

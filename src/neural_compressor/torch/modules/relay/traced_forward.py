@@ -135,7 +135,7 @@ class TracedForward(ObjectForward):
             if len(names) != len(tensors):
                 raise TraceError("it takes any number of arguments")
             traced = trace(self.module, names)
-            guards = Guards(traced)
+            guards = Guards.of(traced)
             with torch.no_grad():
                 expected = self._expected(args, kwargs)
                 self._run, result = self._compile(traced, tensors, expected)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import operator
 import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -247,16 +247,19 @@ def is_replaced(module: nn.Module) -> bool:
 class Guards:
     """Cheap to ask at every call: dictionaries are compared as wholes, their values by identity first."""
 
-    def __init__(self, traced: Traced) -> None:
-        root = traced.root
-        called = {m: None for node in traced.graph.nodes if (m := traced.module(node)) is not None}
-        modules = list(dict.fromkeys([*traced.inlined, *called]))
+    def __init__(self, root: nn.Module, inlined: Sequence[nn.Module], called: Sequence[nn.Module]) -> None:
+        modules = list(dict.fromkeys([*inlined, *called]))
         self._hooks = [vars(m)[name] for m in modules if m is not root for name in _HOOKS]
         self._hooks += [torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks]
         self._kernels = [(vars(m), m._settled) for m in modules if isinstance(m, QuantModule)]
         attributes = [(vars(m), _recorded(m)) for m in modules if not isinstance(m, QuantModule)]
-        children = [(vars(m)["_modules"], dict(m._modules)) for m in traced.inlined]
+        children = [(vars(m)["_modules"], dict(m._modules)) for m in inlined]
         self._now, self._then = map(list, zip(*attributes, *children, strict=True))
+
+    @classmethod
+    def of(cls, traced: Traced) -> Guards:
+        """Those of a graph."""
+        return cls(traced.root, traced.inlined, [m for n in traced.graph.nodes if (m := traced.module(n)) is not None])
 
     def unhooked(self) -> bool:
         """Whether nothing listens to the modules inside, or stands in for quantized ones."""

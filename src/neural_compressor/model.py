@@ -6,6 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from neural_compressor.adaptor.contract import ADAPTORS, Adaptor, adaptor_for
+from neural_compressor.config.exporting import Torch2ONNXConfig
+from neural_compressor.errors import ConfigError
+from neural_compressor.paths import path_of
 
 
 class Model:
@@ -26,6 +29,31 @@ class Model:
     def save(self, path: str | Path) -> None:
         """Write the model into the folder ``path``; :func:`neural_compressor.quantization.load` reads it."""
         self.adaptor.save(self.model, path)
+
+    @property
+    def _model(self) -> Any:
+        """The framework's model, as :attr:`model`."""
+        return self.model
+
+    def nodes(self) -> list[Any]:
+        """The nodes of an ONNX model."""
+        graph: Any = getattr(self.model, "graph", None)
+        if not hasattr(graph, "node"):
+            raise ConfigError(
+                f"nodes: a {type(self.model).__name__} has none; those of PyTorch are model.named_modules(), and what was "
+                "quantized of it is model.quantization.plan"
+            )
+        return list(graph.node)
+
+    def export(self, save_path: str | Path, conf: Any) -> None:
+        """Write a PyTorch model as the ONNX file ``save_path``, as ``conf``, a ``Torch2ONNXConfig``, says."""
+        if not isinstance(conf, Torch2ONNXConfig):
+            raise ConfigError(f"export: conf is a {type(conf).__name__}; expected a Torch2ONNXConfig")
+        path = path_of(save_path, "save_path")
+        if path.suffix.lower() != ".onnx":
+            raise ConfigError(f"save_path: got {str(path)!r}, expected the path of a file that ends in .onnx")
+        found = self.adaptor.export(self.model, conf)
+        adaptor_for(found)().save(found, path)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if callable(self.model):

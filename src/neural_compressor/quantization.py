@@ -32,6 +32,21 @@ class QuantizedModel(Model):
         """Whether the promise is kept, in a sentence."""
         return self.result.verdict
 
+    @property
+    def q_config(self) -> dict[str, Any]:
+        """How each op was quantized, as plain data: what an adaptor's ``quantize`` takes."""
+        return {} if self.result.best is None else self.result.best.plan.to_tune_cfg()
+
+    def export_compressed_model(self, **options: Any) -> Any:
+        """The framework's model: its weights are packed already."""
+        if options:
+            raise ConfigError(
+                f"export_compressed_model: got {', '.join(options)}; weights are packed as kernels here read them. For the "
+                "layouts of other programs use neural_compressor.torch.quantization.save(model, folder, "
+                "format='huggingface', layout='gptq')"
+            )
+        return self.model
+
     def __repr__(self) -> str:
         return f"QuantizedModel({self.verdict})\n{self.adaptor.describe(self.model)}"
 

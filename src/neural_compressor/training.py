@@ -11,6 +11,7 @@ from neural_compressor.adaptor.contract import adaptor_for
 from neural_compressor.algorithms.qat import trained
 from neural_compressor.config import QuantizationAwareTrainingConfig
 from neural_compressor.errors import ConfigError
+from neural_compressor.model import Model
 from neural_compressor.report.terminal import print_ops
 from neural_compressor.strategy.build import build_space
 from neural_compressor.tuning.evaluator import Evaluator
@@ -118,9 +119,16 @@ class CompressionManager:
 
     def save(self, path: str | Path) -> None:
         """Write the quantized model into the folder ``path``."""
+        self._trained().save(path)
+
+    def export(self, save_path: str | Path, conf: Any) -> None:
+        """Write the quantized model as an ONNX file, as ``conf``, a ``Torch2ONNXConfig``, says."""
+        self._trained().export(save_path, conf)
+
+    def _trained(self) -> Model:
         if not self._done:
             raise ConfigError("there is no quantized model yet: call callbacks.on_train_end() after training")
-        self._adaptor.save(self.model, path)
+        return Model(self.model, self._adaptor)
 
 
 def prepare_compression(

@@ -11,7 +11,7 @@ IMPORTS = {
         set_workspace set_random_seed set_resume_from set_tensorboard""",
     "neural_compressor.config": """
         PostTrainingQuantConfig QuantizationAwareTrainingConfig MixedPrecisionConfig AccuracyCriterion TuningCriterion
-        BenchmarkConfig options""",
+        BenchmarkConfig Torch2ONNXConfig options""",
     "neural_compressor.quantization": "fit",
     "neural_compressor.benchmark": "fit BenchmarkConfig",
     "neural_compressor.evaluation.lm_eval": "evaluate LMEvalParser",

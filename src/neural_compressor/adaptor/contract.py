@@ -205,6 +205,10 @@ class Adaptor(ABC):
         """Convert a model from one format to another."""
         raise self._unsupported("convert")
 
+    def export(self, model: Model, conf: Any) -> Any:
+        """``model`` as an ``onnx.ModelProto``, written as ``conf``, a ``Torch2ONNXConfig``, says."""
+        raise ConfigError(f"{type(self).__name__} writes no ONNX models of others; save() writes the model as it is")
+
     def quantize_input(self, model: Model) -> Any:
         """Make the model take quantized input; returns the model and the scale of its input."""
         raise self._unsupported("quantize_input")

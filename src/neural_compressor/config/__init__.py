@@ -4,6 +4,7 @@ from neural_compressor.config.benchmark import BenchmarkConfig
 from neural_compressor.config.composable import ComposableConfig
 from neural_compressor.config.composed import ComposedConfig
 from neural_compressor.config.criteria import AccuracyCriterion, Objective, TuningCriterion
+from neural_compressor.config.exporting import Torch2ONNXConfig
 from neural_compressor.config.process_options import Options, options
 from neural_compressor.config.quantization import (
     MixedPrecisionConfig,
@@ -22,6 +23,7 @@ __all__ = [
     "Options",
     "PostTrainingQuantConfig",
     "QuantizationAwareTrainingConfig",
+    "Torch2ONNXConfig",
     "TuningConfig",
     "TuningCriterion",
     "options",
@@ -35,7 +37,6 @@ _OUT_OF_SCOPE = {
     "SelfKnowledgeDistillationLossConfig": "distillation",
     "NASConfig": "architecture search",
     "HPOConfig": "hyperparameter search",
-    "TF2ONNXConfig": "TensorFlow",
 }
 
 
@@ -44,5 +45,10 @@ def __getattr__(name: str) -> object:
         raise ImportError(
             f"{name} is not here: this toolkit quantizes models of PyTorch and ONNX, and {_OUT_OF_SCOPE[name]} is out of "
             "its scope"
+        )
+    if name == "TF2ONNXConfig":
+        raise ImportError(
+            "TF2ONNXConfig is not here: TensorFlow models become ONNX models by the package tf2onnx (python -m "
+            "tf2onnx.convert --saved-model FOLDER --output model.onnx), and the ONNX model is what is quantized"
         )
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -22,6 +22,7 @@ from neural_compressor.adaptor.contract import Adaptor
 from neural_compressor.adaptor.records import OpRecord, with_time_shares
 from neural_compressor.adaptor.user_code import calibrating
 from neural_compressor.algorithms.qat import untrained
+from neural_compressor.config.exporting import Torch2ONNXConfig
 from neural_compressor.config.process_options import options
 from neural_compressor.config.recipes import with_recipes
 from neural_compressor.errors import CalibrationError, ConfigError, QuantizationError
@@ -339,15 +340,40 @@ class PyTorchAdaptor(Adaptor):
         """
         if source != "eager" or destination not in ("exported", "onnx"):
             raise ConfigError(f"cannot convert {source!r} to {destination!r}; known: eager to exported, eager to onnx")
-        if self.example is None:
-            raise ConfigError("exporting needs example_inputs or a dataloader")
-        if isinstance(self.example, Mapping):
-            args, kwargs = (), dict(self.example)
-        else:
-            args, kwargs = tuple(self.example) if isinstance(self.example, (tuple, list)) else (self.example,), {}
+        args, kwargs = self._arguments(self.example)
         if destination == "onnx":
             return to_onnx(model, args, kwargs)
         return torch.export.export(model, args, kwargs)
+
+    def export(self, model: nn.Module, conf: Torch2ONNXConfig) -> Any:
+        quantized = any(isinstance(module, QuantModule) for module in model.modules())
+        if quantized != (conf.dtype == "int8"):
+            what = "is quantized" if quantized else "has no quantized op"
+            raise ConfigError(
+                f"Torch2ONNXConfig.dtype: got {conf.dtype!r}, and the model {what}; "
+                f"{'export the float model itself' if quantized else 'quantize it first'}, or take dtype="
+                f"{'int8' if quantized else 'fp32'!r}"
+            )
+        given = self.example if conf.example_inputs is None else conf.example_inputs
+        args, kwargs = self._arguments(given)
+        return to_onnx(
+            self.ready(model),
+            args,
+            kwargs,
+            opset_version=conf.opset_version,
+            input_names=conf.input_names,
+            output_names=conf.output_names,
+            dynamic_axes=conf.dynamic_axes,
+        )
+
+    @staticmethod
+    def _arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Example inputs as those of a call."""
+        if example is None:
+            raise ConfigError("exporting needs example_inputs or a dataloader")
+        if isinstance(example, Mapping):
+            return (), dict(example)
+        return tuple(example) if isinstance(example, tuple | list) else (example,), {}
 
     # -- preparation ------------------------------------------------------------------------------------------------
 

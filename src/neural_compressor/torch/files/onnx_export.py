@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from neural_compressor.errors import ConfigError, MissingDependencyError
+from neural_compressor.registry import close_matches
 from neural_compressor.schemes import PerTensor
 from neural_compressor.torch.batches import feed, tensors_in
 from neural_compressor.torch.hooks import forward_replaced
@@ -23,8 +24,20 @@ from neural_compressor.torch.modules.linear import QuantLinear
 from neural_compressor.torch.modules.portable import as_type, constant
 
 
-def to_onnx(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """``model`` as an ``onnx.ModelProto``, traced with ``args`` and ``kwargs``; its first dimension may have any size.
+def to_onnx(
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    opset_version: int | None = None,
+    input_names: Sequence[str] = (),
+    output_names: Sequence[str] = (),
+    dynamic_axes: Mapping[str, Any] | None = None,
+) -> Any:
+    """``model`` as an ``onnx.ModelProto``, traced with ``args`` and ``kwargs``.
+
+    Its first dimension may have any size where ``dynamic_axes`` say nothing else; inputs and outputs have the names of
+    ``forward`` and ``output`` where none are given.
 
     Runtimes fuse the float ops with what is around them to integer kernels. Linear layers that take the range of their input
     at run time are products of integers; convolutions and recurrent layers that do are float ops, with weights in int8.
@@ -35,6 +48,7 @@ def to_onnx(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
         raise MissingDependencyError("converting to ONNX needs the package onnx: pip install onnx") from error
     parameters = list(inspect.signature(model.forward).parameters)
     names = [*parameters[: len(args)], *(name for name in parameters if name in kwargs)]
+    names = _named("input", input_names, names)
     if not all(isinstance(value, torch.Tensor) for value in (*args, *kwargs.values())):
         raise ConfigError(
             "the inputs of a model that is converted to ONNX are tensors; wrap it in a module that takes some"
@@ -43,6 +57,12 @@ def to_onnx(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
         found = feed(model, kwargs) if kwargs else feed(model, tuple(args))
     count = sum(1 for _ in tensors_in(found))
     outputs = ["output"] if count == 1 else [f"output_{index}" for index in range(count)]
+    outputs = _named("output", output_names, outputs)
+    if dynamic_axes is None:
+        dynamic_axes = {name: {0: "batch"} for name in [*names, *outputs]}
+    for name in dynamic_axes:
+        if name not in (known := [*names, *outputs]):
+            raise ConfigError(f"dynamic_axes: the model has no input or output {name!r}; {close_matches(name, known)}")
     file = io.BytesIO()
     with warnings.catch_warnings(), _dynamic_products(model):
         warnings.simplefilter("ignore")  # of the exporter's end, and of shapes that are constants by design
@@ -53,12 +73,22 @@ def to_onnx(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
             kwargs=dict(kwargs),
             input_names=names,
             output_names=outputs,
-            dynamic_axes={name: {0: "batch"} for name in [*names, *outputs]},
+            dynamic_axes=dict(dynamic_axes),
+            opset_version=opset_version,
             dynamo=False,
         )
     model_of_file = onnx.load_model_from_string(file.getvalue())
     _share_codes(model_of_file.graph)
     return model_of_file
+
+
+def _named(what: str, given: Sequence[str], usual: Sequence[str]) -> list[str]:
+    """The names that were given, which are as many as there are of them."""
+    if given and (len(given) != len(usual) or len(set(given)) != len(given)):
+        raise ConfigError(
+            f"{what}_names: got {list(given)}, and the model has {len(usual)} {what}s; give each a name of its own"
+        )
+    return list(given or usual)
 
 
 @contextmanager

@@ -35,8 +35,8 @@ from rich.table import Table
 MIB = 2**20
 JOBS = {
     "rtn": "RTN, block by block",
-    "gptq": "GPTQ, block by block",
-    "gptq-published": "GPTQ as published",
+    "gptq": "GPTQ, block by block, data in bfloat16",
+    "gptq-published": "GPTQ as published, data in bfloat16",
     "whole": "load the whole model",
     "file": "RTN, file to file",
 }
@@ -82,8 +82,8 @@ def quantized(folder: str, algorithm: str, samples: int, tokens: int) -> int:
     fields: dict[str, Any] = {"bits": 4, "group_size": 64, "use_layer_wise": True, "model_path": folder}
     config = {
         "rtn": lambda: RTNConfig(**fields),
-        "gptq": lambda: GPTQConfig(**fields),
-        "gptq-published": lambda: GPTQConfig(**fields, correct_upstream=False, scale_search="none"),
+        "gptq": lambda: GPTQConfig(**fields, amp=True),
+        "gptq-published": lambda: GPTQConfig(**fields, amp=True, correct_upstream=False, scale_search="none"),
     }[algorithm]()
     generator = torch.Generator().manual_seed(0)
 

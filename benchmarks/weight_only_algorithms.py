@@ -14,9 +14,11 @@ ALGORITHMS = (
     "rtn-folded",
     "hqq",
     "awq",
+    "awq-bf16",
     "teq",
     "gptq-published",
     "gptq",
+    "gptq-bf16",
     "gptq-folded",
     "gptq-folded-down",
     "gptq-rotated",
@@ -55,9 +57,11 @@ def config_for(algorithm: str, scheme: WeightScheme, options: Mapping[str, Any])
         "rtn-folded": lambda: RTNConfig(**fields, hadamard="folded"),
         "hqq": lambda: HQQConfig(**group, bits=scheme.bits),
         "awq": lambda: AWQConfig(**fields),
+        "awq-bf16": lambda: AWQConfig(**fields, amp=True),
         "teq": lambda: TEQConfig(**fields),
         "gptq-published": lambda: GPTQConfig(**fields, correct_upstream=False, scale_search="none"),
         "gptq": lambda: GPTQConfig(**fields),
+        "gptq-bf16": lambda: GPTQConfig(**fields, amp=True),
         "gptq-folded": lambda: GPTQConfig(**turned, hadamard="folded"),
         "gptq-folded-down": lambda: GPTQConfig(**turned, hadamard="folded").set_local(
             r".*\.down_proj", GPTQConfig(**turned, hadamard=True)

@@ -47,9 +47,7 @@ class AutoRoundOptions(LayerOptions):
     )
     full_range: FullRange = None
     # Beside what it means elsewhere, training itself runs in it: an argument of the function.
-    amp: bool | None = Field(
-        default=None, description="whether data and training run in bfloat16; None: where the device is fast at it"
-    )
+    amp: bool = Field(default=True, description="run data and training in bfloat16, where the device is fast at it")
     quantized_input: Annotated[bool, EXECUTOR] = Field(
         default=True, description="train on inputs that come from quantized layers, not on those of the float model"
     )

@@ -45,8 +45,8 @@ class LayerOptions(BaseModel):
     seqlen: Annotated[PositiveInt | None, EXECUTOR] = Field(
         default=None, description="tokens of each sample; None: all"
     )
-    amp: Annotated[bool | None, EXECUTOR] = Field(
-        default=None, description="whether data runs in bfloat16; None: where the device is fast at it"
+    amp: Annotated[bool, EXECUTOR] = Field(
+        default=False, description="run data through float32 models in bfloat16, where the device is fast at it"
     )
     layer_wise: Annotated[bool, EXECUTOR] = Field(
         default=False,

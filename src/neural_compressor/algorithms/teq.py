@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from neural_compressor.algorithms.awq import ScaledInputOptions, round_scaled
-from neural_compressor.algorithms.catalogue import register_algorithm
+from neural_compressor.algorithms.catalogue import EXECUTOR, register_algorithm
 from neural_compressor.algorithms.input_scaling import ScalingProblem
 from neural_compressor.algorithms.layer_result import LayerResult
 from neural_compressor.algorithms.losses import quadratic_loss
@@ -28,6 +29,9 @@ class TEQOptions(ScaledInputOptions):
     lr: PositiveFloat = Field(default=0.05, description="how far the first step moves the logarithm of a scale")
     rows: PositiveInt | None = Field(default=128, description="outputs that each step looks at, in turn; None: all")
     clip: bool = Field(default=False, description="then search the range of each group")
+    amp: Annotated[bool, EXECUTOR] = Field(
+        default=True, description="run data through float32 models in bfloat16, where the device is fast at it"
+    )
 
 
 def teq_scale(

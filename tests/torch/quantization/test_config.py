@@ -466,7 +466,7 @@ METHODS: list[tuple[Any, Method]] = [
     (RTNConfig(use_full_range=False), Method("rtn", {"full_range": False})),
     (RTNConfig(dtype="nf4", hadamard=True), Method("rtn", {"hadamard": True})),
     (GPTQConfig(use_sym=False, block_size=64), Method("gptq", {"block_size": 64})),
-    (GPTQConfig(scale_search="none", amp=False), Method("gptq", {"search": None, "amp": False})),
+    (GPTQConfig(scale_search="none", amp=True), Method("gptq", {"search": None, "amp": True})),
     (
         GPTQConfig(act_order=True, percdamp=0.1, correct_upstream=False, true_sequential=True),
         Method("gptq", {"act_order": True, "percdamp": 0.1, "upstream": False, "true_sequential": True}),

@@ -19,7 +19,7 @@ from neural_compressor.torch.quantization import (
 )
 
 REFUSED, SAME, IDLE_HERE = "refused", "same", "idle here"
-AMP = [{"amp": False}, {}] if is_fast_at_bf16("cpu") else [{"amp": False}, {}, IDLE_HERE]
+AMP = [{"amp": True}, {"amp": False}, *([] if is_fast_at_bf16("cpu") else [IDLE_HERE])]
 SCALES = {"use_double_quant": True}
 NORM = {"blocks.0.norm": ["blocks.0.up", "blocks.0.gate"]}
 

@@ -39,6 +39,9 @@ from neural_compressor.schemes import OpScheme, QuantizedArray
 
 logger = logging.getLogger("neural_compressor")
 
+_FLOAT32_INPUTS = 1
+"""The ``accuracy_level`` of MatMulNBits that rounds no inputs."""
+
 
 def quantize_weight_only(
     model: ir.Model,
@@ -91,6 +94,9 @@ class _Quantization:
         self.layer_wise = any(method_of(scheme).options.get("layer_wise") for scheme in schemes.values())
         self.decoder = Decoder(self.edit)
         self.scarce = ScarceData()
+        # Data that later nodes are calibrated on goes through these, in float32 as in other frameworks.
+        self._level = options.level if passes is None else _FLOAT32_INPUTS
+        self._products: list[ir.Node] = []
         self._waiting = {node.node for group in self.groups for node in group.nodes}
         for node, scheme in ((node, group.scheme) for group in self.groups for node in group.nodes):
             with at_node(node.name):
@@ -112,6 +118,8 @@ class _Quantization:
                         self._quantize(group, seen.get(group.sources))
             done |= outputs
         self.scarce.warn()
+        for product in self._products:
+            product.attributes.add(ir.AttrInt64("accuracy_level", self.options.level))
         return self.model
 
     def _measured_together(self) -> list[list[WeightGroup]]:
@@ -196,7 +204,8 @@ class _Quantization:
             if isinstance(stored, ir.Value):
                 product = nodes.add_float_matmul(edit, node, x, stored, vector)
             elif self.options.quant_format == "QOperator":
-                product = nodes.add_matmul_nbits(edit, node, x, stored, vector, self.options.level)
+                product = nodes.add_matmul_nbits(edit, node, x, stored, vector, self._level)
+                self._products += filter(None, [product.producer()])
             else:
                 product = nodes.add_dequantized_matmul(edit, node, x, stored, vector)
             if isinstance(stored, StoredBlocks):

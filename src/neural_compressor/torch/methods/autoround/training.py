@@ -56,7 +56,7 @@ def tune_block(
     options = options or AutoRoundOptions()
     _check(layers, schemes, inputs, targets)
     started = time.perf_counter()
-    recorded = RecordedBlock(block, layers, options.amp)
+    recorded = RecordedBlock(block, layers, None if options.amp else False)
     with recorded.at_rest():
         importance = recorded.mean_squares(inputs)
         if missed := sorted(set(layers) - set(importance)):

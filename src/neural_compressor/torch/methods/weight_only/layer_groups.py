@@ -19,7 +19,7 @@ from neural_compressor.torch.modules.activation import Range
 from neural_compressor.torch.modules.base import QuantModule, quant_class
 from neural_compressor.torch.modules.build import replace_module
 from neural_compressor.torch.modules.matrix_stack import weight_only_class
-from neural_compressor.torch.modules.weight_only import change_of, matrix_of
+from neural_compressor.torch.modules.weight_only import WeightOnlyLinear, change_of, matrix_of
 from neural_compressor.torch.modules.weighted import WeightedModule
 from neural_compressor.torch.passes.absorb import absorb, named_norm
 
@@ -40,16 +40,19 @@ class LayerGroups:
     """Quantizes layers of ``model`` as ``ops`` say; ``missed`` are those that cannot be, with the reason.
 
     Layers go by their names: whoever holds a float layer that was replaced holds its weight. With a ``source`` weights
-    are read from it, and are gone once they are taken up. ``ranges`` are of the inputs of those that are static.
+    are read from it, and are gone once they are taken up. ``ranges`` are of the inputs of those that are static. Until
+    :meth:`settle_kernels`, ``exact`` has layers multiply in float32: data that others are calibrated on goes through them.
     """
 
     model: nn.Module
     ops: Mapping[str, OpScheme]
     source: WeightSource | None = None
     ranges: Mapping[str, Sequence[Range]] = field(default_factory=dict)
+    exact: bool = False
     missed: dict[str, str] = field(default_factory=dict)
     _scarce: ScarceData = field(default_factory=ScarceData, init=False)
     _unfolded: list[str] = field(default_factory=list, init=False)
+    _exact_layers: list[WeightOnlyLinear] = field(default_factory=list, init=False)
 
     def modules(self, names: Iterable[str]) -> dict[str, nn.Module]:
         """Layers by name."""
@@ -121,10 +124,19 @@ class LayerGroups:
             if result.norm is not None and result.scale is not None:
                 absorb(result.norm, result.scale)
             for name, layer in result.layers.items():
+                if self.exact and isinstance(layer, WeightOnlyLinear):
+                    layer.exact = True
+                    self._exact_layers.append(layer)
                 if name:
                     replace_module(self.model, name, layer)
                 else:
                     self.model = layer
+
+    def settle_kernels(self) -> None:
+        """Have the layers multiply with the kernels that are fastest here."""
+        for layer in self._exact_layers:
+            layer.exact = False
+        self._exact_layers.clear()
 
     def note_missed(self, names: Iterable[str]) -> None:
         """Leave layers in float that no data reached."""

@@ -55,7 +55,9 @@ class WeightOnlyQuantizer:
             raise CalibrationError(
                 f"{len(waiting)} layers need calibration ({some}): run the prepared model on data before convert"
             )
-        groups = LayerGroups(self.model, self.ops, self.source, self.ranges)
+        # What runs beside a method that is calibrated in float32 is part of what that one sees.
+        exact = not all(option(self.ops[name], "amp") for name in waiting)
+        groups = LayerGroups(self.model, self.ops, self.source, self.ranges, exact)
         for names in self._together([name for name in self.ops if name not in waiting]):
             for name in names:
                 groups.fill(name if not name or is_parameter(self.model, name) else f"{name}.")
@@ -64,6 +66,7 @@ class WeightOnlyQuantizer:
         if waiting:
             self._blockwise(groups, waiting, calls)
         groups.tell()
+        groups.settle_kernels()
         groups.fill()
         self.model = groups.model
         if self.source is not None:
@@ -91,7 +94,7 @@ class WeightOnlyQuantizer:
         inside = {block: [n for n in layers if n.startswith(f"{block}." if block else "")] for block in blocks}
         outside = [n for n in layers if not any(n in members for members in inside.values())]
         upstream, true_sequential = (any(option(op, name) for op in self.ops.values()) for name in _OF_THE_RUN)
-        amp = all(option(op, "amp", None) is not False for op in self.ops.values())
+        amp = not groups.exact
         float_stream = upstream or any(is_block_method(self.ops[n]) for n in layers)
         groups.fill(but=tuple(f"{block}." for block in blocks if block))
         steps = Lockstep(self.model, calls, blocks, float_stream, lambda block: groups.fill(f"{block}."), amp)

@@ -79,8 +79,8 @@ class AutoRoundConfig(WeightOnlyConfig):
     ``nsamples`` samples are used, and ``seqlen`` tokens of each; other algorithms beside it may ask for more. Activations
     stay in float, or are rounded to blocks as the weights are (``scheme`` MXFP4, MXFP8, NVFP4; weights are trained on
     float ones): other ``act_bits`` are refused when a model is prepared.
-    ``amp`` is that of :class:`GPTQConfig`, and of the training too. ``use_full_range`` is that of :class:`RTNConfig`, and
-    on by default for symmetric integers: a scale may be negative.
+    ``amp`` is that of :class:`GPTQConfig`, of the training too, and on. ``use_full_range`` is that of :class:`RTNConfig`,
+    and on by default for symmetric integers: a scale may be negative.
 
     >>> AutoRoundConfig(scheme="W2A16G64").group_size, AutoRoundConfig(bits=3).scheme
     (64, 'W3A16')
@@ -104,7 +104,7 @@ class AutoRoundConfig(WeightOnlyConfig):
     seed: Seed = Field(default_factory=usual_seed)
     scheme: Annotated[str, one_or_more(_scheme)] = "W4A16"
     quant_lm_head: Flag = False
-    amp: Flag = True
+    amp: Flag = _USUAL.amp
     use_full_range: Flag = True
     hadamard: FoldedHadamard = False
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
-from neural_compressor.algorithms import AWQOptions, GPTQOptions, RTNOptions
+from neural_compressor.algorithms import AWQOptions, GPTQOptions, RTNOptions, TEQOptions
 from neural_compressor.config.composition import register_config
 from neural_compressor.dtypes import dtype as registered
 from neural_compressor.errors import ConfigError
@@ -30,7 +30,7 @@ from neural_compressor.torch.quantization.config.fields import (
 )
 from neural_compressor.torch.quantization.config.weight_only import DoubleQuantConfig, WeightOnlyConfig
 
-_GPTQ, _AWQ = GPTQOptions(), AWQOptions()
+_GPTQ, _AWQ, _TEQ = GPTQOptions(), AWQOptions(), TEQOptions()
 
 
 def has_exponent_scales(values: dict[str, Any]) -> bool:
@@ -93,8 +93,8 @@ class GPTQConfig(DoubleQuantConfig):
     others did worse, so they are not searched unless asked for. ``hadamard`` and ``use_full_range`` are those of
     :class:`RTNConfig`.
 
-    With ``amp`` calibration data runs through the blocks in bfloat16 where the device is fast at it (weights of float32
-    alone); ``amp=False`` keeps it in the type of the weights.
+    Calibration data runs through the model in the type of its weights, as it does on ONNX models, which become the same
+    codes. With ``amp`` it runs through blocks of float32 in bfloat16 where the device is fast at it.
     """
 
     use_mse_search: Flag = False
@@ -117,7 +117,7 @@ class GPTQConfig(DoubleQuantConfig):
     scale_search: ScaleSearch = _GPTQ.search or "none"
     hadamard: Hadamard = _GPTQ.hadamard
     use_full_range: Flag = True
-    amp: Flag = True
+    amp: Flag = _GPTQ.amp
 
     @classmethod
     def _settled(cls, values: dict[str, Any], given: frozenset[str]) -> dict[str, Any]:
@@ -150,7 +150,7 @@ class AWQConfig(RoundingConfig):
     use_auto_clip: Flag = _AWQ.auto_clip
     folding: Flag = _AWQ.folding
     absorb_layer_dict: LayerMap = Field(default_factory=dict)
-    amp: Flag = True
+    amp: Flag = _AWQ.amp
     hadamard: FoldedHadamard = False
 
 
@@ -159,15 +159,14 @@ class TEQConfig(RoundingConfig):
     """TEQ: scales of the inputs as in AWQ, trained by gradient descent.
 
     ``absorb_to_layer`` and ``folding`` are the ``absorb_layer_dict`` and ``folding`` of :class:`AWQConfig`;
-    ``use_mse_search`` searches the ranges too. ``amp`` is that of
-    :class:`GPTQConfig`.
+    ``use_mse_search`` searches the ranges too. ``amp`` is that of :class:`GPTQConfig`, and on.
     """
 
     use_layer_wise: Flag = False
     double_quant_use_sym: Flag = True
     absorb_to_layer: LayerMap = Field(default_factory=dict)
     folding: Flag = True
-    amp: Flag = True
+    amp: Flag = _TEQ.amp
     hadamard: FoldedHadamard = False
 
 

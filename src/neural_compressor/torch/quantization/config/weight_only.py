@@ -33,7 +33,6 @@ def _search(value: str | None) -> dict[str, Any]:
 
 TORCH_OPTIONS: OptionTable = {
     "use_full_range": lambda value: {} if value else {"full_range": False},
-    "amp": lambda value: {} if value else {"amp": False},
     "use_auto_clip": "auto_clip",
     "hadamard": lambda value: {"hadamard": value is True},
     "range_search": _search,

@@ -183,7 +183,8 @@ def test_the_data_block_is_the_result_as_plain_json():
     assert data["title"] == result.title
     assert data["baseline"] == {
         "accuracy": 0.9833, "latency_ms": 4.21, "size_bytes": 1310000, "footprint_bytes": None,
-        "output_sqnr": None, "latency_spread": None, "latency_rounds": None,
+        "output_sqnr": None, "latency_spread": None, "latency_rounds": None, "accuracy_spread": None,
+        "accuracy_samples": None,
     }  # fmt: skip
     assert [trial["loss"] for trial in data["trials"]][:-1] == [trial.loss for trial in result.trials][:-1]
     assert data["trials"][-1]["loss"] is None

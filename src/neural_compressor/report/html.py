@@ -25,7 +25,7 @@ from neural_compressor.report.quantities import (
     printable,
     shown_accuracy,
     shown_latency,
-    shown_loss,
+    shown_loss_of,
     shown_size,
 )
 from neural_compressor.report.tables import op_section, trial_table
@@ -105,6 +105,7 @@ def _facts(result: TuningResult) -> str:
         "Stopped because": result.metadata.get("stopped", ""),
         "Batch size": result.metadata.get("batch_size") or "",
         "Calibration": _calibration(result),
+        "Evaluation": _evaluation(result),
         "Date": result.metadata.get("environment", {}).get("date", ""),
     }
     return "".join(f"<li>{name}: <b>{escaped(value)}</b></li>" for name, value in facts.items() if value)
@@ -120,6 +121,14 @@ def _calibration(result: TuningResult) -> str:
         return f"{count} sample{'' if count == 1 else 's'}"
     static = any(scheme.mode == "static" for scheme in plan.values())
     return f"up to {plan.calib_sampling_size} samples" if static else ""
+
+
+def _evaluation(result: TuningResult) -> str:
+    """How many samples accuracies are of, as far as the evaluation tells."""
+    if result.baseline is None or result.baseline.accuracy is None:
+        return ""
+    count = result.baseline.accuracy_samples
+    return "one number for the whole model" if count is None else f"{count} sample{'' if count == 1 else 's'}"
 
 
 def cards(result: TuningResult) -> str:
@@ -155,7 +164,7 @@ def cards(result: TuningResult) -> str:
 def _accuracy(result: TuningResult, baseline: Measurement, best: Measurement) -> str:
     if best.accuracy is None:
         return _card("Accuracy", MISSING, "no evaluation was given")
-    loss = shown_loss(result.best, result) if result.best else MISSING
+    loss = shown_loss_of(result.best, result) if result.best else MISSING
     change = f"gains {loss[1:]}" if loss.startswith("-") else f"loses {loss}"
     detail = f"{shown_accuracy(baseline.accuracy)} → {shown_accuracy(best.accuracy)}, {change}"
     return _card("Accuracy", shown_accuracy(best.accuracy), detail, "good" if result.met else "warn")

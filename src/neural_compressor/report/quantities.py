@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from html import escape
 
-from neural_compressor.tuning.result import Trial, TuningResult
+from neural_compressor.tuning.result import Measurement, Trial, TuningResult
 
 MISSING = "–"
 
@@ -16,6 +16,16 @@ def shown_accuracy(value: float | None) -> str:
     ('0.9812', '–')
     """
     return MISSING if value is None else f"{value:.4f}" if 0.001 <= abs(value) < 1000 or value == 0 else f"{value:.4g}"
+
+
+def shown_accuracy_of(measured: Measurement) -> str:
+    """The accuracy with its spread, where that is known.
+
+    >>> shown_accuracy_of(Measurement(0.98, accuracy_spread=0.0123))
+    '0.9800 ± 0.0123'
+    """
+    spread = "" if measured.accuracy_spread is None else f" ± {shown_accuracy(measured.accuracy_spread)}"
+    return shown_accuracy(measured.accuracy) + spread
 
 
 def shown_size(size: float | None) -> str:
@@ -65,6 +75,15 @@ def shown_loss(trial: Trial, result: TuningResult) -> str:
     if close and allowed is not None and text == f"{100 * allowed:.4f}%":
         return f">{text}"
     return text.removeprefix("-") if float(text[:-1]) == 0 else text
+
+
+def shown_loss_of(trial: Trial, result: TuningResult) -> str:
+    """The loss of a trial with its spread, where that is known."""
+    loss = shown_loss(trial, result)
+    if trial.loss_spread is None or loss == MISSING:
+        return loss
+    relative = result.metadata.get("relative", True)
+    return f"{loss} ± {f'{100 * trial.loss_spread:.2f}%' if relative else f'{trial.loss_spread:.2g}'}"
 
 
 def trial_verdict(trial: Trial) -> str:

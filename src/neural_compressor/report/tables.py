@@ -15,9 +15,9 @@ from neural_compressor.report.quantities import (
     escaped,
     is_best,
     printable,
-    shown_accuracy,
+    shown_accuracy_of,
     shown_latency,
-    shown_loss,
+    shown_loss_of,
     shown_ratio,
     shown_size,
     trial_verdict,
@@ -43,7 +43,7 @@ def trial_table(result: TuningResult) -> str:
     rows = [_baseline_row(result.baseline)] if result.baseline else []
     changed = zip(result.trials, differences(result.trials), strict=True)
     table = _table("trials", headings, rows + [_trial_row(trial, result, change) for trial, change in changed])
-    return f'<section class="panel scroll">{table}</section>{_latency_hint(result)}'
+    return f'<section class="panel scroll">{table}</section>{_accuracy_hint(result)}{_latency_hint(result)}'
 
 
 def _baseline_row(baseline: Measurement) -> str:
@@ -68,7 +68,7 @@ def _trial_row(trial: Trial, result: TuningResult, change: str) -> str:
         _number(str(trial.number), trial.number),
         f'<td class="stage" data-value="{stage}">{stage}{source}{error}</td>',
         f'<td class="nowrap"><span class="badge {word}">{word}</span>{best}</td>',
-        *_measured(trial.measurement, result.baseline, shown_loss(trial, result), trial.loss),
+        *_measured(trial.measurement, result.baseline, shown_loss_of(trial, result), trial.loss),
         _number(f"{trial.seconds:.2f} s", trial.seconds),
         f'<td class="changes">{escaped(change)}</td>',
     ]
@@ -79,7 +79,7 @@ def _measured(measured: Measurement | None, baseline: Measurement | None, loss: 
     m = measured or Measurement(None)
     smaller, faster = size_ratio(baseline, measured), speed_up(baseline, measured)
     return [
-        _number(shown_accuracy(m.accuracy), m.accuracy),
+        _number(shown_accuracy_of(m), m.accuracy),
         _number(loss, loss_value if math.isfinite(loss_value) else None),
         _number(shown_size(m.size_bytes), m.size_bytes),
         _number(shown_ratio(smaller), smaller),
@@ -91,6 +91,26 @@ def _measured(measured: Measurement | None, baseline: Measurement | None, loss: 
 
 def _spread(measured: Measurement) -> str:
     return "" if measured.latency_spread is None else f" ± {_percent(measured.latency_spread)}"
+
+
+def _accuracy_hint(result: TuningResult) -> str:
+    """How far accuracies may be off by chance, and how that is known, or that it is not."""
+    baseline = result.baseline
+    if baseline is None or baseline.accuracy is None:
+        return ""
+    samples = "" if baseline.accuracy_samples is None else f" on {baseline.accuracy_samples} samples"
+    if baseline.accuracy_spread is None:
+        why = (
+            "the evaluation gives one number for the whole model"
+            if not samples
+            else "the metric tells nothing of samples"
+        )
+        told = (
+            f"Accuracy{samples}: how far it is off by chance is not known, as {why}. With eval_dataloader and a metric "
+        )
+        return f'<p class="hint">{told}by name it is.</p>'
+    told = f"Accuracy{samples}, &plusmn; half of its 95% interval. Losses compare a model with float sample by sample"
+    return f'<p class="hint">{told}, and are known better than accuracies.</p>'
 
 
 def _latency_hint(result: TuningResult) -> str:

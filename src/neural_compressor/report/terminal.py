@@ -25,6 +25,7 @@ from neural_compressor.report.quantities import (
     shown_accuracy,
     shown_latency,
     shown_loss,
+    shown_loss_of,
     shown_ratio,
     shown_size,
     trial_verdict,
@@ -126,7 +127,8 @@ def _row(trial: Trial, result: TuningResult, wide: bool) -> list[RenderableType]
     stage = shortened(printable(trial.stage), _STAGE_LENGTH if wide else _STAGE_LENGTH // 2) + (
         " (journal)" if trial.resumed else ""
     )
-    cells = _cells(trial.measurement, result.baseline, shown_loss(trial, result), wide)
+    loss = (shown_loss_of if wide else shown_loss)(trial, result)
+    cells = _cells(trial.measurement, result.baseline, loss, wide)
     style = ("bold " if best else "") + _STYLES.get(word, "default")
     return [Text(f"{'*' if best else ''}{trial.number}"), Text(stage), *cells, Text(word, style=style)]
 

@@ -51,7 +51,7 @@ class Bench:
 
     def measure(self, model: Any) -> Measurement:
         """Everything that can be told of ``model``."""
-        accuracy = self.accuracy(model)
+        evaluated = self.evaluated(model, Measurement(None))
         latency, footprint = None, None
         if self.example_batch is not None:
             # memory first: a warmed-up allocator hides what the first call needs
@@ -59,13 +59,14 @@ class Bench:
                 footprint = footprint_bytes(lambda: self.adaptor.predict(model, self.example_batch))
             latency = self._latencies([model], QUICK)[0]
         size, exactness = self.adaptor.model_size(model), self.adaptor.output_sqnr(model)
-        return _with_latency(Measurement(accuracy, None, size, footprint, exactness), latency)
+        measured = replace(evaluated, size_bytes=size, footprint_bytes=footprint, output_sqnr=exactness)
+        return _with_latency(measured, latency)
 
-    def accuracy(self, model: Any) -> float | None:
-        """What the evaluation says of ``model``, and None where there is none."""
-        accuracy = self.evaluator(model) if self.evaluator is not None else None
+    def evaluated(self, model: Any, measured: Measurement) -> Measurement:
+        """What was ``measured`` of ``model``, with what the evaluation says now, where there is one."""
+        found = None if self.evaluator is None else self.evaluator.evaluate(model)
         self.adaptor.settle(model)
-        return accuracy
+        return measured if found is None else measured.with_evaluation(*found)
 
     def measure_again(self, models: Sequence[Any], measured: Sequence[Measurement]) -> list[Measurement]:
         """What was ``measured`` of ``models``, with latencies from many rounds in which all of them take turns."""

@@ -12,6 +12,7 @@ from neural_compressor.errors import ConfigError, EvaluationError, WorkspaceErro
 from neural_compressor.tuning.criterion import Criterion
 from neural_compressor.tuning.identity import identity
 from neural_compressor.tuning.metrics import Metric, resolve_metric
+from neural_compressor.tuning.spread import Evidence
 
 if TYPE_CHECKING:
     from neural_compressor.adaptor.contract import Adaptor
@@ -36,6 +37,7 @@ class Evaluator:
         eval_metric: Any = None,
     ) -> None:
         self.higher_is_better: bool | None = None
+        self._metric: Metric | None = None
         if eval_func is not None:
             if not callable(eval_func):
                 raise ConfigError(f"eval_func must be a function of the model, got {type(eval_func).__name__}")
@@ -48,6 +50,7 @@ class Evaluator:
         require_repeatable(eval_dataloader, "eval_dataloader")
         metric: Metric = resolve_metric(eval_metric)
         self.higher_is_better = metric.higher_is_better
+        self._metric = metric
 
         def evaluate(model: Any) -> Any:
             metric.reset()
@@ -67,6 +70,11 @@ class Evaluator:
                 f"{self.name} is better when {better}, and the accuracy criterion says the opposite; "
                 f"set AccuracyCriterion(higher_is_better={self.higher_is_better})"
             )
+
+    def evaluate(self, model: Any) -> tuple[float, Evidence]:
+        """The number, and what is known of the samples it is of: nothing where a function of the user gives it."""
+        value = self(model)
+        return value, Evidence() if self._metric is None else self._metric.evidence()
 
     def __call__(self, model: Any) -> float:
         try:

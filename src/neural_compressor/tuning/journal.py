@@ -41,6 +41,7 @@ class TrialRecord:
     seconds: float
     error: str = ""
     noise: float = 0.0
+    loss_spread: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""

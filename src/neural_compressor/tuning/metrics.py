@@ -7,13 +7,15 @@ import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from neural_compressor.errors import ConfigError, EvaluationError
 from neural_compressor.registry import Registry
-from neural_compressor.tuning.predictions import as_array, class_numbers, difference_of
+from neural_compressor.tuning.predictions import Array, as_array, class_numbers, difference_of
+from neural_compressor.tuning.spread import Evidence, ratio_influences
 
 
 class Metric(ABC):
@@ -34,12 +36,25 @@ class Metric(ABC):
     def reset(self) -> None:
         """Forget all batches."""
 
+    def evidence(self) -> Evidence:
+        """What is known of the samples since the last :meth:`reset`, from which the spread of the result follows."""
+        return Evidence()
+
 
 METRICS: Registry[Callable[..., Metric]] = Registry("metric", entry_point_group="neural_compressor.metrics")
 
 
+def _by_sample(values: Array, labels: Any) -> Array:
+    """``values`` of elements as (samples, elements of each): a row for each of the ``labels``."""
+    samples = len(labels) if hasattr(labels, "__len__") and len(np.shape(labels)) else 1
+    return values.reshape(samples, -1) if samples and values.size % samples == 0 else values.reshape(-1, 1)
+
+
 class _Mean(Metric):
-    """A mean over elements, kept as a sum and a count."""
+    """A mean over elements, kept as a sum and a count; beside it the sum and count of each sample."""
+
+    right_or_wrong = False
+    """Whether an element counts 0 or 1."""
 
     def __init__(self) -> None:
         self.reset()
@@ -47,15 +62,34 @@ class _Mean(Metric):
     def reset(self) -> None:
         self._total = 0.0
         self._count = 0
+        self._samples = 0
+        self._totals: list[Array] = []
+        self._counts: list[Array] = []
 
-    def _add(self, total: float, count: int) -> None:
-        self._total += total
-        self._count += count
+    def _add(self, values: Array, labels: Any) -> None:
+        """Take in the ``values`` of the elements of a batch."""
+        if not values.size:
+            return
+        rows = _by_sample(values, labels)
+        self._add_sums(rows.sum(axis=1, dtype=np.float64), np.full(len(rows), float(rows.shape[1])), len(rows))
+        self._total += float(values.sum())
+        self._count += values.size
+
+    def _add_sums(self, totals: Array, counts: Array, samples: int) -> None:
+        self._totals.append(totals)
+        self._counts.append(counts)
+        self._samples += samples
 
     def result(self) -> float:
         if not self._count:
             raise EvaluationError(f"metric {self.name} saw no data; the evaluation dataloader yields no batch")
         return self._total / self._count
+
+    def evidence(self) -> Evidence:
+        if not self._count:
+            return Evidence()
+        influences = ratio_influences(np.concatenate(self._totals), np.concatenate(self._counts))
+        return Evidence(self._samples, influences, 1 / self._count if self.right_or_wrong else 0.0)
 
 
 @METRICS.register("accuracy", "top1")
@@ -69,15 +103,18 @@ class Accuracy(_Mean):
     """
 
     name = "accuracy"
+    right_or_wrong = True
 
     def update(self, preds: Any, labels: Any) -> None:
         predicted, expected = class_numbers(preds, labels, self.name)
-        self._add(float((predicted == expected).sum()), expected.size)
+        self._add(predicted == expected, labels)
 
 
 @METRICS.register("topk")
 class TopK(_Mean):
     """Share of samples whose label is among the ``k`` highest scores."""
+
+    right_or_wrong = True
 
     def __init__(self, k: int = 1) -> None:
         if not isinstance(k, int) or isinstance(k, bool) or k < 1:
@@ -94,7 +131,7 @@ class TopK(_Mean):
                 f"got {scores.shape} and {expected.shape}"
             )
         best = np.argsort(-scores, axis=1, kind="stable")[:, : self.k]
-        self._add(float((best == expected[:, None]).any(axis=1).sum()), len(expected))
+        self._add((best == expected[:, None]).any(axis=1), expected)
 
 
 @METRICS.register("f1")
@@ -110,21 +147,41 @@ class F1(Metric):
         self._right: Counter[int] = Counter()
         self._predicted: Counter[int] = Counter()
         self._expected: Counter[int] = Counter()
+        self._pairs: list[tuple[Array, Array]] = []
 
     def update(self, preds: Any, labels: Any) -> None:
         predicted, expected = class_numbers(preds, labels, self.name)
+        if expected.size:
+            self._pairs.append((_by_sample(predicted, labels), _by_sample(expected, labels)))
         self._right.update(expected[predicted == expected].tolist())
         self._predicted.update(predicted.tolist())
         self._expected.update(expected.tolist())
 
     def result(self) -> float:
-        classes = set(self._expected) | set(self._predicted)
+        classes = self._classes()
         if not classes:
             raise EvaluationError("metric f1 saw no data; the evaluation dataloader yields no batch")
-        if classes <= {0, 1}:
-            classes = {1}
         each = [2 * self._right[c] / max(self._predicted[c] + self._expected[c], 1) for c in classes]
         return sum(each) / len(each)
+
+    def _classes(self) -> set[int]:
+        classes = set(self._expected) | set(self._predicted)
+        return {1} if classes and classes <= {0, 1} else classes
+
+    def evidence(self) -> Evidence:
+        """The F1 of a class is a ratio too: twice what is right, over what is expected and what is predicted."""
+        if not (classes := self._classes()):
+            return Evidence()
+
+        def of_class(number: int) -> Array:
+            found = [(p == number, e == number) for p, e in self._pairs]
+            totals = np.concatenate([2.0 * (p & e).sum(axis=1) for p, e in found])
+            counts = np.concatenate([p.sum(axis=1) + e.sum(axis=1) for p, e in found])
+            return ratio_influences(totals, counts) if counts.any() else totals
+
+        influences = np.mean([of_class(number) for number in classes], axis=0)
+        elements = sum(expected.size for _, expected in self._pairs)
+        return Evidence(len(influences), influences, 1 / elements)
 
 
 @METRICS.register("mse")
@@ -136,7 +193,7 @@ class MeanSquaredError(_Mean):
 
     def update(self, preds: Any, labels: Any) -> None:
         difference = difference_of(preds, labels, self.name)
-        self._add(float((difference**2).sum()), difference.size)
+        self._add(difference**2, labels)
 
 
 @METRICS.register("rmse")
@@ -148,6 +205,12 @@ class RootMeanSquaredError(MeanSquaredError):
     def result(self) -> float:
         return math.sqrt(super().result())
 
+    def evidence(self) -> Evidence:
+        found = super().evidence()
+        if found.influences is None or not (root := self.result()):
+            return found
+        return replace(found, influences=found.influences / (2 * root))  # the slope of the root
+
 
 @METRICS.register("mae")
 class MeanAbsoluteError(_Mean):
@@ -158,7 +221,7 @@ class MeanAbsoluteError(_Mean):
 
     def update(self, preds: Any, labels: Any) -> None:
         difference = difference_of(preds, labels, self.name)
-        self._add(float(np.abs(difference).sum()), difference.size)
+        self._add(np.abs(difference), labels)
 
 
 class FunctionMetric(_Mean):
@@ -175,7 +238,10 @@ class FunctionMetric(_Mean):
         from neural_compressor.tuning.evaluator import finite_number
 
         samples = len(labels) if hasattr(labels, "__len__") else 1
-        self._add(finite_number(self._function(preds, labels), f"metric {self.name}") * samples, samples)
+        total = finite_number(self._function(preds, labels), f"metric {self.name}") * samples
+        self._total += total
+        self._count += samples
+        self._add_sums(np.array([total]), np.array([float(samples)]), samples)
 
 
 class ObjectMetric(Metric):
@@ -190,11 +256,16 @@ class ObjectMetric(Metric):
 
     def update(self, preds: Any, labels: Any) -> None:
         self._metric.update(preds, labels)
+        self._samples += len(labels) if hasattr(labels, "__len__") else 1
+
+    def evidence(self) -> Evidence:
+        return self._metric.evidence() if isinstance(self._metric, Metric) else Evidence(self._samples)
 
     def result(self) -> Any:
         return self._metric.result() if hasattr(self._metric, "result") else self._metric.compute()
 
     def reset(self) -> None:
+        self._samples = 0
         if hasattr(self._pristine, "reset"):
             self._metric.reset()
         else:

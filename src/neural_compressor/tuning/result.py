@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from neural_compressor.adaptor.records import OpRecord
 from neural_compressor.schemes import Plan
+from neural_compressor.tuning.spread import Evidence
 
 
 @dataclass(frozen=True)
 class Measurement:
     """What was measured of one model. A value is None where nobody asked for it or it could not be had;
-    accuracy is None where there is no evaluation. ``latency_ms`` is a median of ``latency_rounds``, and ``latency_spread``
-    half the width of its interval as a share of it (see :mod:`neural_compressor.tuning.measure`). ``output_sqnr`` is how
-    exactly the model gives what the float one does on an example, in dB."""
+    accuracy is None where there is no evaluation.
+
+    ``accuracy_spread`` is half the width of the accuracy's 95% interval and ``accuracy_samples`` how many samples it was
+    found on, where a metric tells (see :mod:`neural_compressor.tuning.spread`). So does ``evidence``, by which models are
+    compared, and which is not kept. ``latency_ms`` is a median of ``latency_rounds``, and ``latency_spread`` half the width
+    of its interval as a share of it (see :mod:`neural_compressor.tuning.measure`). ``output_sqnr`` is how exactly the model
+    gives what the float one does on an example, in dB."""
 
     accuracy: float | None
     latency_ms: float | None = None
@@ -26,10 +31,22 @@ class Measurement:
     output_sqnr: float | None = None
     latency_spread: float | None = None
     latency_rounds: int | None = None
+    accuracy_spread: float | None = None
+    accuracy_samples: int | None = None
+    evidence: Evidence | None = field(default=None, repr=False, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
-        return asdict(self)
+        found = asdict(replace(self, evidence=None))
+        del found["evidence"]
+        return found
+
+    def with_evaluation(self, accuracy: float | None, evidence: Evidence) -> Measurement:
+        """The same with what an evaluation says."""
+        spread = evidence.half_width()
+        return replace(
+            self, accuracy=accuracy, accuracy_spread=spread, accuracy_samples=evidence.samples, evidence=evidence
+        )
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Measurement:
@@ -52,8 +69,9 @@ def speed_up(baseline: Measurement | None, measured: Measurement | None) -> floa
 @dataclass(frozen=True)
 class Trial:
     """One plan that was tried, numbered from 1. ``error`` is filled where quantization or evaluation failed;
-    the loss is then infinite. It is NaN where no evaluation was given. A score that differs by less than ``noise`` is no
-    other score."""
+    the loss is then infinite. It is NaN where no evaluation was given. ``loss_spread`` is half the width of its 95%
+    interval, in the unit of the loss, where the evaluation tells what single samples gave. A score that differs by less
+    than ``noise`` is no other score."""
 
     number: int
     stage: str
@@ -66,6 +84,7 @@ class Trial:
     resumed: bool = False
     error: str = ""
     noise: float = 0.0
+    loss_spread: float | None = None
 
     @property
     def failed(self) -> bool:
@@ -80,6 +99,7 @@ class Trial:
             "digest": self.plan.digest,
             "measurement": self.measurement.to_dict() if self.measurement else None,
             "loss": self.loss if math.isfinite(self.loss) else None,
+            "loss_spread": self.loss_spread,
             "passed": self.passed,
             "score": self.score,
             "noise": self.noise,

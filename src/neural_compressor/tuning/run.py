@@ -18,7 +18,8 @@ from neural_compressor.tuning.journal import Journal, TrialRecord
 from neural_compressor.tuning.objective import Scoring, best_trial, finalists
 from neural_compressor.tuning.reporter import Progress
 from neural_compressor.tuning.result import Measurement, Trial, TuningResult
-from neural_compressor.tuning.verdict import all_failed, beats_float, evaluation_error, not_faster, verdict
+from neural_compressor.tuning.spread import loss_spread
+from neural_compressor.tuning.verdict import all_failed, beats_float, evaluation_error, not_faster, undecided, verdict
 from neural_compressor.tuning.workspace import BestModelFolder
 
 if TYPE_CHECKING:
@@ -93,9 +94,13 @@ class TuningRun:
     def _baseline(self, model: Any) -> Measurement:
         baseline = self.journal.baseline
         self.progress.baseline_start()
-        if baseline is not None and (now := self._moved(_accuracy(baseline), model)) is not None:
-            self._begin_anew(_accuracy(baseline), now)
-            baseline = None
+        if baseline is not None:
+            known, now = _accuracy(baseline), self.bench.evaluated(model, baseline)
+            if self._moved(known, _accuracy(now), model):
+                self._begin_anew(known, _accuracy(now))
+                baseline = None
+            else:
+                baseline = replace(now, accuracy=known)
         if baseline is None:
             baseline = self.bench.measure(model)
             self.journal.record_baseline(baseline)
@@ -103,15 +108,14 @@ class TuningRun:
         self.progress.baseline_done(baseline)
         return baseline
 
-    def _moved(self, known: float, model: Any) -> float | None:
-        """The accuracy of the float model where it is no longer the ``known`` one, by more than evaluations differ among
-        themselves and more than a tenth of what may be lost: None where it still is."""
-        now = _accuracy(Measurement(self.bench.accuracy(model)))
+    def _moved(self, known: float, now: float, model: Any) -> bool:
+        """Whether the accuracy of the float model is no longer the ``known`` one, by more than evaluations differ among
+        themselves and more than a tenth of what may be lost."""
         if abs(now - known) <= max(abs(known - self.criterion.limit(known)) / 10, _LAST_DIGITS * abs(known)):
-            return None
-        again = _accuracy(Measurement(self.bench.accuracy(model)))
+            return False
+        again = _accuracy(self.bench.evaluated(model, Measurement(None)))
         low, high, spread = min(now, again), max(now, again), abs(now - again)
-        return None if low - _SPREADS * spread <= known <= high + _SPREADS * spread else now
+        return not low - _SPREADS * spread <= known <= high + _SPREADS * spread
 
     def _begin_anew(self, known: float, now: float) -> None:
         old = self.journal.name
@@ -200,7 +204,11 @@ class TuningRun:
         loss = self.criterion.loss(_accuracy(baseline), _accuracy(measured))
         score = self.scoring.score(baseline, measured, self.criterion)
         noise = self.scoring.noise(baseline, measured, self.criterion)
-        return TrialRecord(stage, measured, loss, self.criterion.allows(loss), score, seconds, noise=noise)
+        spread = loss_spread(self.criterion, baseline, measured)
+        measured = replace(measured, evidence=None)
+        return TrialRecord(
+            stage, measured, loss, self.criterion.allows(loss), score, seconds, noise=noise, loss_spread=spread
+        )
 
     def _compare_finalists(self, baseline: Measurement) -> None:
         """Where speed counts, time the float model and those among which noise decided in turns, and choose anew.
@@ -268,6 +276,7 @@ class TuningRun:
             "stopped": stopped,
             "notes": [
                 *self.journal.notes,
+                *filter(None, [undecided(self.best, baseline, self.criterion)]),
                 *(f"objective {name!r} could not be measured and had no say in the choice" for name in missing),
             ],
         }

@@ -83,7 +83,26 @@ def _lost(best: Trial, reference: float | None, criterion: Criterion) -> str:
         return f"loses a trace ({best.loss - limit:.0e}) more than the {allowed} allowed"
     nothing = criterion.amount(0.0, reference)
     text = text or allowed
-    return f"{'gains' if best.loss < 0 and text != nothing else 'loses'} {text} where {allowed} is allowed"
+    told = f"{'gains' if best.loss < 0 and text != nothing else 'loses'} {text}{_spread(best, reference, criterion)}"
+    return f"{told} where {allowed} is allowed"
+
+
+def _spread(best: Trial, reference: float | None, criterion: Criterion) -> str:
+    if best.loss_spread is None:
+        return ""
+    noise = " (within the noise)" if abs(best.loss) <= best.loss_spread else ""
+    return f" ± {criterion.amount(best.loss_spread, reference)}{noise}"
+
+
+def undecided(best: Trial | None, baseline: Measurement, criterion: Criterion) -> str:
+    """That the evaluation has too few samples to say whether the promise is kept; empty where it says so."""
+    if best is None or best.loss_spread is None or abs(best.loss - criterion.tolerable_loss) > best.loss_spread:
+        return ""
+    samples = "the samples" if baseline.accuracy_samples is None else f"{baseline.accuracy_samples} samples"
+    return (
+        f"{samples} are too few to be sure that the promise is {'kept' if best.passed else 'not kept'}: the loss is known "
+        f"to ± {criterion.amount(best.loss_spread, baseline.accuracy)}"
+    )
 
 
 def beats_float(best: Trial, baseline: Measurement, scoring: Scoring) -> bool | None:

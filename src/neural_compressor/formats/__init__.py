@@ -17,6 +17,7 @@ from neural_compressor.formats.gguf_llama import export_llama_gguf
 from neural_compressor.formats.gptq import GPTQ, GPTQv2
 from neural_compressor.formats.linear_weight import LinearSpec, LinearWeight
 from neural_compressor.formats.modelopt import ModelOpt
+from neural_compressor.formats.mxfp4_experts import MXFP4Experts
 from neural_compressor.formats.quantized_checkpoint import QuantizedCheckpoint, quantization_config
 from neural_compressor.formats.quantized_linear import QuantizedLinear
 from neural_compressor.formats.safetensors_files import SafetensorsCheckpoint
@@ -37,6 +38,7 @@ __all__ = [
     "LayerCompression",
     "LinearSpec",
     "LinearWeight",
+    "MXFP4Experts",
     "MXFP4Packed",
     "MXFP8Quantized",
     "ModelOpt",

@@ -35,6 +35,8 @@ class CheckpointFormat(ABC, Generic[L]):
     parts: ClassVar[tuple[str, ...]]
     #: The one of them whose presence says that a layer is stored in this format.
     key: ClassVar[str]
+    #: What stands between the name of a layer and those of its tensors.
+    separator: ClassVar[str] = "."
     #: What kinds of layers it stores.
     takes: ClassVar[tuple[type[Layer], ...]] = (LinearWeight,)
 
@@ -98,9 +100,9 @@ class CheckpointFormat(ABC, Generic[L]):
         >>> FORMATS["awq"].layers(["a.fc.qweight", "a.fc.scales", "a.fc.bias", "norm.weight"])
         {'a.fc': {'qweight': 'a.fc.qweight', 'scales': 'a.fc.scales', 'bias': 'a.fc.bias'}}
         """
-        known = set(names)
-        found = sorted(name[: -len(self.key) - 1] for name in known if name.endswith(f".{self.key}"))
-        wanted = {layer: {part: f"{layer}.{part}" for part in (*self.parts, "bias")} for layer in found}
+        known, between = set(names), self.separator
+        found = sorted(name[: -len(self.key) - 1] for name in known if name.endswith(f"{between}{self.key}"))
+        wanted = {layer: {part: f"{layer}{between}{part}" for part in (*self.parts, "bias")} for layer in found}
         return {layer: {p: n for p, n in parts.items() if n in known} for layer, parts in wanted.items()}
 
 

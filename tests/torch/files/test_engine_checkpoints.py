@@ -440,17 +440,6 @@ def test_transposed_layers_in_the_layouts_that_have_them(
     torch.testing.assert_close(logits(again, ids), logits(model, ids), rtol=1e-2, atol=1e-3)  # scales are kept in fp16
 
 
-@pytest.mark.parametrize("dtype", ["int", "mxfp4", "nvfp4", "fp8_e4m3", "mxfp8_e4m3"])
-def test_stacks_of_experts_have_no_place_in_a_checkpoint(tmp_path: Path, dtype: str) -> None:
-    sizes = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "num_local_experts": 2}
-    model = transformers.MixtralForCausalLM(transformers.MixtralConfig(**sizes, **heads)).eval()
-    model = quantize(model, RTNConfig(dtype=dtype, group_size=-1) if dtype == "fp8_e4m3" else RTNConfig(dtype=dtype))
-    with pytest.raises(FormatError, match=r"layers\.0\.mlp\.experts\.gate_up_proj.*a stack of matrices.*'default'"):
-        save(model, tmp_path / "m", format="huggingface")
-    assert not (tmp_path / "m").exists()
-
-
 def test_a_layer_with_its_relu(ids: torch.Tensor, tmp_path: Path) -> None:
     sizes = {"vocab_size": 96, "hidden_size": 32, "word_embed_proj_dim": 32, "ffn_dim": 64, "num_hidden_layers": 1}
     config = transformers.OPTConfig(**sizes, num_attention_heads=2, max_position_embeddings=32)

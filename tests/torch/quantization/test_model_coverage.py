@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from neural_compressor.errors import FormatError
 from neural_compressor.torch.modules import WeightOnlyLinear
 from neural_compressor.torch.modules.matrix_stack import QuantMatrixStack
 from neural_compressor.torch.quantization import (
@@ -186,9 +185,12 @@ def test_experts_compute_with_the_values_their_codes_stand_for(name, implementat
     before = outputs(model, inputs)
     for stack, module in stacks.items():
         float_values = model.get_parameter(stack).data
-        expert = nn.Linear(*reversed(float_values[1].shape))
-        expert.weight.data = float_values[1].clone()
-        assert torch.equal(module[1], quantize(expert, RTNConfig(bits=2, group_size=16)).dequantized_weight())
+        matrix, found = float_values[1], module[1]
+        if name == "gpt-oss":  # which has inputs first
+            matrix, found = matrix.T, found.T
+        expert = nn.Linear(*reversed(matrix.shape))
+        expert.weight.data = matrix.clone()
+        assert torch.equal(found, quantize(expert, RTNConfig(bits=2, group_size=16)).dequantized_weight())
         float_values.copy_(module.values())
     torch.testing.assert_close(outputs(new, inputs), outputs(model, inputs), rtol=1e-4, atol=1e-5)
     assert not torch.allclose(before, outputs(new, inputs), rtol=1e-4, atol=1e-5)
@@ -203,8 +205,9 @@ def test_experts_take_another_algorithm_than_the_rest(tmp_path):
     new.save(tmp_path / "m")
     again = load(tmp_path / "m", original_model=model)
     assert torch.equal(outputs(again, inputs), outputs(new, inputs))
-    with pytest.raises(FormatError, match=r"layers\.0\.mlp\.experts\.gate_up_proj.*toolkit's own"):
-        save(new, tmp_path / "hf", format="huggingface")
+    save(new, tmp_path / "hf", format="huggingface")
+    read = load(tmp_path / "hf", format="huggingface")
+    torch.testing.assert_close(outputs(read, inputs), outputs(new, inputs), rtol=1e-4, atol=1e-5)
     floats = sum(p.numel() for p in model.parameters() if p.dim() == 3)
     held = sum(b.numel() * b.element_size() for n, b in again.named_buffers() if ".experts." in n)
     assert held < 1.5 * floats

@@ -1,10 +1,11 @@
-"""Experts that a checkpoint stores one by one and transformers holds in one parameter, all below each other."""
+"""Experts that a checkpoint stores one by one and transformers holds in one parameter, all below each other; and back."""
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from neural_compressor.schemes import (
 from neural_compressor.torch.files.checkpoint_layers import in_groups
 from neural_compressor.torch.modules import QuantModule
 from neural_compressor.torch.modules.build import quantized_module
-from neural_compressor.torch.modules.matrix_stack import MatrixStack
+from neural_compressor.torch.modules.matrix_stack import MatrixStack, QuantMatrixStack, open_stacks
 
 logger = logging.getLogger("neural_compressor")
 _MERGES = (["MergeModulelist"], ["MergeModulelist", "Concatenate"])
@@ -32,27 +33,66 @@ _MERGES = (["MergeModulelist"], ["MergeModulelist", "Concatenate"])
 
 
 def fused_experts(model: nn.Module, layers: Iterable[str]) -> dict[str, list[str]]:
-    """Which of the ``layers`` of a checkpoint a parameter of ``model`` holds, in their order, by the parameter's name."""
-    try:
-        from transformers.conversion_mapping import get_model_conversion_mapping
-    except ImportError:  # earlier releases have a module for each expert
-        return {}
-    if not hasattr(model, "config"):
-        return {}
-    found: dict[str, dict[tuple[int, int], str]] = {}
+    """Which of the ``layers`` of a checkpoint a parameter of ``model`` holds, in their order, by the parameter's name.
+
+    A checkpoint may hold all experts as one layer, which has the name of the parameter.
+    """
     layers = list(layers)
-    for converter in get_model_conversion_mapping(model):  # type: ignore[arg-type]
-        operations = [type(each).__name__ for each in getattr(converter, "operations", None) or ()]
-        if operations not in _MERGES or len(converter.target_patterns) != 1:
-            continue
-        for place, source in enumerate(converter.source_patterns):
+    parameters = dict(model.named_parameters())
+    whole = {name: [name] for name in layers if name in parameters}
+    found: dict[str, dict[tuple[int, int], str]] = {}
+    for sources, target in _merges(model):
+        for place, source in enumerate(sources):
             pattern = re.compile(_as_expression(source))
             for name in layers:
                 if matched := pattern.fullmatch(name):
-                    target = f"{matched[1]}{converter.target_patterns[0]}"
-                    found.setdefault(target, {})[int(matched[2]), place] = name
-    parameters = dict(model.named_parameters())
-    return {name: [parts[key] for key in sorted(parts)] for name, parts in found.items() if name in parameters}
+                    found.setdefault(f"{matched[1]}{target}", {})[int(matched[2]), place] = name
+    merged = {name: [parts[key] for key in sorted(parts)] for name, parts in found.items() if name in parameters}
+    return whole | merged
+
+
+def _merges(model: nn.Module) -> Iterator[tuple[list[str], str]]:
+    """The names of layers of an expert, with ``*`` for its number, and of the parameter that holds them for all experts."""
+    try:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+    except ImportError:  # earlier releases have a module for each expert
+        return
+    if not hasattr(model, "config"):
+        return
+    for converter in get_model_conversion_mapping(model):  # type: ignore[arg-type]
+        operations = [type(each).__name__ for each in getattr(converter, "operations", None) or ()]
+        if operations in _MERGES and len(converter.target_patterns) == 1:
+            yield list(converter.source_patterns), converter.target_patterns[0]
+
+
+def layers_of_experts(model: nn.Module, name: str, stack: QuantMatrixStack) -> dict[str, Layer]:
+    """The layers, by name, as which checkpoints hold the experts that are one parameter called ``name`` in ``model``."""
+    merges = [(sources, name.removesuffix(target)) for sources, target in _merges(model) if name.endswith(target)]
+    if not merges or stack.inputs_first:
+        raise FormatError(
+            "it holds the matrices of all experts, and transformers does not say by which names a checkpoint has each"
+        )
+    sources, before = merges[0]
+    array, rows = stack.array_alone(), stack.shape[1] // len(sources)
+    found: dict[str, Layer] = {}
+    for number in range(len(stack)):
+        for place, source in enumerate(sources):
+            first = number * stack.shape[1] + place * rows
+            part = _rows(array, slice(first, first + rows))
+            layer = LinearWeight.from_quantized(part) if part.scheme.dtype.is_integer else QuantizedLinear(part)
+            found[before + source.removesuffix(".weight").replace("*", str(number))] = layer
+    return found
+
+
+def _rows(array: QuantizedArray, part: slice) -> QuantizedArray:
+    """Some rows of a matrix whose scales are those of its rows."""
+
+    def of_rows(parameter: Any) -> Any:
+        return parameter if parameter is None or parameter.ndim == 0 else parameter[part]
+
+    codes = array.codes[part]
+    shape = (int(codes.shape[0]), array.shape[1])
+    return replace(array, codes=codes, scale=of_rows(array.scale), zero_point=of_rows(array.zero_point), shape=shape)
 
 
 def _as_expression(source: str) -> str:
@@ -61,12 +101,18 @@ def _as_expression(source: str) -> str:
     return rf"(.*){re.escape(before)}(\d+){re.escape(behind)}"
 
 
-def stack_of(parameter: nn.Parameter, names: Sequence[str], checkpoint: QuantizedCheckpoint) -> QuantModule:
-    """The packed matrices that take the place of ``parameter``. Their inputs are in float, and that is said if need be."""
-    parts = []
+def stack_of(
+    model: nn.Module, parameter: str, names: Sequence[str], checkpoint: QuantizedCheckpoint
+) -> tuple[QuantModule, Tensor | None]:
+    """The packed matrices that take the place of a parameter, and the biases of a layer that holds all of them.
+
+    Their inputs are in float, and that is said if need be.
+    """
+    parts, biases = [], []
     for name in names:
         layer = checkpoint.layer(name)
         parts.append(_with_row_scales(layer, name).pack())
+        biases += [] if layer.bias is None else [torch.as_tensor(layer.bias)]
         if name == names[0] and isinstance(layer, QuantizedLinear) and layer.activation is not None:
             logger.warning(
                 "inputs of experts that are held together stay in float here, and the checkpoint has them in %s: %s, ...",
@@ -74,15 +120,19 @@ def stack_of(parameter: nn.Parameter, names: Sequence[str], checkpoint: Quantize
                 name,
             )
     schemes, rows = {part.scheme for part in parts}, sum(part.shape[0] for part in parts)
-    if len(schemes) > 1 or rows != parameter.shape[0] * parameter.shape[1] or parts[0].shape[1] != parameter.shape[2]:
+    open_stacks(model, [parameter])
+    base = model.get_submodule(parameter)
+    assert isinstance(base, MatrixStack)
+    if len(schemes) > 1 or (rows, parts[0].shape[1]) != tuple(base.weight.shape):
         shapes = sorted({part.shape for part in parts})
         raise FormatError(
             f"{checkpoint.folder}: {names[0]!r} and {len(names) - 1} others make up a parameter of shape "
-            f"{tuple(parameter.shape)} in one data type; found the shapes {shapes} in {len(schemes)} ways of quantizing"
+            f"{tuple(base.shape)} in one data type; found the shapes {shapes} in {len(schemes)} ways of quantizing"
         )
     state = {f"weight_{name}": torch.cat(tensors) for name, tensors in _fields(parts).items()}
     scheme = OpScheme(weight=schemes.pop(), mode="weight_only")
-    return quantized_module(MatrixStack(parameter), scheme, state=state)
+    bias = torch.cat(biases).reshape(len(base), -1) if biases else None
+    return quantized_module(base, scheme, state=state), bias
 
 
 def _fields(parts: Sequence[PackedArray]) -> dict[str, list[Tensor]]:

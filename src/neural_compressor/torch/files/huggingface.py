@@ -152,12 +152,13 @@ def _convert(folder: Path, model: nn.Module, dtype: torch.dtype | None) -> nn.Mo
     with QuantizedCheckpoint(folder) as checkpoint:
         modules = dict(model.named_modules())
         stacks = fused_experts(model, checkpoint.layers)
+        biases = {}
         for name, experts in stacks.items():
-            stack = stack_of(model.get_parameter(name), experts, checkpoint)
-            schemes[name, op_type(model, name)] = stack.scheme
-            owner, _, own = name.rpartition(".")
-            del modules[owner]._parameters[own]
-            modules[owner].add_module(own, stack)
+            kind = op_type(model, name)
+            stack, bias = stack_of(model, name, experts, checkpoint)
+            schemes[name, kind] = stack.scheme
+            replace_module(model, name, stack)
+            biases |= {} if bias is None else {f"{name}_bias": bias}
         fused = {name for experts in stacks.values() for name in experts}
         for name in (name for name in checkpoint.layers if name not in fused):
             if name not in modules:
@@ -168,7 +169,7 @@ def _convert(folder: Path, model: nn.Module, dtype: torch.dtype | None) -> nn.Mo
                 raise FormatError(f"{folder}: layer {name!r} does not fit the model: {error}") from error
             replace_module(model, name, layer)
             schemes[name, type(modules[name]).__name__] = layer.scheme
-        others = {name: checkpoint.tensors[name] for name in checkpoint.others}
+        others = biases | {name: checkpoint.tensors[name] for name in checkpoint.others}
         for name, tensor in others.items():
             if str(tensor.dtype).startswith("torch.float8"):
                 raise FormatError(

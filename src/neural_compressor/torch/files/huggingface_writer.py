@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from neural_compressor.errors import ConfigError, FormatError, WorkspaceError
-from neural_compressor.formats import FORMATS, LinearSpec, new_folder
+from neural_compressor.formats import FORMATS, Layer, LinearSpec, new_folder
 from neural_compressor.formats.base import Spec
 from neural_compressor.formats.json_files import read_json
 from neural_compressor.formats.kv_cache import kv_cache_scheme
@@ -21,10 +21,12 @@ from neural_compressor.registry import close_matches
 from neural_compressor.schemes import Scaling
 from neural_compressor.torch.files.checkpoint import unique_state
 from neural_compressor.torch.files.checkpoint_layers import checkpoint_layer, layers_of_one_input, observed_input_scales
+from neural_compressor.torch.files.fused_experts import layers_of_experts
 from neural_compressor.torch.modules import QuantModule
 from neural_compressor.torch.modules.embedding import QuantEmbedding
 from neural_compressor.torch.modules.half import HalfModule
 from neural_compressor.torch.modules.kv_cache import kv_scales_of, observed_kv_scales
+from neural_compressor.torch.modules.matrix_stack import QuantMatrixStack
 from neural_compressor.torch.modules.weighted import FLOATS
 from neural_compressor.torch.structure.ops import output_head
 
@@ -62,7 +64,9 @@ def write_checkpoint(
     if not layers:
         raise ConfigError("the model has no quantized linear layer; quantize it first")
     ranges = {} if input_data is None else observed_input_scales(layers, model, input_data)
-    specs = {name: _storable(name, module, layout, ranges.get(name)) for name, module in layers.items()}
+    specs: dict[str, Spec] = {}
+    for name, module in layers.items():
+        specs |= _storable(model, name, module, layout, ranges.get(name))
     if layout in _FOR_ENGINES:
         _require_alike(model, specs)
     halves = [name for name, module in as_float.items() if module.op_type == "Linear"]
@@ -96,15 +100,26 @@ def write_checkpoint(
                 for part, array in scales.tensors().items():
                     writer.add(f"{name}.{part}", array.cpu())
             for name, module in layers.items():
-                for part, array in format.compress(checkpoint_layer(module, ranges.get(name)), name).items():
-                    writer.add(f"{name}.{part}", array)
+                for called, layer in _layers_of(model, name, module, ranges.get(name)).items():
+                    for part, array in format.compress(layer, called).items():
+                        writer.add(f"{called}.{part}", array)
         (fresh / "config.json").write_text(json.dumps(settings, indent=2, default=str), encoding="utf-8")
         for file, content in format.files(block).items():
             (fresh / file).write_text(json.dumps(content, indent=2), encoding="utf-8")
 
 
-def _storable(name: str, module: QuantModule, layout: str, input_scale: torch.Tensor | None) -> Spec:
-    """How a layer is quantized, if ``layout`` has a place for it."""
+def _layers_of(model: nn.Module, name: str, module: QuantModule, input_scale: torch.Tensor | None) -> dict[str, Layer]:
+    """What a checkpoint has of a module: a layer, or those of each expert."""
+    if isinstance(module, QuantMatrixStack):
+        return layers_of_experts(model, name, module)
+    return {name: checkpoint_layer(module, input_scale)}
+
+
+def _storable(
+    model: nn.Module, name: str, module: QuantModule, layout: str, input_scale: torch.Tensor | None
+) -> dict[str, Spec]:
+    """How the layers of a module are quantized, if ``layout`` has a place for them."""
+    found: dict[str, Layer] = {}
     reason: str | None
     try:
         if layout in _FOR_ENGINES and module.op_type == "Conv1D":
@@ -112,18 +127,18 @@ def _storable(name: str, module: QuantModule, layout: str, input_scale: torch.Te
                 "it is one of transformers' Conv1D layers, and readers of this layout know Linear layers alone: they would "
                 "leave it with random weights. Keep these layers in float with set_local"
             )
-        layer = checkpoint_layer(module, input_scale)
-        reason = FORMATS[LAYOUTS[layout]].why_not(layer)
+        found = _layers_of(model, name, module, input_scale)
+        reason = next((why for each in found.values() if (why := FORMATS[LAYOUTS[layout]].why_not(each))), None)
     except FormatError as error:
-        layer, reason = None, str(error)
-    if layer is None or reason is not None:
+        reason = str(error)
+    if reason is not None:
         others = ", ".join(repr(other) for other in LAYOUTS if other != layout)
-        told = "" if layer is None else f"Other layouts are {others}; "  # what is no layer of a checkpoint fits none
+        told = f"Other layouts are {others}; " if found else ""  # what is no layer of a checkpoint fits none
         raise FormatError(
             f"layer {name!r} ({module.scheme.precision}) cannot be stored as {layout}: {reason}. "
             f"{told}format='default' stores everything"
         )
-    return layer.spec
+    return {called: layer.spec for called, layer in found.items()}
 
 
 def _require_alike(model: nn.Module, specs: Mapping[str, Spec]) -> None:

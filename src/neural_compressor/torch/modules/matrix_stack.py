@@ -62,12 +62,16 @@ class TensorLike:
 
 
 class MatrixStack(TensorLike, nn.Module):
-    """The float parameter, with its matrices below each other in ``weight``."""
+    """The float parameter, with its matrices (outputs, inputs) below each other in ``weight``.
 
-    def __init__(self, parameter: nn.Parameter) -> None:
+    ``inputs_first`` says that the parameter has them the other way round, (matrices, inputs, outputs).
+    """
+
+    def __init__(self, parameter: nn.Parameter, inputs_first: bool = False) -> None:
         super().__init__()
-        self.shape = parameter.shape
-        self.weight = nn.Parameter(parameter.detach().reshape(-1, parameter.shape[-1]), parameter.requires_grad)
+        self.shape, self.inputs_first = parameter.shape, inputs_first
+        weight = parameter.detach().transpose(1, 2) if inputs_first else parameter.detach()
+        self.weight = nn.Parameter(weight.reshape(-1, weight.shape[-1]), parameter.requires_grad)
 
     @property
     def dtype(self) -> torch.dtype:  # type: ignore[override]
@@ -75,7 +79,8 @@ class MatrixStack(TensorLike, nn.Module):
         return self.weight.dtype
 
     def matrix(self, number: int) -> Tensor:
-        return self.weight.reshape(self.shape)[number]
+        matrix = self.weight.reshape(self.shape[0], -1, self.weight.shape[1])[number]
+        return matrix.t() if self.inputs_first else matrix
 
 
 class QuantMatrixStack(TensorLike, WeightOnlyLinear):
@@ -91,16 +96,19 @@ class QuantMatrixStack(TensorLike, WeightOnlyLinear):
     def __init__(self, module: nn.Module, scheme: OpScheme, relu: bool = False) -> None:
         super().__init__(module, scheme, relu)
         assert isinstance(module, MatrixStack)
-        self.shape, self.dtype = module.shape, module.dtype
+        self.shape, self.dtype, self.inputs_first = module.shape, module.dtype, module.inputs_first
 
     def matrix(self, number: int) -> Tensor:
         count, rows, columns = self.shape
+        if self.inputs_first:
+            rows, columns = columns, rows
         if not -count <= number < count:
             raise IndexError(f"there are {count} matrices in this stack, and none is number {number}")
         first = number % count * rows
         values = self.stored_weight().rows(slice(first, first + rows)).dequantize()
         values = values if self._rotation is None else self._rotation.undo(values)
-        return values.reshape(rows, columns).to(self.dtype)
+        values = values.reshape(rows, columns).to(self.dtype)
+        return values.t() if self.inputs_first else values
 
     def dequantized_weight(self) -> Tensor:
         return self.values()
@@ -124,11 +132,14 @@ def weight_only_class(module: nn.Module) -> type[WeightOnlyLinear]:
 
 
 def open_stacks(model: nn.Module, names: Iterable[str]) -> None:
-    """Put a :class:`MatrixStack` in the place of each parameter among ``names``: it can be replaced as layers are."""
+    """Put a :class:`MatrixStack` in the place of each parameter among ``names``: it can be replaced as layers are.
+
+    transformers says by ``is_transposed`` of a module of experts that inputs come first in its matrices.
+    """
     for name in names:
         owner, _, own = name.rpartition(".")
         module = model.get_submodule(owner)
         parameter = module._parameters.get(own)
         if parameter is not None:
             del module._parameters[own]
-            module.add_module(own, MatrixStack(parameter))
+            module.add_module(own, MatrixStack(parameter, getattr(module, "is_transposed", False) is True))

@@ -1,0 +1,137 @@
+"""Mixtures of experts in checkpoints: each expert a layer of its own, or all of them in one tensor as gpt-oss has them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from neural_compressor.errors import FormatError
+from neural_compressor.torch.modules.matrix_stack import QuantMatrixStack
+from neural_compressor.torch.quantization import RTNConfig, load, quantize, save
+
+transformers = pytest.importorskip("transformers", reason="the transformers extra is not installed")
+pytest.importorskip("transformers.conversion_mapping", reason="this transformers has a module for each expert")
+E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+SIZES = {"vocab_size": 96, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 16}
+
+
+def logits(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return model(torch.arange(24).reshape(2, 12)).logits
+
+
+def gpt_oss(inner: int) -> Any:
+    torch.manual_seed(0)
+    config = transformers.GptOssConfig(
+        **SIZES, intermediate_size=inner, num_key_value_heads=2, num_local_experts=3, num_experts_per_tok=2
+    )
+    return transformers.GptOssForCausalLM(config).eval()
+
+
+def qwen() -> Any:
+    torch.manual_seed(0)
+    config = transformers.Qwen3MoeConfig(
+        **SIZES, moe_intermediate_size=96, num_key_value_heads=2, num_experts=3, num_experts_per_tok=2
+    )
+    return transformers.Qwen3MoeForCausalLM(config).eval()
+
+
+def mixtral() -> Any:
+    torch.manual_seed(0)
+    config = transformers.MixtralConfig(
+        **SIZES, intermediate_size=96, num_key_value_heads=2, num_local_experts=3, num_experts_per_tok=2
+    )
+    return transformers.MixtralForCausalLM(config).eval()
+
+
+def write_gpt_oss(model: Any, folder: Path) -> None:
+    """A checkpoint as it is published, from random codes and exponents; ``model`` gets the values these stand for."""
+    tensors, generator = {}, torch.Generator().manual_seed(1)
+    for name, parameter in model.named_parameters():
+        if not name.endswith(("gate_up_proj", "down_proj")):
+            tensors[name] = parameter.detach().clone()
+            continue
+        experts, inputs, outputs = parameter.shape
+        blocks = torch.randint(0, 256, (experts, outputs, inputs // 32, 16), generator=generator, dtype=torch.uint8)
+        scales = torch.randint(119, 123, (experts, outputs, inputs // 32), generator=generator, dtype=torch.uint8)
+        tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        values = torch.empty(experts, outputs, inputs)
+        for place in range(inputs):
+            byte = blocks[:, :, place // 32, place % 32 // 2]
+            code = byte % 16 if place % 2 == 0 else byte // 16
+            values[:, :, place] = E2M1[code.long()] * 2.0 ** (scales[:, :, place // 32].float() - 127)
+        parameter.data = values.transpose(1, 2).contiguous()
+    folder.mkdir()
+    save_file(tensors, folder / "model.safetensors")
+    settings = {**model.config.to_dict(), "architectures": ["GptOssForCausalLM"], "dtype": "float32"}
+    settings["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+    (folder / "config.json").write_text(json.dumps(settings))
+
+
+@pytest.mark.parametrize("inner", [96, 64])
+def test_gpt_oss_gives_what_its_layout_says(tmp_path: Path, inner: int) -> None:
+    model = gpt_oss(inner)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("_bias"):
+                parameter.normal_(generator=torch.Generator().manual_seed(len(name)))
+    write_gpt_oss(model, tmp_path / "gpt")
+    for _ in range(2):  # the second time from the converted copy
+        read = load(tmp_path / "gpt", format="huggingface")
+        stack = read.model.layers[0].mlp.experts.gate_up_proj
+        assert isinstance(stack, QuantMatrixStack)
+        assert torch.equal(stack[1], model.model.layers[0].mlp.experts.gate_up_proj[1])
+        assert torch.allclose(logits(read), logits(model), atol=1e-5)
+
+
+def test_gpt_oss_whose_scales_do_not_fit_is_refused(tmp_path: Path) -> None:
+    write_gpt_oss(gpt_oss(96), tmp_path / "gpt")
+    file = tmp_path / "gpt" / "model.safetensors"
+    tensors = load_file(file)
+    name = "model.layers.0.mlp.experts.down_proj_scales"
+    save_file({**tensors, name: tensors[name][:, :-1].contiguous()}, file)
+    with pytest.raises(FormatError, match=r"down_proj.*scales"):
+        load(tmp_path / "gpt", format="huggingface")
+
+
+@pytest.mark.parametrize(
+    ("config", "part"),
+    [
+        (RTNConfig(bits=4, group_size=32), "weight_packed"),
+        (RTNConfig(dtype="mxfp4"), "weight_packed"),
+        (RTNConfig(dtype="nvfp4"), "weight_global_scale"),
+        (RTNConfig(dtype="fp8_e4m3", group_size=-1), "weight_scale"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.dtype,
+)
+@pytest.mark.parametrize(
+    ("make", "names"), [(qwen, ("gate_proj", "up_proj", "down_proj")), (mixtral, ("w1", "w3", "w2"))]
+)
+def test_experts_are_written_as_layers_and_read_again(
+    tmp_path: Path, make: Any, names: tuple[str, ...], config: Any, part: str
+) -> None:
+    new = quantize(make(), config)
+    save(new, tmp_path / "moe", format="huggingface", layout="compressed-tensors")
+    tensors = load_file(tmp_path / "moe" / "model.safetensors")
+    experts = new.model.layers[1].mlp.experts
+    written = {tuple(name.split(".")[-3:-1]) for name in tensors if ".experts." in name and name.endswith(part)}
+    assert written == {(str(number), name) for number in range(3) for name in names}
+    read = load(tmp_path / "moe", format="huggingface")
+    other = read.model.layers[1].mlp.experts
+    assert torch.equal(other.gate_up_proj[2], experts.gate_up_proj[2])
+    assert torch.equal(other.down_proj.values(), experts.down_proj.values())
+    assert torch.allclose(logits(read), logits(new), atol=1e-5)
+
+
+def test_experts_that_checkpoints_have_no_names_for_are_refused(tmp_path: Path) -> None:
+    new = quantize(gpt_oss(96), RTNConfig(bits=4, group_size=32))
+    with pytest.raises(FormatError, match="by which names"):
+        save(new, tmp_path / "gpt", format="huggingface", layout="compressed-tensors")
+    save(new, tmp_path / "own")
+    again = load(tmp_path / "own", original_model=gpt_oss(96))
+    assert torch.equal(logits(again), logits(new))

@@ -152,7 +152,7 @@ def _convert(folder: Path, model: nn.Module, dtype: torch.dtype | None) -> nn.Mo
     with QuantizedCheckpoint(folder) as checkpoint:
         modules = dict(model.named_modules())
         stacks = fused_experts(model, checkpoint.layers)
-        biases = {}
+        biases: dict[str, torch.Tensor] = {}
         for name, experts in stacks.items():
             kind = op_type(model, name)
             stack, bias = stack_of(model, name, experts, checkpoint)

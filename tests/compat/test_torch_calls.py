@@ -127,3 +127,11 @@ def test_a_model_saves_itself_in_any_format(tmp_path):
     read = load(tmp_path / "theirs", format="huggingface")
     ids = torch.tensor([[1, 2, 3]])
     torch.testing.assert_close(read(ids).logits, llama(ids).logits, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize(("reached", "met"), [(0.5, False), (1.0, True)])
+def test_a_gain_may_be_asked_for(tmp_path, reached, met):
+    config = TuningConfig(config_set=[RTNConfig()], tolerable_loss=-1, workspace=tmp_path)
+    tuned = autotune(net(), config, lambda model: 0.5 if type(model[0]) is nn.Linear else reached, quiet=True)
+    assert tuned.tuning.met is met
+    assert "where a gain of 100.0% is asked for" in tuned.tuning.verdict

@@ -79,7 +79,7 @@ def test_defaults_are_not_shared() -> None:
         ({"op_type_dict": ["Conv2d"]}, ["op_type_dict", "dict"]),
         ({"op_name_dict": {"(l)\\1": {"weight": {"dtype": "fp32"}}}}, ["op_name_dict", "regular expression"]),
         ({"op_name_dict": {5: {"weight": {"dtype": "fp32"}}}}, ["op_name_dict[5]", "string"]),
-        ({"accuracy_criterion": {"tolerable_loss": -0.1}}, ["tolerable_loss", "-0.1"]),
+        ({"accuracy_criterion": {"tolerable_loss": 1.5}}, ["tolerable_loss", "1.5"]),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -90,8 +90,8 @@ def test_errors_name_the_field_what_was_given_and_what_is_admitted(fields: dict[
         assert words in str(error.value)
 
 
-@pytest.mark.parametrize("loss", [-1e-9, math.nan, math.inf, "0.1", None, True])
-def test_a_promise_is_a_number_from_zero_on(loss: object) -> None:
+@pytest.mark.parametrize("loss", [-math.inf, math.nan, math.inf, "0.1", None, True])
+def test_a_promise_is_a_finite_number(loss: object) -> None:
     with pytest.raises(ConfigError, match="tolerable_loss"):
         AccuracyCriterion(tolerable_loss=loss)
 

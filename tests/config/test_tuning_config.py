@@ -43,7 +43,7 @@ def test_samplers_arrange_what_there_is() -> None:
         ({"config_set": []}, ["config_set", "empty"]),
         ({"config_set": [Alpha(), "rtn"]}, ["config_set", "'rtn'"]),
         ({"config_set": None}, ["config_set", "None"]),
-        ({"config_set": Alpha(), "tolerable_loss": -1}, ["tolerable_loss", "-1"]),
+        ({"config_set": Alpha(), "tolerable_loss": "-1"}, ["tolerable_loss", "'-1'"]),
         ({"config_set": Alpha(), "tolerable_loss": float("nan")}, ["tolerable_loss"]),
         ({"config_set": Alpha(), "max_trials": 0}, ["max_trials", "0"]),
         ({"config_set": Alpha(), "timeout": -1}, ["timeout"]),

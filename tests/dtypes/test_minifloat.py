@@ -14,6 +14,8 @@ from neural_compressor.errors import ConfigError
 REFERENCES = {
     "fp8_e4m3": ml_dtypes.float8_e4m3fn,
     "fp8_e5m2": ml_dtypes.float8_e5m2,
+    "fp8_e4m3fnuz": ml_dtypes.float8_e4m3fnuz,
+    "fp8_e5m2fnuz": ml_dtypes.float8_e5m2fnuz,
     "fp6_e3m2": ml_dtypes.float6_e3m2fn,
     "fp6_e2m3": ml_dtypes.float6_e2m3fn,
     "fp4_e2m1": ml_dtypes.float4_e2m1fn,

@@ -63,7 +63,7 @@ def test_reads_a_config_by_its_fields():
     assert Criterion.from_config(config) == Criterion(False, False, 0.5)
 
 
-@pytest.mark.parametrize("loss", [-0.1, float("nan"), float("inf")])
+@pytest.mark.parametrize("loss", [float("-inf"), float("nan"), float("inf")])
 def test_refuses_a_tolerable_loss_that_means_nothing(loss):
     with pytest.raises(ConfigError, match="tolerable_loss"):
         Criterion(tolerable_loss=loss)
@@ -87,3 +87,11 @@ def test_the_same_hits_summed_up_in_another_order_keep_a_promise_of_no_loss():
     there, back = (reduce(add, order) / len(scores) for order in (scores, scores[::-1]))
     assert there != back
     assert all(Criterion(tolerable_loss=0.0).holds(*order) for order in ((there, back), (back, there)))
+
+
+def test_a_negative_loss_is_a_gain_to_reach():
+    twice = Criterion(tolerable_loss=-1)
+    assert twice.limit(0.4) == pytest.approx(0.8)
+    assert (twice.holds(0.4, 0.8), twice.holds(0.4, 0.79)) == (True, False)
+    assert Criterion(higher_is_better=False, tolerable_loss=-0.5).holds(2.0, 1.0)
+    assert twice.describe() == "at least 100.0% gained (relative, higher is better)"

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, model_validator
 
 from neural_compressor.config.base import ConfigModel
-from neural_compressor.config.validators import as_list, at_least, flag, non_negative, word
+from neural_compressor.config.validators import as_list, at_least, finite, flag, non_negative, word
 from neural_compressor.errors import ConfigError
 from neural_compressor.registry import close_matches
 
@@ -18,7 +18,8 @@ from neural_compressor.registry import close_matches
 class AccuracyCriterion(ConfigModel):
     """How much of the float model's accuracy may be lost: a share of it (relative) or so many points (absolute).
 
-    A relative loss is at most 1, all of it.
+    A relative loss is at most 1, all of it. A negative loss is a gain that is asked for: -1 is twice as much as the float
+    model has.
 
     >>> AccuracyCriterion(tolerable_loss=0.02).relative
     0.02
@@ -26,7 +27,7 @@ class AccuracyCriterion(ConfigModel):
 
     higher_is_better: Annotated[bool, BeforeValidator(flag)] = True
     criterion: Annotated[str, BeforeValidator(word(("relative", "absolute")))] = "relative"
-    tolerable_loss: Annotated[float, BeforeValidator(non_negative)] = 0.01
+    tolerable_loss: Annotated[float, BeforeValidator(finite)] = 0.01
 
     @model_validator(mode="after")
     def _share_of_the_whole(self) -> AccuracyCriterion:

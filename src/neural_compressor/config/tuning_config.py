@@ -13,7 +13,7 @@ from neural_compressor.config.base import ConfigModel, named_arguments
 from neural_compressor.config.composition import Composition
 from neural_compressor.config.criteria import AccuracyCriterion, TuningCriterion, check_loss, objectives
 from neural_compressor.config.process_options import usual_seed
-from neural_compressor.config.validators import Flag, Seed, at_least, is_whole, non_negative, word
+from neural_compressor.config.validators import Flag, Seed, at_least, finite, is_whole, non_negative, word
 from neural_compressor.errors import ConfigError
 from neural_compressor.paths import path_of
 from neural_compressor.registry import close_matches
@@ -63,13 +63,13 @@ class TuningConfig(ConfigModel):
     ``config_set`` is one configuration or a list of them; list-valued parameters span a space. ``sampler`` orders what
     there is to try: ``"sequential"`` (the default), ``"random"`` (seeded by ``seed``), or a function from the list of
     configurations to those to try, or to their positions. The promise is ``tolerable_loss``, a share of the float
-    model's metric or so many points of it (``criterion`` ``"relative"`` or ``"absolute"``). ``timeout`` is in seconds; 0
-    stops at the first model that keeps the promise. The journal lies in ``workspace``.
+    model's metric or so many points of it (``criterion`` ``"relative"`` or ``"absolute"``); below 0 it is a gain to reach.
+    ``timeout`` is in seconds; 0 stops at the first model that keeps the promise. The journal lies in ``workspace``.
     """
 
     config_set: Annotated[tuple[Composition, ...], PlainValidator(_config_set)]
     sampler: Annotated[str | Sampler | None, PlainValidator(_sampler)] = None
-    tolerable_loss: Annotated[float, PlainValidator(non_negative)] = 0.01
+    tolerable_loss: Annotated[float, PlainValidator(finite)] = 0.01
     max_trials: Annotated[int, PlainValidator(at_least(1))] = 100
     higher_is_better: Flag = True
     criterion: Annotated[str, PlainValidator(word(("relative", "absolute")))] = "relative"

@@ -87,6 +87,17 @@ def seed(value: Any) -> int:
     raise ConfigError(f"got {value!r}, expected a whole number from 0 to {2**32 - 1}")
 
 
+def finite(value: Any) -> float:
+    """Validate a finite number.
+
+    >>> finite(-1)
+    -1
+    """
+    if is_number(value):
+        return float(value) if isinstance(value, float) else value
+    raise ConfigError(f"got {value!r}, expected a finite number")
+
+
 def non_negative(value: Any) -> float:
     """Validate a finite number that is zero or more.
 

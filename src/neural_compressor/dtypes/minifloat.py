@@ -17,7 +17,8 @@ class FloatType(DType):
     """Sign, exponent and mantissa bits, as the OCP and IEEE documents define them.
 
     ``specials`` says what the top exponent holds: ``"ieee"`` infinities and NaNs, ``"nan"`` one NaN a sign
-    (OCP e4m3) or one in all (e8m0), ``"none"`` numbers only.
+    (OCP e4m3) or one in all (e8m0), ``"none"`` numbers only, and so does ``"fnuz"``, whose one NaN has the code of the
+    negative zero, which it lacks (its bias is one more than usual).
 
     >>> FloatType("fp4_e2m1", 2, 1, specials="none").grid[-3:]
     (3.0, 4.0, 6.0)
@@ -32,8 +33,8 @@ class FloatType(DType):
     subnormals: bool = True
 
     def __post_init__(self) -> None:
-        if self.specials not in ("ieee", "nan", "none"):
-            raise ConfigError(f"{self.name}: unknown specials {self.specials!r}; known: ieee, nan, none")
+        if self.specials not in ("ieee", "nan", "none", "fnuz"):
+            raise ConfigError(f"{self.name}: unknown specials {self.specials!r}; known: ieee, nan, none, fnuz")
         fewest = 2 if self.specials == "ieee" else 1
         if not fewest <= self.exponent <= 8 or not 0 <= self.mantissa <= 23:
             raise ConfigError(
@@ -57,7 +58,7 @@ class FloatType(DType):
 
     @cached_property
     def exponent_bias(self) -> int:
-        return (1 << (self.exponent - 1)) - 1 if self.bias is None else self.bias
+        return (1 << (self.exponent - 1)) - (self.specials != "fnuz") if self.bias is None else self.bias
 
     @cached_property
     def max(self) -> float:
@@ -98,17 +99,20 @@ class FloatType(DType):
     def code_values(self) -> tuple[float, ...]:
         half = 1 << (self.exponent + self.mantissa)
         positive = self.positive + (math.nan,) * (half - len(self.positive))
-        return positive + tuple(-value for value in positive) if self.signed else positive
+        negative = tuple(-value for value in positive)
+        if self.specials == "fnuz":
+            negative = (math.nan, *negative[1:])
+        return positive + negative if self.signed else positive
 
     @cached_property
     def sign_magnitude(self) -> bool:
-        return self.signed
+        return self.signed and self.specials != "fnuz"
 
     @cached_property
     def binades(self) -> Binades | None:
         lowest = 1 - self.exponent_bias
         # With less than two values to a power of two, or none below, even values do not have even codes.
-        regular = self.signed and self.mantissa > 0 and self.subnormals and lowest >= -126
+        regular = self.sign_magnitude and self.mantissa > 0 and self.subnormals and lowest >= -126
         return Binades(lowest, self.mantissa) if regular else None
 
     @cached_property

@@ -17,6 +17,8 @@ by a few units in the last place, which is far below this. Nothing else is forgi
 class Criterion:
     """How much accuracy may be lost, as a share of the baseline (``relative``) or in the metric's own unit.
 
+    Below 0 it is how much has to be gained.
+
     A loss that is above what is allowed by at most 1e-9, in the same unit, counts as what is allowed: so much is rounding of
     the evaluation itself.
 
@@ -35,8 +37,8 @@ class Criterion:
     tolerable_loss: float = 0.01
 
     def __post_init__(self) -> None:
-        if not math.isfinite(self.tolerable_loss) or self.tolerable_loss < 0:
-            raise ConfigError(f"tolerable_loss must be a finite number of at least 0, got {self.tolerable_loss!r}")
+        if not math.isfinite(self.tolerable_loss):
+            raise ConfigError(f"tolerable_loss must be a finite number, got {self.tolerable_loss!r}")
 
     @classmethod
     def from_config(cls, config: Any) -> Criterion:
@@ -81,13 +83,13 @@ class Criterion:
         return f"{percent}0%" if percent.endswith(".") else f"{percent}%"
 
     def allowed(self, baseline: float | None = None) -> str:
-        """The loss that is allowed, with as many digits as it takes not to be nothing.
+        """The loss that is allowed, or the gain that is asked for, with as many digits as it takes not to be nothing.
 
         >>> Criterion(tolerable_loss=1e-6).allowed()
         '0.0001%'
         """
         digits = next((d for d in range(2, 15) if round(100 * self.tolerable_loss, d)), 2)
-        return self.amount(self.tolerable_loss, baseline, digits)
+        return self.amount(abs(self.tolerable_loss), baseline, digits)
 
     def describe(self, baseline: float | None = None) -> str:
         """The promise in words.
@@ -99,7 +101,12 @@ class Criterion:
         kind = "relative" if self.relative else "absolute"
         if baseline is not None and self.relative and not self.relates_to(baseline):
             kind = "absolute, since the baseline is 0 and a share of 0 means nothing"
-        return f"at most {self.allowed(baseline)} lost ({kind}, {direction})"
+        what = (
+            f"at least {self.allowed(baseline)} gained"
+            if self.tolerable_loss < 0
+            else f"at most {self.allowed(baseline)} lost"
+        )
+        return f"{what} ({kind}, {direction})"
 
 
 @dataclass(frozen=True)

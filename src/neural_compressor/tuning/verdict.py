@@ -77,14 +77,21 @@ def _lost(best: Trial, reference: float | None, criterion: Criterion) -> str:
     limit = criterion.tolerable_loss
     allowed = criterion.allowed(reference)
     shown = (criterion.amount(abs(best.loss), reference, digits) for digits in _DIGITS)
-    beside = (criterion.amount(limit, reference, digits) for digits in _DIGITS)
-    text = next((text for text, other in zip(shown, beside, strict=True) if text != other), None)
+    beside = (criterion.amount(abs(limit), reference, digits) for digits in _DIGITS)
+    other_side = (best.loss < 0) != (limit < 0)
+    text = next((text for text, other in zip(shown, beside, strict=True) if other_side or text != other), None)
     if text is None and not best.passed:
-        return f"loses a trace ({best.loss - limit:.0e}) more than the {allowed} allowed"
+        off = f"a trace ({best.loss - limit:.0e})"
+        return (
+            f"gains {off} less than the {allowed} asked for"
+            if limit < 0
+            else f"loses {off} more than the {allowed} allowed"
+        )
     nothing = criterion.amount(0.0, reference)
     text = text or allowed
     told = f"{'gains' if best.loss < 0 and text != nothing else 'loses'} {text}{_spread(best, reference, criterion)}"
-    return f"{told} where {allowed} is allowed"
+    promise = f"a gain of {allowed} is asked for" if limit < 0 else f"{allowed} is allowed"
+    return f"{told} where {promise}"
 
 
 def _spread(best: Trial, reference: float | None, criterion: Criterion) -> str:

@@ -246,7 +246,7 @@ def test_nonsense_is_refused_by_every_weight_only_configuration(cls: type, field
         (AutoRoundConfig, {"scheme": "W2A16", "bits": 4}, ["bits", "'W2A16'", "bits=2"]),
         (AutoRoundConfig, {"act_bits": 12}, ["act_bits", "12"]),
         (AutoRoundConfig, {"lr": 0}, ["lr", "got 0"]),
-        (AutoRoundConfig, {"iters": 0}, ["iters", "0"]),
+        (AutoRoundConfig, {"iters": -1}, ["iters", "-1"]),
         (MXQuantConfig, {"w_dtype": "int3"}, ["w_dtype", "int3", "int2"]),
         (MXQuantConfig, {"round_method": "up"}, ["round_method", "nearest"]),
         (MXQuantConfig, {"blocksize": 0}, ["blocksize"]),

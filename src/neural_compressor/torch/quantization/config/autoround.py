@@ -11,9 +11,19 @@ from pydantic import Field
 from neural_compressor.algorithms import AutoRoundOptions
 from neural_compressor.config.composition import register_config
 from neural_compressor.config.process_options import usual_seed
-from neural_compressor.config.validators import flag, group_size, is_whole, one_or_more, optional, rate, whole_between
+from neural_compressor.config.validators import (
+    at_least,
+    flag,
+    group_size,
+    is_whole,
+    one_or_more,
+    optional,
+    rate,
+    whole_between,
+)
 from neural_compressor.errors import ConfigError
 from neural_compressor.schemes import PER_CHANNEL, PER_TENSOR, OpScheme, PerGroup, TensorScheme
+from neural_compressor.torch.quantization.config.autoround_names import checked, layer_rules
 from neural_compressor.torch.quantization.config.fields import (
     FLOAT,
     Count,
@@ -30,6 +40,8 @@ _SCHEME = re.compile(r"W([1-8])A([1-8]|16|32)(?:G(\d+))?")
 _BLOCK_SCHEMES = {"MXFP4": "mxfp4", "MXFP8": "mxfp8", "NVFP4": "nvfp4"}
 """Schemes named after the format of both weights and activations."""
 _FLOAT_BITS = (16, 32)
+_RULES = frozenset({"white_list", "local", "scheme"})
+"""Fields that a rule for some layers does not take over from the whole: ``scheme`` says what others say."""
 _USUAL = AutoRoundOptions()
 
 
@@ -79,6 +91,10 @@ class AutoRoundConfig(WeightOnlyConfig):
     ``nsamples`` samples are used, and ``seqlen`` tokens of each; other algorithms beside it may ask for more. Activations
     stay in float, or are rounded to blocks as the weights are (``scheme`` MXFP4, MXFP8, NVFP4; weights are trained on
     float ones): other ``act_bits`` are refused when a model is prepared.
+    With ``iters=0`` weights go to the nearest value of grids whose scales were searched. A step sees
+    ``gradient_accumulate_steps`` batches of ``batch_size`` samples. What was learned is given up where the error of a block
+    is no smaller than before, unless ``not_use_best_mse``. ``layer_config`` (fields by name of layer) and ``ignore_layers``
+    (names, of which parts do) become local rules.
     ``amp`` is that of :class:`GPTQConfig`, of the training too, and on. ``use_full_range`` is that of :class:`RTNConfig`,
     and on by default for symmetric integers: a scale may be negative.
 
@@ -93,7 +109,7 @@ class AutoRoundConfig(WeightOnlyConfig):
     act_sym: Annotated[bool | None, one_or_more(optional(flag))] = None
     act_dtype: Annotated[str | None, one_or_more(optional(weight_dtype))] = None
     act_dynamic: Flag = True
-    iters: Count = 200
+    iters: Annotated[int, one_or_more(at_least(0))] = 200
     nsamples: Count = 128
     seqlen: Count = 2048
     batch_size: _BatchSize = 8
@@ -107,6 +123,18 @@ class AutoRoundConfig(WeightOnlyConfig):
     amp: Flag = _USUAL.amp
     use_full_range: Flag = True
     hadamard: FoldedHadamard = False
+    gradient_accumulate_steps: Count = _USUAL.gradient_accumulate_steps
+    not_use_best_mse: Flag = not _USUAL.keep_best
+
+    def __init__(self, *args: Any, **values: Any) -> None:
+        rules = layer_rules(values)
+        if "enable_full_range" in values:
+            values.setdefault("use_full_range", values.pop("enable_full_range"))
+        super().__init__(*args, **checked(values))
+        for selector, fields in rules.items():
+            said = {name: getattr(self, name) for name in self.model_fields_set - _RULES}
+            said = fields if fields == {"dtype": FLOAT} else {**said, **fields}
+            self.set_local(selector, AutoRoundConfig(**said))
 
     @property
     def wanted(self) -> OpScheme:

@@ -41,6 +41,7 @@ TORCH_OPTIONS: OptionTable = {
     "absorb_layer_dict": "absorb",
     "absorb_to_layer": "absorb",
     "enable_quanted_input": "quantized_input",
+    "not_use_best_mse": lambda value: {"keep_best": not value},
 }
 """The fields whose names are not those of the options they stand for."""
 

@@ -1,0 +1,104 @@
+"""Names that AutoRoundConfig takes elsewhere: each acts, or is refused with the reason."""
+
+import pytest
+import torch
+from torch import nn
+
+from neural_compressor.algorithms import AutoRoundOptions
+from neural_compressor.errors import ConfigError
+from neural_compressor.torch.quantization import AutoRoundConfig, convert, prepare
+from neural_compressor.torch.quantization.config.autoround_names import NOT_HERE
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc1, self.fc2, self.head = nn.Linear(32, 32), nn.Linear(32, 32), nn.Linear(32, 4)
+
+    def forward(self, x):
+        return self.head(self.fc2(self.fc1(x).relu()).relu())
+
+
+def quantized(**fields):
+    torch.manual_seed(0)
+    model = prepare(Net().eval(), AutoRoundConfig(**{"group_size": 32, "iters": 2, **fields}))
+    for seed in range(4):
+        model(torch.randn(8, 32, generator=torch.Generator().manual_seed(seed)))
+    return convert(model, quiet=True)
+
+
+OTHERS = {
+    "tokenizer": object(),
+    "dataset": "NeelNanda/pile-10k",
+    "export_format": "auto_gptq",
+    "output_dir": "./temp_auto_round",
+    "reloading": False,
+    "model_free": True,
+    "target_bits": 5,
+    "options": ("MXFP4", "MXFP8"),
+    "shared_layers": [["q", "k"]],
+    "static_kv_dtype": "fp8",
+    "static_attention_dtype": "fp8",
+    "device_map": "auto",
+    "device": "cuda",
+    "enable_torch_compile": True,
+    "nblocks": 2,
+    "sampler": "iter",
+    "lr_scheduler": object(),
+    "disable_opt_rtn": True,
+    "dynamic_max_gap": 5,
+    "super_bits": 6,
+    "super_group_size": 8,
+    "processor": object(),
+    "image_processor": object(),
+    "template": "x",
+    "extra_data_dir": "x",
+    "truncation": True,
+    "is_mllm": True,
+    "quant_nontext_module": True,
+    "to_quant_block_names": ["a"],
+    "low_gpu_mem_usage": 3,
+    "low_cpu_mem_usage": "no",
+    "use_layer_wise": 1,
+}
+
+
+def test_every_name_is_tried():
+    assert set(OTHERS) == set(NOT_HERE)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_asks_for_something_else_is_refused_and_what_does_not_is_taken(name):
+    admitted, reason = NOT_HERE[name]
+    for value in admitted:
+        assert AutoRoundConfig(**{name: value}).identity == AutoRoundConfig().identity
+    with pytest.raises(ConfigError) as error:
+        AutoRoundConfig(**{name: OTHERS[name]})
+    assert f"AutoRoundConfig.{name}" in str(error.value)
+    assert reason in str(error.value)
+
+
+def test_layers_of_their_own():
+    model = quantized(bits=4, layer_config={"fc2": {"bits": 8, "sym": False}}, ignore_layers="head")
+    assert model.fc1.scheme.weight.dtype.name == "int4"
+    assert (model.fc2.scheme.weight.dtype.name, model.fc2.scheme.weight.symmetric) == ("int8", False)
+    assert model.fc2.scheme.method == model.fc1.scheme.method  # all else is that of the whole
+    assert type(model.head) is nn.Linear
+    assert type(quantized(layer_config={"fc1": {"bits": 16}}).fc1) is nn.Linear
+    with pytest.raises(ConfigError, match="matches"):
+        quantized(ignore_layers="nowhere")
+    with pytest.raises(ConfigError, match="layer_config"):
+        AutoRoundConfig(layer_config={"fc1": 8})
+    config = AutoRoundConfig(bits=2, layer_config={"fc1": {"bits": 8}}, fp_layers=["head"])
+    assert AutoRoundConfig.from_dict(config.to_dict()).identity == config.identity
+
+
+def test_a_step_may_see_several_batches():
+    method = AutoRoundConfig(batch_size=4, gradient_accumulate_steps=3).method()
+    assert AutoRoundOptions(**method.options).samples_per_step == 12
+
+
+def test_other_names():
+    assert AutoRoundConfig(not_use_best_mse=True).method().options["keep_best"] is False
+    assert AutoRoundConfig(enable_full_range=False).use_full_range is False
+    assert quantized(iters=0).fc1.scheme.method.options["iters"] == 0

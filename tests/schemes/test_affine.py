@@ -50,7 +50,8 @@ def asym(name: str, **fields: bool) -> TensorScheme:
         (asym("int4"), -5.0, 10.0, 1.0, -3),
         (sym("int16"), -32767.0, 1.0, 1.0, None),
         # reduce_range: one bit less
-        (sym("int8", reduce_range=True), -6.3, 1.0, 0.1, None),
+        (sym("int8", reduce_range=True), -6.4, 1.0, 0.1, None),
+        (sym("int8", reduce_range=True), -1.0, 6.4, 0.1, None),
         (sym("uint8", reduce_range=True), -1.0, 6.35, 0.1, 64),
         (sym("uint8", reduce_range=True), 0.0, 1.27, 0.01, 0),
         (asym("uint8", reduce_range=True), -0.27, 1.0, 0.01, 27),

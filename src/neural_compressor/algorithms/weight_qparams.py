@@ -88,7 +88,7 @@ def least_cost_qparams(
 
 def has_full_range(scheme: TensorScheme) -> bool:
     """Whether there is a code more on one side of zero, so that ``full_range`` means something."""
-    return scheme.dtype.is_integer and scheme.dtype.signed and scheme.symmetric
+    return scheme.dtype.is_integer and scheme.dtype.signed and scheme.symmetric and not scheme.reduce_range
 
 
 def _uses_full_range(scheme: TensorScheme, full_range: bool | None) -> bool:

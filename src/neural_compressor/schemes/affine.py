@@ -36,9 +36,11 @@ class QParams:
 def integer_limits(scheme: TensorScheme) -> tuple[int, int]:
     """The smallest and largest integer a scheme uses; ``reduce_range`` leaves the top bit unused.
 
+    A symmetric signed type then reaches as far up as down: two products of 64 and a uint8 fit into 16 bits too.
+
     >>> from neural_compressor.dtypes import dtype
-    >>> integer_limits(TensorScheme(dtype("int8"), reduce_range=True))
-    (-64, 63)
+    >>> integer_limits(TensorScheme(dtype("int8"), reduce_range=True)), 255 * (64 + 64) < 2**15
+    ((-64, 64), True)
     """
     kind = scheme.dtype
     if not kind.is_integer:
@@ -48,7 +50,7 @@ def integer_limits(scheme: TensorScheme) -> tuple[int, int]:
         return low, high
     if kind.bits == 1:
         raise ConfigError(f"reduce_range takes one bit from {kind.name}, which has no other; leave it off")
-    return low // 2, high // 2
+    return low // 2, -(low // 2) if scheme.symmetric and low < 0 else high // 2
 
 
 def choose_qparams(low: Array, high: Array, scheme: TensorScheme) -> QParams:

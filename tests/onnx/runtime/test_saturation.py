@@ -220,6 +220,38 @@ def test_reduce_range_is_about_weights_alone():
     np.testing.assert_allclose(run(new, feeds), exact, atol=0.03 * np.abs(exact).max())
 
 
+def test_a_reduced_range_is_that_of_onnx_runtime(tmp_path):
+    """Up to 64 either way: two products of it and a uint8 are 255 * (64 + 64) = 32640, which 16 bits hold."""
+    from onnxruntime.quantization import CalibrationDataReader as TheirReader
+    from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
+
+    model, feeds, exact = product()
+    mine = quantize(model, None, static(feeds, reduce_range=True, per_channel=True, quant_format="QDQ"))
+    samples = iter([feeds])
+    reader = type("Reader", (TheirReader,), {"get_next": lambda self: next(samples, None)})()
+    quantize_static(
+        model,
+        str(tmp_path / "theirs.onnx"),
+        reader,
+        quant_format=QuantFormat.QDQ,
+        weight_type=QuantType.QInt8,
+        per_channel=True,
+        reduce_range=True,
+    )
+    codes = [
+        next(
+            numpy_helper.to_array(t)
+            for t in new.graph.initializer
+            if t.data_type == TensorProto.INT8 and len(t.dims) > 1
+        )
+        for new in (mine, onnx.load(tmp_path / "theirs.onnx"))
+    ]
+    np.testing.assert_array_equal(*codes)
+    assert np.abs(codes[0].astype(int)).max() == 64
+    assert not overflowing_ops(read(mine))
+    np.testing.assert_allclose(run(mine, feeds), exact, atol=0.03 * np.abs(exact).max())
+
+
 def test_reduce_range_means_the_same_in_fit():
     model, feeds, _ = product()
     conf = PostTrainingQuantConfig(reduce_range=True, quant_format="QDQ")

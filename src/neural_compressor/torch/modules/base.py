@@ -269,7 +269,7 @@ class QuantModule(nn.Module):
         """Scale and zero-point of the quint8 tensors the op takes as its first input; None if it takes floats only."""
         scheme = self.scheme.activation
         if self.simulated or not self._is_calibrated or not self.inputs or scheme is None or scheme.reduce_range:
-            return None  # a producer of quint8 uses all 256 codes, a reduced range has 128
+            return None  # a producer of quint8 uses all 256 codes, a reduced range has half of them
         return self._u8(self.inputs[0])
 
     @property

@@ -19,6 +19,7 @@ from torchao.quantization.pt2e.quantizer.x86_inductor_quantizer import (
 )
 
 from neural_compressor.schemes import OpKey, OpScheme, TensorScheme
+from neural_compressor.schemes.affine import integer_limits
 from neural_compressor.torch.pt2e.observers import BatchObserver, RangeObserver, WeightObserver
 from neural_compressor.torch.pt2e.ops import find_graph_ops, kind_of
 
@@ -144,7 +145,7 @@ class PlanQuantizer(X86InductorQuantizer):  # type: ignore[misc]
     def _activation(self, scheme: TensorScheme, is_dynamic: bool) -> QuantizationSpec:
         place = (scheme, is_dynamic)
         if place not in self._specs:
-            found = self._observers
+            found, (low, high) = self._observers, integer_limits(scheme)
             maker = (
                 found.batch.with_args(scheme=scheme, eps=_EPS) if is_dynamic else found.range.with_args(scheme=scheme)
             )
@@ -152,7 +153,7 @@ class PlanQuantizer(X86InductorQuantizer):  # type: ignore[misc]
                 scheme,
                 dtype=torch.uint8,
                 quant_min=0,
-                quant_max=127 if scheme.reduce_range else 255,
+                quant_max=high - low,
                 qscheme=torch.per_tensor_affine,
                 is_dynamic=is_dynamic,
                 observer_or_fake_quant_ctr=maker,

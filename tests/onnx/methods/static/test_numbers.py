@@ -56,10 +56,10 @@ def test_activations(kind: str, symmetric: bool, seen: tuple[float, float], scal
 
 @pytest.mark.parametrize(
     ("kind", "scale", "zero_point"),
-    [("int8", 2 * 1.26 / 126, 0), ("uint8", 1.27 / 127, 0)],  # 7 bits: -64..63 and 0..127
+    [("int8", 1.28 / 64, 0), ("uint8", 1.27 / 127, 0)],  # -64..64 and 0..127
 )
 def test_reduced_ranges(kind: str, scale: float, zero_point: int) -> None:
-    high = 1.26 if kind == "int8" else 1.27
+    high = 1.28 if kind == "int8" else 1.27
     params = activation_params(0.0, high, TensorScheme(dtype(kind), symmetric=kind == "int8", reduce_range=True))
     assert float(params.scale) == pytest.approx(scale, rel=1e-6)
     assert int(params.zero_point) == zero_point

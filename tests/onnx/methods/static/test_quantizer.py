@@ -114,7 +114,7 @@ def test_reduced_ranges_leave_a_bit_unused(kit: Kit) -> None:
     quantized = kit.quantize(model, plan)
     kit.check_close(model, quantized, tolerance=0.1)
     array = quantized.graph.node("Conv_1").inputs[1].producer().inputs[0].const_value.numpy()
-    assert (array.min(), array.max()) == (-63, 63)
+    assert (array.min(), array.max()) == (-64, 64)
 
 
 @pytest.mark.parametrize("quant_format", FORMATS)

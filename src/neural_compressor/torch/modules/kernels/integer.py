@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from neural_compressor.schemes import OpScheme, PerChannel, PerTensor, TensorScheme, any_cpu_weight, in_pairs
+from neural_compressor.schemes.affine import integer_limits
 from neural_compressor.torch.modules.kernels import fbgemm, onednn
 from neural_compressor.torch.modules.kernels.quint8 import codes_of, to_quint8, with_qparams
 from neural_compressor.torch.modules.kernels.table import Kernel, kernel_for, kernels_of, register
@@ -23,7 +24,7 @@ from neural_compressor.torch.modules.kernels.table import Kernel, kernel_for, ke
 WORST_PAIRS: dict[str, tuple[tuple[int, int], ...]] = {
     "all": ((-128, -128), (127, 127)),
     "pair_safe": ((64, 64), (-64, -64), (127, 1), (1, 127), (-127, -1), (100, 28), (127, -127)),
-    "reduced": ((-64, -64), (63, 63)),
+    "reduced": ((-64, -64), (64, 64)),
 }
 """The neighbouring weights that come nearest to an overflow, by what is done about it."""
 
@@ -52,7 +53,8 @@ class IntegerKernel(Kernel):
         weight, codes = scheme.weight, "all"
         if weight is not None and (weight.reduce_range or weight.pair_safe):
             codes = "reduced" if weight.reduce_range else "pair_safe"
-        return self.exact(op_type, 127 if scheme.activation.reduce_range else 255, codes)
+        low, high = integer_limits(scheme.activation)
+        return self.exact(op_type, high - low, codes)
 
 
 def fits_kernel(op_type: str, scheme: OpScheme) -> bool:

@@ -49,11 +49,14 @@ def make_scheme(
     return OpScheme.from_dict(data)
 
 
-def qparams(low: Tensor, high: Tensor, bits: int, signed: bool, symmetric: bool) -> tuple[Tensor, Tensor]:
-    qmin, qmax = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
+def qparams(
+    low: Tensor, high: Tensor, bits: int, signed: bool, symmetric: bool, qmax: int | None = None
+) -> tuple[Tensor, Tensor]:
+    qmin, usual = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
+    qmax = usual if qmax is None else qmax
     peak = torch.maximum(low.abs(), high.abs())
     if symmetric and signed:
-        return peak / (64 if bits == 7 else qmax), torch.zeros_like(peak)
+        return peak / qmax, torch.zeros_like(peak)
     if symmetric:
         return torch.where(low < 0, 2 * peak / (qmax - qmin), peak / qmax), torch.where(low < 0, 2.0 ** (bits - 1), 0.0)
     low, high = low.clamp(max=0), high.clamp(min=0)
@@ -61,13 +64,21 @@ def qparams(low: Tensor, high: Tensor, bits: int, signed: bool, symmetric: bool)
     return scale, (qmin - low / scale).round()
 
 
-def rounded(x: Tensor, low: Any, high: Any, *, bits: int = 8, signed: bool = False, symmetric: bool = False) -> Tensor:
+def rounded(
+    x: Tensor,
+    low: Any,
+    high: Any,
+    *,
+    bits: int = 8,
+    signed: bool = False,
+    symmetric: bool = False,
+    qmax: int | None = None,
+) -> Tensor:
     """``x`` quantized over ``[low, high]`` and back, in float64; scales are float32 numbers as everywhere."""
-    qmin, qmax = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
-    if bits == 7 and signed and symmetric:  # a reduced range: there is room for one code more
-        qmax += 1
+    qmin, usual = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
+    qmax = usual if qmax is None else qmax
     low, high = (torch.as_tensor(v, dtype=torch.float32) for v in (low, high))
-    scale, zero = qparams(low, high, bits, signed, symmetric)
+    scale, zero = qparams(low, high, bits, signed, symmetric, qmax)
     codes = torch.clamp(torch.round(x.float() / scale) + zero, qmin, qmax)  # float32: which side a tie falls on
     return (codes - zero).double() * scale.double()
 

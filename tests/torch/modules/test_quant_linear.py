@@ -133,7 +133,9 @@ def test_reduced_ranges_are_kept_to_128_codes(scheme, ref):
     narrow = [(-1.0, 1.0)]  # values beyond it would reach codes above 127 if the kernel clipped at 255
     q = quantized_module(module, scheme("int8 channel reduced", "uint8 asym reduced", "static"), narrow)
     expected = F.linear(
-        ref.rounded(x, -1.0, 1.0, bits=7), ref.rounded_weight(module.weight.detach(), bits=7), module.bias.double()
+        ref.rounded(x, -1.0, 1.0, bits=7),
+        ref.rounded_weight(module.weight.detach(), bits=7, qmax=64),
+        module.bias.double(),
     )
     assert x.max() > 1.5
     assert q.kernel == "fbgemm int8"  # 7-bit sums fit 16 bits on any x86
@@ -145,7 +147,8 @@ def test_reduced_ranges_are_kept_to_128_codes(scheme, ref):
 def test_reduced_signed_activations(scheme, ref, activation):
     module, x = nn.Linear(16, 8), torch.randn(5, 16)
     q = quantized_module(module, scheme("int8 channel", activation, "static"), [(-1.0, 0.8)])
-    inside = ref.rounded(x, -1.0, 0.8, bits=7, signed=True, symmetric="asym" not in activation)
+    symmetric = "asym" not in activation
+    inside = ref.rounded(x, -1.0, 0.8, bits=7, signed=True, symmetric=symmetric, qmax=64 if symmetric else 63)
     expected = F.linear(inside, ref.rounded_weight(module.weight.detach()), module.bias.double())
     torch.testing.assert_close(q(x).double(), expected, rtol=1e-5, atol=1e-5)
 

@@ -6,10 +6,18 @@ import onnxruntime
 import pytest
 from onnx import helper, numpy_helper
 
+from neural_compressor import PostTrainingQuantConfig, quantization
 from neural_compressor.errors import ConfigError
 from onnx_neural_compressor import data_reader, logger
 from onnx_neural_compressor.algorithms import Smoother
-from onnx_neural_compressor.quantization import algorithm_entry, config, matmul_4bits_quantizer, tuning
+from onnx_neural_compressor.quantization import (
+    QuantFormat,
+    algorithm_entry,
+    config,
+    matmul_4bits_quantizer,
+    matmul_nbits_quantizer,
+    tuning,
+)
 
 RNG = np.random.default_rng(0)
 INPUTS = RNG.standard_normal((4, 64)).astype(np.float32) * np.where(np.arange(64) == 7, 50, 1).astype(np.float32)
@@ -99,3 +107,47 @@ def test_the_log_is_a_module(caplog):
     with caplog.at_level("INFO", "neural_compressor"):
         logger.info("said %d", 3)
     assert "said 3" in caplog.text
+
+
+def test_options_of_dynamic_quantization():
+    assert config.DynamicQuantConfig(extra_options={"ActivationSymmetric": False}).extra_options == {}
+    with pytest.raises(ConfigError, match=r"ActivationSymmetric.*StaticQuantConfig"):
+        config.DynamicQuantConfig(extra_options={"ActivationSymmetric": True})
+
+
+def test_sets_to_tune_over_in_a_format():
+    for form in (QuantFormat.QDQ, QuantFormat.QOperator):
+        assert {each.quant_format for each in config.get_woq_tuning_config(quant_format=form)} == {form}
+
+
+@pytest.mark.parametrize(("given", "written"), [({}, 4), ({"accuracy_level": 0}, 0), ({"accuracy_level": 1}, 1)])
+def test_the_accuracy_level_that_is_given_is_written(given, written):
+    for kind in (matmul_nbits_quantizer.MatMulNBitsQuantizer, matmul_4bits_quantizer.MatMul4BitsQuantizer):
+        quantizer = kind(two_products(), 32, True, quiet=True, **given)
+        quantizer.process()
+        found = [a.i for node in quantizer.model.graph.node for a in node.attribute if a.name == "accuracy_level"]
+        assert found == [written, written]
+
+
+@pytest.mark.parametrize("approach", ["static", "dynamic", "weight_only"])
+def test_nodes_in_any_order(tmp_path, approach):
+    model = two_products()
+    turned = onnx.ModelProto()
+    turned.CopyFrom(model)
+    del turned.graph.node[:]
+    turned.graph.node.extend([*model.graph.node][::-1])
+    data = None if approach == "dynamic" else [(INPUTS, 0)]
+    conf = PostTrainingQuantConfig(approach=approach)
+    found = [
+        run(quantization.fit(each, conf, data, workspace=tmp_path / str(number), quiet=True).model)
+        for number, each in enumerate((model, turned))
+    ]
+    assert np.array_equal(*found)
+
+
+@pytest.mark.parametrize("algorithm", ["RTN", "GPTQ", "AWQ"])
+def test_weight_only_algorithms_through_fit(tmp_path, algorithm):
+    weight = {"bits": 4, "group_size": 32, "scheme": "sym", "algorithm": algorithm}
+    conf = PostTrainingQuantConfig(approach="weight_only", op_type_dict={".*": {"weight": weight}})
+    made = quantization.fit(two_products(), conf, [(INPUTS, 0)], workspace=tmp_path, quiet=True)
+    assert types(made.model).count("MatMulNBits") == 2

@@ -9,11 +9,15 @@ from torch import nn
 
 from neural_compressor.errors import ConfigError
 from neural_compressor.torch.quantization import (
+    AWQConfig,
+    FP8Config,
     GPTQConfig,
     RTNConfig,
     StaticQuantConfig,
+    TEQConfig,
     TuningConfig,
     autotune,
+    convert,
     get_all_config_set,
     get_default_AutoRound_config,
     get_default_gptq_config,
@@ -135,3 +139,32 @@ def test_a_gain_may_be_asked_for(tmp_path, reached, met):
     tuned = autotune(net(), config, lambda model: 0.5 if type(model[0]) is nn.Linear else reached, quiet=True)
     assert tuned.tuning.met is met
     assert "where a gain of 100.0% is asked for" in tuned.tuning.verdict
+
+
+@pytest.mark.parametrize(("config", "field"), [(AWQConfig, "absorb_layer_dict"), (TEQConfig, "absorb_to_layer")])
+def test_a_layer_as_absorber(config, field):
+    def scaled(**fields):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32)).eval()
+        model = prepare(model, config(group_size=16, **fields))
+        for seed in range(4):
+            model(torch.randn(8, 32, generator=torch.Generator().manual_seed(seed)) * torch.linspace(0.1, 4, 32))
+        return convert(model, quiet=True)
+
+    x = torch.randn(4, 32)
+    named = scaled(folding=False, **{field: {"0": ["1"]}})
+    assert torch.equal(named(x), scaled(folding=False)(x))
+    with pytest.raises(ConfigError, match=r"cannot take up a scale.*folding=False"):
+        scaled(folding=True, **{field: {"0": ["1"]}})
+
+
+def test_fp8_by_the_name_of_static_quantization():
+    made = StaticQuantConfig(fp8_config="E4M3", scale_method="MAXABS_POW2", scale_format="CONST", mod_dict={})
+    assert isinstance(made, FP8Config)
+    assert (made.fp8_config, made.scale_method, made.scale_format) == ("E4M3", "maxabs_pow2", "const")
+    assert (made.measure, made.quantize) == (True, True)
+    assert (FP8Config(mode="MEASURE").measure, FP8Config(mode="MEASURE").quantize) == (True, False)
+    assert (FP8Config(mode="QUANTIZE").measure, FP8Config(mode="QUANTIZE").quantize) == (False, True)
+    assert FP8Config(measure_on_hpu=True, scale_params={"input_backoff": 0.5}).scale_params == {"input_backoff": 0.5}
+    with pytest.raises(ConfigError, match="mod_dict"):
+        FP8Config(mod_dict={"PatchedLinear": "linear"})

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from neural_compressor.config import MixedPrecisionConfig, PostTrainingQuantConfig
+from neural_compressor import quantization
+from neural_compressor.config import MixedPrecisionConfig, PostTrainingQuantConfig, TuningCriterion
 from neural_compressor.errors import ConfigError
 from neural_compressor.torch.quantization import RTNConfig, quantize
 
@@ -48,3 +49,42 @@ def test_eight_bit_floats_without_a_negative_zero(name):
     scale = values.abs().amax(1, keepdim=True) / torch.finfo(kind).max
     expected = (values / scale).to(kind).float() * scale
     torch.testing.assert_close(made.dequantized_weight(), expected)
+
+
+class WithNorm(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm, self.fc, self.conv = torch.nn.LayerNorm(32), torch.nn.Linear(32, 32), torch.nn.Conv1d(1, 1, 3)
+
+    def forward(self, x):
+        return self.conv(self.fc(self.norm(x)).unsqueeze(1))
+
+
+@pytest.mark.parametrize("algorithm", ["RTN", "GPTQ", "AWQ", "TEQ", "AUTOROUND"])
+def test_weight_only_algorithms_for_whatever_can_be(tmp_path, algorithm):
+    weight = {"bits": 4, "group_size": 32, "scheme": "sym", "algorithm": algorithm}
+    conf = PostTrainingQuantConfig(approach="weight_only", op_type_dict={".*": {"weight": weight}})
+    x = torch.randn(16, 32)
+    made = quantization.fit(WithNorm().eval(), conf, [(x, 0)], workspace=tmp_path, quiet=True)
+    assert made.model.fc.scheme.weight.dtype.name == "int4"
+    assert made.model.fc.scheme.method.name == algorithm.lower()
+    left = {record.name: record.reason for record in made.adaptor.summary(made.model) if record.name != "fc"}
+    assert left
+    assert all(left.values())
+
+
+@pytest.mark.parametrize("strategy", ["mse", "mse_v2", "hawq_v2", "bayesian", "tpe"])
+def test_strategies(tmp_path, strategy):
+    options = {"hawq_v2_loss": torch.nn.functional.cross_entropy} if strategy == "hawq_v2" else {}
+    tuning = TuningCriterion(strategy=strategy, max_trials=2, strategy_kwargs=options)
+    conf = PostTrainingQuantConfig(quant_level=1, tuning_criterion=tuning)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4)).eval()
+    data = [(torch.randn(8, 8), torch.zeros(8, dtype=torch.long))]
+    made = quantization.fit(model, conf, data, eval_func=lambda model: 1.0, workspace=tmp_path, quiet=True)
+    assert made.result.trials
+
+
+def test_a_strategy_that_is_a_service():
+    with pytest.raises(ConfigError, match=r"'sigopt', a service.*'tpe' or 'bayesian'"):
+        TuningCriterion(strategy="sigopt")

@@ -139,7 +139,12 @@ def _objective(name: Any, weight: Any = None, higher_is_better: Any = None) -> O
 
 def _strategy_name(value: Any) -> str:
     if isinstance(value, str) and value.strip():
-        return value.strip().lower()
+        name = value.strip().lower()
+        if name == "sigopt":
+            raise ConfigError(
+                "got 'sigopt', a service to which trials are sent; take 'tpe' or 'bayesian', which run here"
+            )
+        return name
     raise ConfigError(f"got {value!r}, expected the name of a strategy, such as 'basic'")
 
 

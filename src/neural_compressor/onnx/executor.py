@@ -119,7 +119,8 @@ class QdqLayout:
 @PASSES.register("weight_layout")
 @dataclass(frozen=True)
 class WeightLayout:
-    """How weights that are quantized alone are written, as :class:`WeightOnlyOptions` has it."""
+    """How weights that are quantized alone are written, as :class:`WeightOnlyOptions` has it; ``accuracy_level`` 0 is
+    "auto", and "runtime" leaves it to the runtime."""
 
     quant_format: str | None = None
     accuracy_level: int | str = "auto"
@@ -343,11 +344,15 @@ def _static_options(steps: Steps, capability: ProviderCapability) -> StaticOptio
     )
 
 
+_LEVELS: Mapping[int | str, int | str] = {0: "auto", "runtime": 0}
+"""Words of configurations for the ``accuracy_level`` of :class:`WeightOnlyOptions`."""
+
+
 def _weight_options(steps: Steps, capability: ProviderCapability) -> WeightOnlyOptions:
     layout = steps.usual(WeightLayout)
     return WeightOnlyOptions(
         quant_format=layout.quant_format or capability.quant_format,
-        accuracy_level=layout.accuracy_level or "auto",
+        accuracy_level=_LEVELS.get(layout.accuracy_level, layout.accuracy_level),
         fold=layout.fold,
         providers=capability.target.sessions,
     )

@@ -32,7 +32,7 @@ class MatMul4BitsQuantizer(MatMulNBitsQuantizer):
         model: Any,
         block_size: int = 128,
         is_symmetric: bool = False,
-        accuracy_level: int | None = 0,
+        accuracy_level: int | None = None,
         nodes_to_exclude: Sequence[str] | None = None,
         algo_config: WeightOnlyQuantConfig | None = None,
         providers: Sequence[str] = ("CPUExecutionProvider",),

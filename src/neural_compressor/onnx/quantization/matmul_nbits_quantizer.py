@@ -21,6 +21,7 @@ from neural_compressor.onnx.quantization.config import (
     RTNConfig,
     WeightOnlyConfig,
 )
+from neural_compressor.onnx.quantization.config.fields import RUNTIME
 from neural_compressor.onnx.quantization.quant_types import QuantFormat
 from neural_compressor.onnx.quantization.quantize import quantized
 from neural_compressor.report.terminal import print_ops
@@ -65,7 +66,14 @@ class WeightOnlyQuantConfig:
         own = {
             each.name if each.name in known else _FIELDS[each.name]: getattr(self, each.name) for each in fields(self)
         }
+        if "accuracy_level" in own:
+            own["accuracy_level"] = _level(own["accuracy_level"])
         return self._config(**{**values, **own, **self._always})
+
+
+def _level(value: Any) -> Any:
+    """The accuracy level as configurations have it: there 0 is what is fastest, and here what a model says with it."""
+    return RUNTIME if value == 0 and not isinstance(value, bool) else value
 
 
 @dataclass(frozen=True)
@@ -136,7 +144,8 @@ class HQQWeightOnlyQuantConfig(WeightOnlyQuantConfig):
 class MatMulNBitsQuantizer:
     """Quantizes the weights of matrix products to ``n_bits``, ``block_size`` of them to a scale.
 
-    ``algo_config`` says how they are found, round to nearest by default. :meth:`process` does the work, and says in a few
+    ``algo_config`` says how they are found, round to nearest by default. ``accuracy_level`` is written into the model as it
+    is given; None takes what is fast. :meth:`process` does the work, and says in a few
     lines on standard error what was done unless it is ``quiet``; then ``model`` is the quantized one, and :meth:`save`
     writes it.
     """
@@ -144,7 +153,7 @@ class MatMulNBitsQuantizer:
     model: onnx.ModelProto | str | Path | ir.Model
     block_size: int = 128
     is_symmetric: bool = False
-    accuracy_level: int | None = 0
+    accuracy_level: int | None = None
     nodes_to_exclude: Sequence[str] | None = None
     algo_config: WeightOnlyQuantConfig | None = None
     n_bits: int = 4
@@ -164,7 +173,7 @@ class MatMulNBitsQuantizer:
             weight_bits=self.n_bits,
             weight_group_size=self.block_size,
             weight_sym=self.is_symmetric,
-            accuracy_level=self.accuracy_level,
+            accuracy_level=_level(self.accuracy_level),
             nodes_to_exclude=self.nodes_to_exclude,
             providers=self.providers,
         )

@@ -40,7 +40,7 @@ def named_norm(model: nn.Module, name: str) -> nn.Module:
     if not follows_weight(norm):
         raise ConfigError(
             f"{name!r} ({type(norm).__name__}) cannot take up a scale: dividing a vector in its weight must divide its "
-            "output; name a normalisation, or leave the layers out to have their scale applied at run time"
+            "output; name a normalisation, or take folding=False to have the scale applied at run time"
         )
     return norm
 

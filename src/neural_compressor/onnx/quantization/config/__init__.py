@@ -21,7 +21,7 @@ from neural_compressor.onnx.quantization.config.weight_only import (
     RTNConfig,
     WeightOnlyConfig,
 )
-from neural_compressor.onnx.quantization.quant_types import CalibrationMethod
+from neural_compressor.onnx.quantization.quant_types import CalibrationMethod, QuantFormat
 
 __all__ = [
     "AWQConfig",
@@ -57,20 +57,23 @@ get_default_awq_config = AWQConfig
 get_default_hqq_config = HQQConfig
 
 
-def get_woq_tuning_config() -> list[OnnxConfig]:
+def get_woq_tuning_config(quant_format: Any = QuantFormat.QOperator) -> list[OnnxConfig]:
     """Weight-only configurations to tune over: 4 bits without data, then with data, then 8 bits, which lose next to nothing.
+
+    All have the ``quant_format`` given.
 
     >>> [f"{config.name} {config.weight_bits}" for config in get_woq_tuning_config()]
     ['rtn 4', 'rtn 4', 'hqq 4', 'awq 4', 'gptq 4', 'gptq 4', 'rtn 8']
     """
+    form = {"quant_format": quant_format}
     return [
-        RTNConfig(weight_sym=False),
-        RTNConfig(weight_sym=False, mse=True),
-        HQQConfig(),
-        AWQConfig(weight_sym=False),
-        GPTQConfig(weight_sym=False),
-        GPTQConfig(weight_sym=False, quant_last_matmul=False),
-        RTNConfig(weight_bits=8),
+        RTNConfig(weight_sym=False, **form),
+        RTNConfig(weight_sym=False, mse=True, **form),
+        HQQConfig(**form),
+        AWQConfig(weight_sym=False, **form),
+        GPTQConfig(weight_sym=False, **form),
+        GPTQConfig(weight_sym=False, quant_last_matmul=False, **form),
+        RTNConfig(weight_bits=8, **form),
     ]
 
 

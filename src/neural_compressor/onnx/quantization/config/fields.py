@@ -66,8 +66,23 @@ EXTRA_OPTIONS: Mapping[str, tuple[Any, Callable[[Any], Any]]] = {
     "SmoothQuantScalesPerOp": (True, flag),
 }
 """Each option with its default and what admits a value."""
-DYNAMIC_OPTIONS = ("WeightSymmetric",)
+DYNAMIC_OPTIONS = ("WeightSymmetric", "ActivationSymmetric")
 """Those that mean something where ranges of activations are taken from each batch."""
+
+
+def dynamic_options(value: Any) -> dict[str, Any]:
+    """Validate the options of dynamic quantization: activations are asymmetric there.
+
+    >>> dynamic_options({"ActivationSymmetric": False})
+    {}
+    """
+    found = options_among(DYNAMIC_OPTIONS)(value)
+    if found.pop("ActivationSymmetric", False):
+        raise ConfigError(
+            "option ActivationSymmetric: got True, and DynamicQuantizeLinear, which takes ranges from each batch, gives "
+            "uint8 with a zero point; leave it out, or take StaticQuantConfig"
+        )
+    return found
 
 
 def options_among(known: tuple[str, ...] = tuple(EXTRA_OPTIONS)) -> Callable[[Any], dict[str, Any]]:
@@ -102,6 +117,8 @@ def extra_option(options: Mapping[str, Any], name: str) -> Any:
 
 FLOAT = "fp32"
 """The data type that leaves a node as it is."""
+RUNTIME = "runtime"
+"""The accuracy level that is left to the runtime, which a model says with 0."""
 MOST_BITS = 8
 """The widest codes of weights that are quantized alone."""
 
@@ -140,13 +157,14 @@ def _act_dtype(value: Any) -> str:
     )
 
 
-def _accuracy_level(value: Any) -> int:
+def _accuracy_level(value: Any) -> int | str:
     if value is None:
         return 0
-    if is_whole(value) and 0 <= value <= 4:
-        return int(value)
+    if value == RUNTIME or (is_whole(value) and 0 <= value <= 4):
+        return RUNTIME if value == RUNTIME else int(value)
     raise ConfigError(
-        f"got {value!r}, expected 0 (the fastest), 1 (inputs in fp32), 2 (fp16), 3 (bf16) or 4 (int8 in blocks)"
+        f"got {value!r}, expected 0 (the fastest), 1 (inputs in fp32), 2 (fp16), 3 (bf16), 4 (int8 in blocks), or "
+        f"{RUNTIME!r}"
     )
 
 
@@ -200,7 +218,7 @@ Bits = Annotated[int, one_or_more(_bits)]
 GroupSize = Annotated[int, one_or_more(group_size)]
 WeightDtype = Annotated[str, one_or_more(weight_dtype)]
 ActDtype = Annotated[str, one_or_more(_act_dtype)]
-AccuracyLevel = Annotated[int, one_or_more(_accuracy_level)]
+AccuracyLevel = Annotated[int | str, one_or_more(_accuracy_level)]
 Type = Annotated[QuantType, one_or_more(choice(QuantType))]
 Format = Annotated[QuantFormat, one_or_more(choice(QuantFormat))]
 TargetCpu = Annotated[str, one_or_more(word(TARGET_CPUS))]

@@ -12,7 +12,6 @@ from neural_compressor.dtypes import dtype
 from neural_compressor.onnx.graph.linear_ops import LINEAR_TYPES
 from neural_compressor.onnx.graph.sum_order import ANY
 from neural_compressor.onnx.quantization.config.fields import (
-    DYNAMIC_OPTIONS,
     Count,
     Flag,
     Format,
@@ -23,6 +22,7 @@ from neural_compressor.onnx.quantization.config.fields import (
     Reader,
     TargetCpu,
     Type,
+    dynamic_options,
     extra_option,
     options_among,
     smoothed_types,
@@ -180,9 +180,7 @@ class DynamicQuantConfig(IntegerConfig):
     per_channel: Flag = False
     reduce_range: Flag = False
     use_external_data_format: Flag = False
-    extra_options: Annotated[dict[str, Any], PlainValidator(options_among(DYNAMIC_OPTIONS))] = Field(
-        default_factory=dict
-    )
+    extra_options: Annotated[dict[str, Any], PlainValidator(dynamic_options)] = Field(default_factory=dict)
     quant_last_matmul: Flag = True
     execution_provider: Provider = None
     target_cpu: TargetCpu = ANY

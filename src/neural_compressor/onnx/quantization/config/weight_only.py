@@ -57,8 +57,9 @@ class WeightOnlyConfig(OnnxConfig):
     product: ``QOperator`` a ``MatMulNBits``, ``QDQ`` a DequantizeLinear in blocks before it (opset 21).
 
     ``accuracy_level`` is that of ``MatMulNBits``: from 1 (inputs in fp32) to 4 (in int8, the fastest on a CPU); 0 leaves
-    the choice to the toolkit, which takes what is fast. Each repeated block of the model is calibrated behind those
-    quantized before it, at one pass over the data a block; ``layer_wise_quant`` does so layer by layer.
+    the choice to the toolkit, which takes what is fast, and ``"runtime"`` to the runtime. Each repeated block of the model
+    is calibrated behind those quantized before it, at one pass over the data a block; ``layer_wise_quant`` does so layer by
+    layer.
 
     Matrix products and Gemm are quantized; tables that Gather reads where ``op_types_to_quantize`` or a rule names them.
     """

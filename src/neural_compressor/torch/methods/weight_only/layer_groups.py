@@ -21,7 +21,7 @@ from neural_compressor.torch.modules.build import replace_module
 from neural_compressor.torch.modules.matrix_stack import weight_only_class
 from neural_compressor.torch.modules.weight_only import WeightOnlyLinear, change_of, matrix_of
 from neural_compressor.torch.modules.weighted import WeightedModule
-from neural_compressor.torch.passes.absorb import absorb, named_norm
+from neural_compressor.torch.passes.absorb import absorb, follows_weight, named_norm
 
 logger = logging.getLogger("neural_compressor")
 
@@ -101,9 +101,14 @@ class LayerGroups:
         return GroupResult({name: self.replacement(name, part, own) for name, part, own in parts}, norm, scale)
 
     def absorber(self, names: Sequence[str]) -> nn.Module | None:
-        """The normalisation that is named to take up the scale of ``names``."""
+        """What is named to take up the scale of ``names``: a normalisation; another layer does not, and without folding
+        they then scale their input at run time."""
         norm = absorber(self.ops[names[0]], names)
-        return None if norm is None else named_norm(self.model, norm)
+        if norm is None:
+            return None
+        if not option(self.ops[names[0]], "folding") and not follows_weight(self.model.get_submodule(norm)):
+            return None
+        return named_norm(self.model, norm)
 
     def replacement(self, name: str, result: LayerResult, weight: torch.Tensor | None = None) -> nn.Module:
         """The layer that takes the place of ``name``, whose float ``weight`` the result was found for."""

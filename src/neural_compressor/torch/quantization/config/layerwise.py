@@ -140,8 +140,8 @@ class AWQConfig(RoundingConfig):
     ``use_auto_scale`` searches the scales, ``use_auto_clip`` (or ``use_mse_search``) then the ranges. ``folding`` lets the
     normalisation before take the scales in, and leaves them out where there is none; without it they are applied to the
     input at run time. ``absorb_layer_dict`` lists layers by the normalisation that takes in their scale, where watching
-    the model run does not find it. ``amp`` is that of :class:`GPTQConfig`. ``hadamard="folded"`` is that of
-    :class:`RTNConfig`, for every algorithm.
+    the model run does not find it; without ``folding`` another layer may stand there, and scales are applied at run time.
+    ``amp`` is that of :class:`GPTQConfig`. ``hadamard="folded"`` is that of :class:`RTNConfig`, for every algorithm.
     """
 
     use_layer_wise: Flag = False

@@ -88,6 +88,8 @@ def fit(
         "device": conf.device,
         "backend": conf.backend,
         "quant_format": conf.quant_format,
+        "inputs": conf.inputs,
+        "outputs": conf.outputs,
         "recipes": conf.recipes,
         "approach": conf.approach,
         # A model that nobody evaluates need not run here.

@@ -1,5 +1,6 @@
 """Keras and TensorFlow behind the adaptor contract."""
 
 from neural_compressor.tensorflow.adaptor.keras import KerasAdaptor
+from neural_compressor.tensorflow.adaptor.saved_model import TensorFlowAdaptor
 
-__all__ = ["KerasAdaptor"]
+__all__ = ["KerasAdaptor", "TensorFlowAdaptor"]

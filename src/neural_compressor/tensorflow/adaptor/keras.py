@@ -6,10 +6,13 @@ Nothing here imports Keras before there is a model to work on: whoever asks whet
 from __future__ import annotations
 
 import hashlib
+import logging
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -18,12 +21,15 @@ from neural_compressor.adaptor.contract import Adaptor
 from neural_compressor.adaptor.query import QueryBackendCapability
 from neural_compressor.adaptor.records import OpRecord
 from neural_compressor.adaptor.user_code import calibrating
-from neural_compressor.errors import MissingDependencyError
+from neural_compressor.errors import ConfigError, NeuralCompressorError, QuantizationError
 from neural_compressor.schemes import OpKey, Plan, float_op, sqnr_db
+from neural_compressor.tensorflow.adaptor.requirements import require_tensorflow
 
 if TYPE_CHECKING:
     from neural_compressor.tensorflow.executor import Executor
+    from neural_compressor.tensorflow.litert.keras_file import LiteRTFile
 
+logger = logging.getLogger("neural_compressor")
 _YAML = Path(__file__).parents[2] / "adaptor" / "keras.yaml"
 
 
@@ -56,6 +62,9 @@ class KerasAdaptor(Adaptor):
         require_tensorflow()
         self.query_handler = KerasQuery(overlay=self.info.get("framework_yaml"))
         self._executor: Executor | None = None
+        self._files: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+        self._runners: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+        self._racing = False
 
     @classmethod
     def handles(cls, model: Any) -> bool:
@@ -98,12 +107,51 @@ class KerasAdaptor(Adaptor):
     def predict(self, model: Any, inputs: Any) -> Any:
         from neural_compressor.tensorflow.batches import run
 
-        return run(model, inputs)
+        return self._runners[model](inputs) if self._racing else run(model, inputs)
+
+    @contextmanager
+    def on_one_thread(self, models: Sequence[Any]) -> Iterator[bool]:
+        """Models as LiteRT files, which is how they are deployed; what cannot be a file has all of them run by Keras."""
+        alone = all(self._as_file(model) for model in models)
+        self._racing = alone
+        try:
+            yield alone
+        finally:
+            self._racing = False
+
+    def litert(self, model: Any) -> LiteRTFile:
+        """A quantized model as a LiteRT file, made once."""
+        from neural_compressor.tensorflow.litert.keras_file import to_litert
+
+        if model not in self._files:
+            try:
+                self._files[model] = to_litert(model)
+            except QuantizationError as error:
+                self._files[model] = error
+        if isinstance(self._files[model], QuantizationError):
+            raise self._files[model]
+        found: LiteRTFile = self._files[model]
+        return found
+
+    def convert(self, model: Any, source: str, destination: str) -> bytes:
+        """The bytes of a LiteRT file of a Keras model, quantized or not."""
+        if (source, destination) != ("keras", "litert"):
+            raise ConfigError(f"convert: got {source!r} to {destination!r}; known: 'keras' to 'litert'")
+        from neural_compressor.tensorflow.litert.keras_file import float_litert
+
+        if hasattr(model, "quantization"):
+            return self.litert(model).content
+        return float_litert(self._prepared(model).graph.model)
 
     def save(self, model: Any, path: str | Path) -> None:
         from neural_compressor.tensorflow.files.checkpoint import save_model
 
-        save_model(model, Path(path))
+        try:
+            content = self.litert(model).content
+        except QuantizationError as error:
+            logger.warning("%s; the folder %s holds no LiteRT file", error, path)
+            content = None
+        save_model(model, Path(path), content)
 
     def load(self, path: str | Path, model: Any) -> Any:
         from neural_compressor.tensorflow.files.checkpoint import load_model
@@ -186,34 +234,42 @@ class KerasAdaptor(Adaptor):
         if scheme.is_float:
             reason = f"the tuning configuration keeps it in {scheme.precision}"
             return OpRecord(*key, scheme.precision, activation, reason=reason, weight_sqnr=error, size_bytes=size)
-        why = "the Keras model computes in float on quantized values"
-        return OpRecord(
-            *key,
-            scheme.precision,
-            activation,
-            scheme.mode,
-            "float on quantized values",
-            True,
-            why,
-            error,
-            size_bytes=size,
-        )
+        kernel, why = self._kernel(key, model)
+        return OpRecord(*key, scheme.precision, activation, scheme.mode, kernel, bool(why), why, error, size_bytes=size)
+
+    def _kernel(self, key: OpKey, model: Any) -> tuple[str, str]:
+        """What runs an op where the model is deployed, and why that is no kernel of its own."""
+        try:
+            file = self.litert(model)
+        except QuantizationError as error:
+            return "float on quantized values", str(error)
+        if key[0] in file.ops:
+            return f"LiteRT {file.ops[key[0]]}", ""
+        why = file.in_float.get(key[0], "the file has no such op")
+        return "float on quantized values", f"{why}; in float in the LiteRT file"
+
+    def _as_file(self, model: Any) -> bool:
+        from neural_compressor.tensorflow.litert.runner import Runner
+
+        if model not in self._runners:
+            try:
+                names = [tensor.name for tensor in model.inputs] if getattr(model, "inputs", None) else None
+                self._runners[model] = _plain_outputs(Runner(self.convert(model, "keras", "litert"), order=names))
+            except NeuralCompressorError as error:
+                logger.info("latency is that of Keras: %s", error)
+                return False
+        return True
 
 
-def require_tensorflow() -> None:
-    """Say which extra to install where TensorFlow is missing, or which backend Keras must have."""
-    try:
-        import keras
-        import tensorflow  # noqa: F401
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"{error}; install what Keras models need with: pip install 'open-neural-compressor[tensorflow]'"
-        ) from error
-    if keras.backend.backend() != "tensorflow":
-        raise MissingDependencyError(
-            f"Keras runs on {keras.backend.backend()} here, and models are quantized on TensorFlow: set "
-            "KERAS_BACKEND=tensorflow"
-        )
+def _plain_outputs(runner: Any) -> Callable[[Any], Any]:
+    """A runner that gives one output as an array and several as a list, as a Keras model does."""
+
+    def run(inputs: Any) -> Any:
+        found = runner(inputs)
+        outputs = [found[name] for name in runner.outputs]
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    return run
 
 
 def _weighted() -> Sequence[str]:

@@ -14,17 +14,17 @@ from typing import Any
 import numpy as np
 
 from neural_compressor.errors import FormatError, NeuralCompressorError
-from neural_compressor.paths import output_folder, write_errors
+from neural_compressor.paths import output_file, output_folder, write_errors
 from neural_compressor.schemes import PackedArray, Plan, QuantizedArray
 from neural_compressor.tensorflow.executor import QuantizedGraph, build
 from neural_compressor.tensorflow.layers import qparams_from, qparams_to
 from neural_compressor.tensorflow.structure.ops import Graph, weights_of
 
-ARRAYS, PLAN = "weights.npz", "quantization.json"
+ARRAYS, PLAN, LITERT = "weights.npz", "quantization.json", "model.tflite"
 
 
-def save_model(model: Any, folder: Path) -> None:
-    """Write a quantized model into ``folder``: each file is the old one or the new one, never half of one."""
+def save_model(model: Any, folder: Path, litert: bytes | None = None) -> None:
+    """Write a quantized model into ``folder``, with its file for LiteRT: each file is the old or the new one, never half."""
     folder = output_folder(folder)
     parts = _parts(model)
     about = {
@@ -41,6 +41,23 @@ def save_model(model: Any, folder: Path) -> None:
             unfinished.replace(folder / ARRAYS)
             unfinished.write_text(json.dumps(about), encoding="utf-8")
             unfinished.replace(folder / PLAN)
+            (folder / LITERT).unlink(missing_ok=True)
+            if litert is not None:
+                unfinished.write_bytes(litert)
+                unfinished.replace(folder / LITERT)
+        finally:
+            unfinished.unlink(missing_ok=True)
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all."""
+    target = output_file(path)
+    unfinished = target.with_name(f".{target.name}.{os.getpid()}")
+    with write_errors(target, len(content)):
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            unfinished.write_bytes(content)
+            unfinished.replace(target)
         finally:
             unfinished.unlink(missing_ok=True)
 

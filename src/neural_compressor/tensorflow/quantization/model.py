@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from neural_compressor.errors import ConfigError
-from neural_compressor.paths import path_of
+from neural_compressor.paths import path_of, write_errors
 from neural_compressor.tensorflow.adaptor import KerasAdaptor
+from neural_compressor.tensorflow.files.checkpoint import write_file
 
 
 class Model:
@@ -23,13 +24,17 @@ class Model:
         self.tuning: Any = None
 
     def save(self, path: str | Path) -> None:
-        """Write the model: as a Keras file where ``path`` ends in ``.keras``, else as a folder for ``quantization.load``.
+        """Write the model: as a file for LiteRT where ``path`` ends in ``.tflite``, as one of Keras where it ends in
+        ``.keras``, else as a folder with the first and what ``quantization.load`` reads.
 
-        A Keras file of a quantized model holds the float model with quantizers in place: simulated, and no smaller.
+        A Keras file of a quantized model holds floats with quantizers in place: simulated, and no smaller.
         """
         target = path_of(path, "save")
         if target.suffix == ".keras":
-            self.model.save(target)
+            with write_errors(target):
+                self.model.save(target)
+        elif target.suffix == ".tflite":
+            write_file(target, self.adaptor.convert(self.model, "keras", "litert"))
         else:
             self.adaptor.save(self.model, target)
 

@@ -8,7 +8,7 @@ from typing import Any
 from neural_compressor.errors import CalibrationError, ConfigError
 from neural_compressor.report.terminal import print_ops
 from neural_compressor.tensorflow.adaptor import KerasAdaptor
-from neural_compressor.tensorflow.adaptor.keras import require_tensorflow
+from neural_compressor.tensorflow.adaptor.requirements import require_tensorflow
 from neural_compressor.tensorflow.quantization.model import Model
 from neural_compressor.tensorflow.quantization.plans import composed, plan_for
 

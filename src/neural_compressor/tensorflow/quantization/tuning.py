@@ -14,7 +14,7 @@ from neural_compressor.schemes import Plan
 from neural_compressor.strategy.base import Proposal
 from neural_compressor.strategy.listed import ListedFallbackStrategy
 from neural_compressor.tensorflow.adaptor import KerasAdaptor
-from neural_compressor.tensorflow.adaptor.keras import require_tensorflow
+from neural_compressor.tensorflow.adaptor.requirements import require_tensorflow
 from neural_compressor.tensorflow.quantization.model import Model
 from neural_compressor.tensorflow.quantization.plans import composed, plan_for
 from neural_compressor.tensorflow.quantization.quantize import (

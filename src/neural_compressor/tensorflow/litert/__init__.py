@@ -1,0 +1,1 @@
+"""LiteRT files: converted from float models, quantized by plans with the field's quantizer, run and compared."""

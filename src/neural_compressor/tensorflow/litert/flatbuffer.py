@@ -1,0 +1,180 @@
+"""The graph in a float LiteRT file: its ops and tensors, with names that are unique."""
+
+from __future__ import annotations
+
+import copy
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from ai_edge_litert.tools import flatbuffer_utils
+
+from neural_compressor.errors import FormatError
+
+MOVING = (
+    *("RESHAPE", "TRANSPOSE", "SQUEEZE", "EXPAND_DIMS", "PAD", "MAX_POOL_2D", "STRIDED_SLICE", "SLICE", "GATHER"),
+    *("SPACE_TO_DEPTH", "SPLIT", "UNPACK", "RESIZE_NEAREST_NEIGHBOR"),
+)
+"""Ops whose outputs are values of their input, in its scale."""
+
+
+@dataclass(frozen=True)
+class LiteOp:
+    """An op of the main graph; ``inputs`` are the tensors that it computes, by index, and not constants."""
+
+    index: int
+    kind: str
+    inputs: tuple[int, ...]
+    constants: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+class LiteGraph:
+    """The main graph of a LiteRT file.
+
+    ``names`` are those of the file; in :meth:`content` each tensor has one of its own, as the quantizer demands.
+    """
+
+    def __init__(self, content: bytes) -> None:
+        try:
+            self._model = flatbuffer_utils.read_model_from_bytearray(bytearray(content))
+            self._graph = self._model.subgraphs[0]
+        except Exception as error:  # whatever a parser of bytes that are no model may raise
+            raise FormatError(f"the bytes are no LiteRT model: {type(error).__name__}: {error}") from error
+        self.names: list[str] = [_text(tensor.name) for tensor in self._graph.tensors]
+
+    @cached_property
+    def ops(self) -> list[LiteOp]:
+        """The ops, in the order they run."""
+        found = []
+        for index, op in enumerate(self._graph.operators):
+            given = [int(each) for each in op.inputs if each != -1]
+            constants = tuple(each for each in given if self.constant(each) is not None)
+            inputs = tuple(each for each in given if each not in constants)
+            kind = flatbuffer_utils.opcode_to_name(self._model, op.opcodeIndex)
+            found.append(LiteOp(index, kind, inputs, constants, tuple(int(each) for each in op.outputs)))
+        return found
+
+    @property
+    def subgraphs(self) -> int:
+        """How many graphs the file has: bodies of loops and conditions are graphs too."""
+        return len(self._model.subgraphs)
+
+    @property
+    def inputs(self) -> list[int]:
+        """The tensors that the graph is given."""
+        return [int(each) for each in self._graph.inputs]
+
+    @property
+    def outputs(self) -> list[int]:
+        """The tensors that the graph gives."""
+        return [int(each) for each in self._graph.outputs]
+
+    @cached_property
+    def producers(self) -> dict[int, LiteOp]:
+        """The op that computes each tensor."""
+        return {tensor: op for op in self.ops for tensor in op.outputs}
+
+    def is_float(self, tensor: int) -> bool:
+        """Whether a tensor holds float32."""
+        return bool(self._graph.tensors[tensor].type == flatbuffer_utils.TensorType.FLOAT32)
+
+    def shape(self, tensor: int) -> tuple[int, ...]:
+        """The shape of a tensor."""
+        return tuple(int(size) for size in self._graph.tensors[tensor].shape)
+
+    def constant(self, tensor: int) -> np.ndarray[Any, Any] | None:
+        """The value of a constant; None of tensors that are computed. Other types than float32 are given as bytes."""
+        each = self._graph.tensors[tensor]
+        data = self._model.buffers[each.buffer].data
+        if data is None or len(data) == 0:
+            return None
+        raw = np.frombuffer(bytes(data), np.uint8)
+        return raw.view(np.float32).reshape(self.shape(tensor)) if self.is_float(tensor) else raw
+
+    def weight(self, op: LiteOp) -> int | None:
+        """The constant that an op multiplies with: its first one of floats with more than one axis."""
+        floats = [t for t in op.constants if self.is_float(t) and len(self.shape(t)) > 1]
+        return floats[0] if floats else None
+
+    def unique_name(self, tensor: int) -> str:
+        """A name that no other tensor has."""
+        return f"{tensor}:{self.names[tensor]}"
+
+    def content(self) -> bytes:
+        """The file as the quantizer takes it: with unique names, and without :attr:`hidden` outputs."""
+        model = copy.deepcopy(self._model)
+        for number, graph in enumerate(model.subgraphs):
+            for index, tensor in enumerate(graph.tensors):
+                prefix = f"{index}:" if number == 0 else f"{number}/{index}:"
+                tensor.name = f"{prefix}{_text(tensor.name)}".encode()
+        hidden = set(self.hidden)
+        model.subgraphs[0].outputs = [tensor for tensor in self.outputs if tensor not in hidden]
+        for signature in model.signatureDefs or ():
+            signature.outputs = [each for each in signature.outputs if int(each.tensorIndex) not in hidden]
+        return bytes(flatbuffer_utils.convert_object_to_bytearray(model))
+
+    @property
+    def hidden(self) -> list[int]:
+        """Outputs that ops of the graph read, too: the quantizer mistakes what these read for what is given out."""
+        read = {tensor for op in self.ops for tensor in op.inputs}
+        return [tensor for tensor in self.outputs if tensor in read]
+
+    def finished(self, content: bytes) -> bytes:
+        """What the quantizer made of :meth:`content`, with names as they were and every output."""
+        model = flatbuffer_utils.read_model_from_bytearray(bytearray(content))
+        graph = model.subgraphs[0]
+        places = {_text(tensor.name): index for index, tensor in enumerate(graph.tensors)}
+        outputs = [int(tensor) for tensor in graph.outputs]
+        for tensor in self.hidden:
+            given = _in_float(model, places[self.unique_name(tensor)])
+            outputs.insert(self.outputs.index(tensor), given)
+            for signature, original in zip(model.signatureDefs or (), self._model.signatureDefs or (), strict=True):
+                named = [copy.copy(each) for each in original.outputs if int(each.tensorIndex) == tensor]
+                for each in named:
+                    each.tensorIndex = given
+                signature.outputs = [*signature.outputs, *named]
+        graph.outputs = outputs
+        for number, each in enumerate(model.subgraphs):
+            pattern = re.compile(r"^\d+:" if number == 0 else rf"^{number}/\d+:")
+            for tensor in each.tensors:
+                tensor.name = pattern.sub("", _text(tensor.name), count=1).encode()
+        return bytes(flatbuffer_utils.convert_object_to_bytearray(model))
+
+
+def _in_float(model: Any, tensor: int) -> int:
+    """The tensor that holds the floats that ``tensor`` stands for: itself, or what is dequantized of it."""
+    graph = model.subgraphs[0]
+    if graph.tensors[tensor].type == flatbuffer_utils.TensorType.FLOAT32:
+        return tensor
+    for op in graph.operators:
+        kind = flatbuffer_utils.opcode_to_name(model, op.opcodeIndex)
+        if kind == "DEQUANTIZE" and int(op.inputs[0]) == tensor:
+            return int(op.outputs[0])
+    new = copy.copy(graph.tensors[tensor])
+    new.type, new.quantization, new.buffer = flatbuffer_utils.TensorType.FLOAT32, None, 0
+    new.name = new.name + b"_float"
+    graph.tensors.append(new)
+    code = flatbuffer_utils.BuiltinOperator.DEQUANTIZE
+    codes = [each.builtinCode for each in model.operatorCodes]
+    if code not in codes:
+        added = flatbuffer_utils.OperatorCodeT()
+        added.builtinCode = added.deprecatedBuiltinCode = code
+        added.version = 2
+        model.operatorCodes.append(added)
+        codes.append(code)
+    op = flatbuffer_utils.OperatorT()
+    op.opcodeIndex, op.inputs, op.outputs = codes.index(code), [tensor], [len(graph.tensors) - 1]
+    graph.operators.append(op)
+    return len(graph.tensors) - 1
+
+
+def op_kinds(content: bytes) -> list[str]:
+    """The ops of a file, by name, in the order they run."""
+    return [op.kind for op in LiteGraph(content).ops]
+
+
+def _text(name: Any) -> str:
+    return name.decode(errors="replace") if isinstance(name, bytes) else str(name)

@@ -1,0 +1,135 @@
+"""A LiteRT model in memory: float, or quantized by a plan. It is called with batches, and saved as a file."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from neural_compressor.errors import ConfigError, FormatError
+from neural_compressor.paths import path_of
+from neural_compressor.registry import close_matches
+from neural_compressor.schemes import Plan
+from neural_compressor.tensorflow.litert.convert import saved_model_to_litert
+from neural_compressor.tensorflow.litert.flatbuffer import LiteGraph
+from neural_compressor.tensorflow.litert.runner import Runner
+
+FILE = "model.tflite"
+SIGNATURE = "serving_default"
+
+
+@dataclass(eq=False)
+class LiteModel:
+    """``content`` of a file; ``outputs`` names those to give, by default all. ``plan`` is what it was quantized by."""
+
+    content: bytes
+    name: str = "model"
+    outputs: Sequence[str] = ()
+    plan: Plan | None = None
+    reasons: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def runner(self) -> Runner:
+        """What runs it, on one thread."""
+        return Runner(self.content)
+
+    @cached_property
+    def graph(self) -> LiteGraph:
+        """Its ops and tensors."""
+        return LiteGraph(self.content)
+
+    def __call__(self, inputs: Any) -> Any:
+        """The outputs for a batch: an array, or a dict where there are several."""
+        found = self.runner(inputs)
+        names = list(self.outputs) or self.runner.outputs
+        return found[names[0]] if len(names) == 1 else {name: found[name] for name in names}
+
+    def predict(self, inputs: Any, **_: Any) -> Any:
+        """As :meth:`__call__`: what Keras models call it."""
+        return self(inputs)
+
+    def save(self, path: str | Path) -> None:
+        """Write the file."""
+        from neural_compressor.tensorflow.files.checkpoint import write_file
+
+        write_file(path_of(path, "save"), self.content)
+
+
+class WatchedModel(LiteModel):
+    """A model that keeps the inputs it is called with."""
+
+    @cached_property
+    def seen(self) -> list[Any]:
+        """The inputs, call by call."""
+        return []
+
+    def __call__(self, inputs: Any) -> Any:
+        self.seen.append(inputs)
+        return super().__call__(inputs)
+
+
+def read_saved_model(folder: Path, inputs: Sequence[str] = (), outputs: Sequence[str] = ()) -> LiteModel:
+    """A SavedModel, or the float ``.tflite`` file at ``folder``, whose signature has the named inputs and outputs."""
+    if folder.suffix == ".tflite":
+        try:
+            model = LiteModel(folder.read_bytes(), folder.stem)
+        except OSError as error:
+            raise FormatError(f"{folder} cannot be read: {error}") from error
+        _check_names("outputs", outputs, model.runner.outputs)
+        _check_inputs(inputs, model.runner.inputs)
+    else:
+        known_inputs, known_outputs = signature_of(folder)
+        _check_inputs(inputs, known_inputs)
+        _check_names("outputs", outputs, known_outputs)
+        model = LiteModel(saved_model_to_litert(folder, SIGNATURE), folder.name)
+    model.outputs = tuple(outputs)
+    return model
+
+
+def is_saved_model(path: Any) -> bool:
+    """Whether ``path`` is that of a SavedModel or of a LiteRT file."""
+    if not isinstance(path, str | Path):
+        return False
+    place = Path(path)
+    return place.suffix == ".tflite" or (place.is_dir() and (place / "saved_model.pb").is_file())
+
+
+def signature_of(folder: Path) -> tuple[list[str], list[str]]:
+    """The names of the inputs and outputs that a SavedModel serves."""
+    import tensorflow as tf
+
+    try:
+        loaded = tf.saved_model.load(str(folder))
+        signatures = loaded.signatures
+    except (OSError, ValueError, tf.errors.OpError, zipfile.BadZipFile) as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise FormatError(f"{folder} is no SavedModel that can be read: {first}") from error
+    if SIGNATURE not in signatures:
+        raise FormatError(
+            f"the SavedModel {folder} has no signature {SIGNATURE!r}, it has {', '.join(signatures) or 'none'}; save it "
+            "with tf.saved_model.save(model, folder, signatures=function), or model.export(folder) of Keras"
+        )
+    function = signatures[SIGNATURE]
+    return list(function.structured_input_signature[1]), list(function.structured_outputs)
+
+
+def _check_names(what: str, named: Sequence[str], known: Sequence[str]) -> None:
+    for name in named:
+        if name not in known:
+            raise ConfigError(f"{what}: the signature of the model has no {name!r}; {close_matches(name, known)}")
+
+
+def _check_inputs(named: Sequence[str], known: Sequence[str]) -> None:
+    _check_names("inputs", named, known)
+    if missing := [name for name in known if named and name not in named]:
+        raise ConfigError(f"inputs: the model also takes {', '.join(missing)}; name all of its inputs, or none")
+
+
+def as_array(value: Any) -> np.ndarray[Any, Any]:
+    """A tensor of TensorFlow, or anything else, as NumPy."""
+    return np.asarray(value.numpy() if hasattr(value, "numpy") else value)

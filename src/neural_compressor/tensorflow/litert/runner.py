@@ -1,0 +1,90 @@
+"""LiteRT files run on batches, on one thread."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from ai_edge_litert.interpreter import Interpreter
+
+from neural_compressor.adaptor.user_code import batches as user_batches
+from neural_compressor.errors import CalibrationError, FormatError
+
+
+def interpreter_for(content: bytes, num_threads: int = 1, keep_tensors: bool = False) -> Any:
+    """LiteRT's interpreter of a file; with ``keep_tensors`` each tensor can be looked at after a run."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that tensors are kept for debugging, which is what they are kept for
+            return Interpreter(
+                model_content=content, num_threads=num_threads, experimental_preserve_all_tensors=keep_tensors
+            )
+    except (ValueError, RuntimeError) as error:
+        raise FormatError(f"LiteRT cannot load the file: {error}") from error
+
+
+def batches_of(interpreter: Any, order: Sequence[str], data: Iterable[Any]) -> Iterator[None]:
+    """Put samples of ``data`` into the interpreter, as many at once as its file takes, one step each."""
+    signature = next(iter(interpreter.get_signature_list()))
+    places = interpreter.get_signature_runner(signature).get_input_details()
+    interpreter.allocate_tensors()
+    for number, inputs in enumerate(user_batches(data)):
+        given = by_name(inputs, order, places, f"batch {number} of the calibration data")
+        size = max(int(next(iter(places.values()))["shape"][0]), 1)
+        count = len(next(iter(given.values())))
+        for start in range(0, count - size + 1, size):
+            for name, array in given.items():
+                interpreter.set_tensor(places[name]["index"], array[start : start + size])
+            yield None
+
+
+def by_name(inputs: Any, order: Sequence[str], places: Mapping[str, Any], what: str) -> dict[str, np.ndarray[Any, Any]]:
+    """The inputs of a batch by the names of the signature, of the types it has."""
+    if not isinstance(inputs, Mapping):
+        flat = list(inputs) if isinstance(inputs, (list, tuple)) and len(order) > 1 else [inputs]
+        if len(flat) != len(order):
+            raise CalibrationError(f"{what} has {len(flat)} inputs, and the model takes {', '.join(order)}")
+        inputs = dict(zip(order, flat, strict=True))
+    found = {}
+    for name in order:
+        if name not in inputs:
+            raise CalibrationError(f"{what} has {', '.join(map(str, inputs))}, and the model takes {', '.join(order)}")
+        array = np.asarray(inputs[name], places[name]["dtype"])
+        shape = tuple(int(size) for size in places[name]["shape_signature"])
+        if array.ndim != len(shape) or any(
+            want not in (-1, got) for want, got in zip(shape[1:], array.shape[1:], strict=True)
+        ):
+            raise CalibrationError(f"{what}: input {name!r} has the shape {array.shape}, and the model takes {shape}")
+        found[name] = array
+    return found
+
+
+class Runner:
+    """A file, loaded once. Inputs go by the names of the signature, or in ``order`` of these."""
+
+    def __init__(self, content: bytes, num_threads: int = 1, order: Sequence[str] | None = None) -> None:
+        self._interpreter = interpreter_for(content, num_threads)
+        signatures = list(self._interpreter.get_signature_list())
+        if not signatures:
+            raise FormatError("the LiteRT file has no signature that names its inputs; convert the model anew with one")
+        self._runner = self._interpreter.get_signature_runner(signatures[0])
+        self.inputs: list[str] = list(order or self._runner.get_input_details())
+        self.outputs: list[str] = sorted(self._runner.get_output_details())
+        self._details = self._runner.get_input_details()
+
+    def __call__(self, inputs: Any) -> dict[str, np.ndarray[Any, Any]]:
+        """The outputs for one batch, which may be larger than that of the file: samples are run in as many calls."""
+        given = by_name(inputs, self.inputs, self._details, "the batch")
+        first = next(iter(self._details.values()))
+        size, count = int(first["shape"][0]), len(next(iter(given.values())))
+        if size == count or int(first["shape_signature"][0]) == -1:
+            return dict(self._runner(**given))
+        parts = [
+            dict(self._runner(**{name: array[start : start + size] for name, array in given.items()}))
+            for start in range(0, count - count % size, size)
+        ]
+        if not parts:
+            raise CalibrationError(f"the batch has {count} samples, and the file takes {size} at once")
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

@@ -19,6 +19,7 @@ from neural_compressor.torch.modules import QuantModule, WeightOnlyLinear
 from neural_compressor.torch.modules.activation import calibrated_qparams
 from neural_compressor.torch.modules.linear import QuantLinear
 from neural_compressor.torch.modules.matrix_stack import QuantMatrixStack
+from neural_compressor.torch.structure.feeds import by_input, inputs_seen, reads_of_tensors
 
 
 def checkpoint_layer(module: QuantModule, input_scale: Tensor | None = None) -> Layer:
@@ -131,30 +132,27 @@ def layers_of_one_input(model: nn.Module) -> list[list[str]] | None:
     }
     if not isinstance(inputs, dict) or not names:
         return None
-    seen: dict[tuple[str, int], list[str]] = {}
-    kept: list[Tensor] = []  # while they are there no other tensor has their identity
     device = next(iter([*model.parameters(), *model.buffers()])).device
     try:
-        with torch.no_grad(), evaluating(model), _shapes_alone(names, seen, kept):
+        with torch.no_grad(), evaluating(model), _shapes_alone(names), inputs_seen(names) as seen:
             model(**{key: value.to(device) for key, value in inputs.items()})
     except (RuntimeError, TypeError, ValueError, KeyError, IndexError, AttributeError, NotImplementedError):
         return None
-    return [found for found in seen.values() if len(found) > 1]
+    found: dict[tuple[int, str], list[str]] = {}
+    for number, group in enumerate(by_input([reads_of_tensors(seen)])):
+        for name in group:
+            found.setdefault((number, name.rpartition(".")[0]), []).append(name)
+    return [together for together in found.values() if len(together) > 1]
 
 
 @contextmanager
-def _shapes_alone(
-    layers: dict[str, nn.Module], seen: dict[tuple[str, int], list[str]], kept: list[Tensor]
-) -> Iterator[None]:
-    def instead(name: str, module: Any) -> Any:
-        def forward(input: Tensor) -> Tensor:
-            kept.append(input)
-            seen.setdefault((name.rpartition(".")[0], id(input)), []).append(name)
-            return input.new_zeros(*input.shape[:-1], module.out_features)
+def _shapes_alone(layers: Mapping[str, nn.Module]) -> Iterator[None]:
+    """Meanwhile ``layers`` give zeros, as many as they would give numbers."""
 
-        return forward
+    def instead(module: Any) -> Any:
+        return lambda input: input.new_zeros(*input.shape[:-1], module.out_features)
 
     with ExitStack() as stack:
-        for name, module in layers.items():
-            stack.enter_context(forward_replaced(module, instead(name, module)))
+        for module in layers.values():
+            stack.enter_context(forward_replaced(module, instead(module)))
         yield

@@ -8,6 +8,8 @@ import torch
 from torch import nn
 
 from neural_compressor.errors import ConfigError
+from neural_compressor.torch.structure.feeds import feeds
+from neural_compressor.torch.structure.norm_form import follows_weight, scaled_vectors
 from neural_compressor.torch.structure.replay import Arguments, call_block
 from neural_compressor.torch.structure.watch import watch
 
@@ -22,16 +24,9 @@ def absorbing_norm(
     """
     trace = watch(block, call, run=lambda: call_block(block, call, amp))
     inside = {name.removeprefix(prefix) for name in layers}
-    reads = [c.reads[0] for c in trace.calls if c.module in inside and c.reads]
-    if not reads or len(set(reads)) != 1 or reads[0] in trace.outputs:
-        return None
-    if {c.module for c in trace.readers.get(reads[0], [])} != inside:
-        return None
-    writer = next((c for c in trace.calls if reads[0] in c.writes), None)
-    if writer is None or writer.module is None or len(trace.by_module[writer.module]) != 1:
-        return None
-    norm = block.get_submodule(writer.module)
-    return norm if follows_weight(norm) else None
+    found = [feed for feed in feeds(block, [trace], inside) if set(feed.readers) == inside and feed.capped_by is None]
+    norm = block.get_submodule(found[0].source) if found and found[0].source is not None else None
+    return norm if norm is not None and follows_weight(norm) else None
 
 
 def named_norm(model: nn.Module, name: str) -> nn.Module:
@@ -45,34 +40,8 @@ def named_norm(model: nn.Module, name: str) -> nn.Module:
     return norm
 
 
-def _vectors(norm: nn.Module) -> list[torch.Tensor]:
-    weight, bias = getattr(norm, "weight", None), getattr(norm, "bias", None)
-    if not isinstance(weight, torch.Tensor) or weight.dim() != 1:
-        return []
-    return [weight, bias] if isinstance(bias, torch.Tensor) else [weight]
-
-
-@torch.no_grad()
-def follows_weight(norm: nn.Module) -> bool:
-    """Whether dividing weight and bias by a vector divides the output by it."""
-    vectors = _vectors(norm)
-    if not vectors or any(True for _ in norm.children()):
-        return False
-    generator = torch.Generator().manual_seed(0)
-    first = vectors[0]
-    x = torch.randn(3, len(first), generator=generator).to(first.device, first.dtype)
-    scale = (torch.rand(len(first), generator=generator) + 0.5).to(first.device, first.dtype)
-    before, kept = norm(x), [v.clone() for v in vectors]
-    for vector in vectors:
-        vector.div_(scale)
-    after = norm(x)
-    for vector, old in zip(vectors, kept, strict=True):
-        vector.copy_(old)
-    return bool(torch.allclose(after * scale, before, rtol=1e-2, atol=1e-3))
-
-
 @torch.no_grad()
 def absorb(norm: nn.Module, scale: torch.Tensor) -> None:
     """Divide what ``norm`` returns by ``scale``."""
-    for vector in _vectors(norm):
+    for vector in scaled_vectors(norm):
         vector.div_(scale.to(vector.device, vector.dtype))

@@ -20,7 +20,8 @@ from neural_compressor.torch.modules import QuantModule
 from neural_compressor.torch.modules.build import quantized_module
 from neural_compressor.torch.modules.input_change import InputChange
 from neural_compressor.torch.passes.model_pass import PassState
-from neural_compressor.torch.passes.scaling import Feed, input_reach
+from neural_compressor.torch.passes.scaling import input_reach
+from neural_compressor.torch.structure.feeds import Feed
 from neural_compressor.torch.structure.ops import input_axis, outer_blocks
 from neural_compressor.torch.structure.replay import Arguments, call_block, remembered
 

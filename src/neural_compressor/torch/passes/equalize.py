@@ -17,8 +17,6 @@ from neural_compressor.schemes import Plan
 from neural_compressor.torch.hooks import hooked
 from neural_compressor.torch.passes.model_pass import PASSES, ModelPass, PassOptions, PassState
 from neural_compressor.torch.passes.scaling import (
-    Feed,
-    feeds,
     input_reach,
     is_scalable,
     output_reach,
@@ -28,6 +26,7 @@ from neural_compressor.torch.passes.scaling import (
     scale_outputs,
 )
 from neural_compressor.torch.passes.survey import same_outputs
+from neural_compressor.torch.structure.feeds import Feed, feeds
 
 logger = logging.getLogger("neural_compressor")
 

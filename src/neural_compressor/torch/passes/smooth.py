@@ -18,8 +18,6 @@ from neural_compressor.torch.modules.input_change import InputChange
 from neural_compressor.torch.passes.alpha_search import AlphaSearch, ChannelInputs, Criterion, scale_of
 from neural_compressor.torch.passes.model_pass import PASSES, ModelPass, PassOptions, PassState
 from neural_compressor.torch.passes.scaling import (
-    Feed,
-    feeds,
     is_scalable,
     parameters_of,
     restore_parameters,
@@ -27,6 +25,7 @@ from neural_compressor.torch.passes.scaling import (
     scale_outputs,
 )
 from neural_compressor.torch.passes.survey import same_outputs
+from neural_compressor.torch.structure.feeds import Feed, feeds
 
 logger = logging.getLogger("neural_compressor")
 

@@ -1,4 +1,4 @@
-"""Whether a module commutes with orthogonal turns of its input, once a gain it has is out of the way: found by trying."""
+"""Normalisations, found by trying: modules whose outputs follow a gain, and those that commute with turns of their input."""
 
 from __future__ import annotations
 
@@ -83,3 +83,30 @@ def norm_form(module: nn.Module, shape: tuple[int, ...]) -> NormForm | None:
 
 def _close(found: Tensor, expected: Tensor) -> bool:
     return bool((found - expected).norm() <= _CLOSE * expected.norm())
+
+
+def scaled_vectors(norm: nn.Module) -> list[Tensor]:
+    """The parameters of a normalisation that a scale of its outputs goes into: gain and bias."""
+    weight, bias = getattr(norm, "weight", None), getattr(norm, "bias", None)
+    if not isinstance(weight, Tensor) or weight.dim() != 1:
+        return []
+    return [weight, bias] if isinstance(bias, Tensor) else [weight]
+
+
+@torch.no_grad()
+def follows_weight(norm: nn.Module) -> bool:
+    """Whether dividing weight and bias by a vector divides the output by it."""
+    vectors = scaled_vectors(norm)
+    if not vectors or any(True for _ in norm.children()):
+        return False
+    generator = torch.Generator().manual_seed(0)
+    first = vectors[0]
+    x = torch.randn(3, len(first), generator=generator).to(first.device, first.dtype)
+    scale = (torch.rand(len(first), generator=generator) + 0.5).to(first.device, first.dtype)
+    before, kept = norm(x), [v.clone() for v in vectors]
+    for vector in vectors:
+        vector.div_(scale)
+    after = norm(x)
+    for vector, old in zip(vectors, kept, strict=True):
+        vector.copy_(old)
+    return bool(torch.allclose(after * scale, before, rtol=1e-2, atol=1e-3))

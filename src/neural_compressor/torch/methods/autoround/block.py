@@ -15,6 +15,7 @@ from neural_compressor.torch.batches import tensors_in
 from neural_compressor.torch.hooks import evaluating, hooked
 from neural_compressor.torch.modules.kernels.dequantized_product import is_fast_at_bf16
 from neural_compressor.torch.modules.weight_only import is_conv1d, matrix_of
+from neural_compressor.torch.structure.feeds import by_input, inputs_seen, reads_of_tensors
 from neural_compressor.torch.structure.replay import Arguments, independent
 
 
@@ -93,6 +94,15 @@ class RecordedBlock:
                     f"NaN or Inf reached layer {name!r}; look for an overflow in the model or in the data"
                 )
         return {name: total / counts[name] for name, total in sums.items()}
+
+    def sharing_inputs(self, calls: Sequence[Arguments]) -> list[tuple[str, ...]]:
+        """The layers that ``calls`` reach, together those that read the same input in all of them."""
+        runs = []
+        for call in calls:
+            with inputs_seen(self.layers) as seen, torch.no_grad():
+                self(call)
+            runs.append(reads_of_tensors(seen))
+        return by_input(runs)
 
 
 def first_tensor(output: Any) -> Tensor:

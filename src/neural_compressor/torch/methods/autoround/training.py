@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -61,7 +62,7 @@ def tune_block(
         importance = recorded.mean_squares(inputs)
         if missed := sorted(set(layers) - set(importance)):
             _note_missed(missed, all_of_them=not importance)
-        roundings = _roundings(recorded, schemes, importance, options)
+        roundings = _roundings(recorded, schemes, importance, inputs, options)
         samples = samples_of(recorded, inputs, targets, options.batch_size)
         before, after = _train(recorded, roundings, samples, options)
     seconds = time.perf_counter() - started
@@ -73,10 +74,12 @@ def _roundings(
     recorded: RecordedBlock,
     schemes: Mapping[str, TensorScheme],
     importance: Mapping[str, Tensor],
+    inputs: Sequence[Arguments],
     options: AutoRoundOptions,
 ) -> dict[str, LearnedRounding]:
     found = {}
-    for names in _sharing_a_scale([name for name in recorded.layers if name in importance], schemes, importance):
+    reached = [name for name in recorded.layers if name in importance]
+    for names in _sharing_a_scale(reached, schemes, recorded, inputs):
         weights = [matrix_of(recorded.layers[name]).float().contiguous() for name in names]
         scheme, start = schemes[names[0]], 0
         try:
@@ -100,22 +103,20 @@ def _start(weight: Tensor, scheme: TensorScheme, importance: Tensor, options: Au
 
 
 def _sharing_a_scale(
-    names: Sequence[str], schemes: Mapping[str, TensorScheme], importance: Mapping[str, Tensor]
+    names: Sequence[str], schemes: Mapping[str, TensorScheme], recorded: RecordedBlock, inputs: Sequence[Arguments]
 ) -> list[list[str]]:
     """``names`` one by one, but together those that read the same input and whose format has a scale of the whole tensor.
 
-    Engines make one matrix of them, with one such scale. The same input has the same mean squares.
+    Engines make one matrix of them, with one such scale.
     """
-    together: list[list[str]] = []
+    if not any(schemes[name].dtype.has_tensor_scale for name in names):
+        return [[name] for name in names]
+    together: dict[Any, list[str]] = {}
+    group = {name: number for number, group in enumerate(recorded.sharing_inputs(inputs)) for name in group}
     for name in names:
-        for others in together if schemes[name].dtype.has_tensor_scale else ():
-            same = schemes[name] == schemes[others[0]] and importance[name].shape == importance[others[0]].shape
-            if same and torch.equal(importance[name], importance[others[0]]):
-                others.append(name)
-                break
-        else:
-            together.append([name])
-    return together
+        shared = schemes[name].dtype.has_tensor_scale
+        together.setdefault((schemes[name], group[name]) if shared else name, []).append(name)
+    return list(together.values())
 
 
 def _train(

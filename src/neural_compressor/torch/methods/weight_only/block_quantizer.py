@@ -22,6 +22,7 @@ from neural_compressor.torch.methods.weight_only.methods import BlockMethod, is_
 from neural_compressor.torch.modules.kernels.dequantized_product import is_fast_at_bf16
 from neural_compressor.torch.modules.weight_only import matrix_of
 from neural_compressor.torch.passes.absorb import absorbing_norm
+from neural_compressor.torch.structure.feeds import by_input, inputs_seen, reads_of_tensors
 from neural_compressor.torch.structure.replay import Arguments, call_block, gains_from_bf16
 
 
@@ -50,14 +51,9 @@ def _capture(layers: Mapping[str, nn.Module], run: Callable[[], Any]) -> dict[st
 
 def sharing(block: nn.Module, layers: Mapping[str, nn.Module], call: Arguments, amp: bool) -> list[tuple[str, ...]]:
     """The ``layers`` that one call of their block reaches, those with the very same input together, in running order."""
-    return _by_input(_capture(layers, functools.partial(call_block, block, call, amp)))
-
-
-def _by_input(inputs: Mapping[str, torch.Tensor]) -> list[tuple[str, ...]]:
-    groups: dict[int, list[str]] = {}
-    for name, x in inputs.items():
-        groups.setdefault(id(x), []).append(name)
-    return [tuple(names) for names in groups.values()]
+    with inputs_seen(layers) as seen:
+        call_block(block, call, amp)
+    return by_input([reads_of_tensors(seen)])
 
 
 def collect(
@@ -81,7 +77,7 @@ def collect(
     for index, call in enumerate(calls):
         inputs = _capture(layers, functools.partial(call_block, block, call, amp))
         floats = _capture(layers, float_runs[index]) if float_runs else {}
-        for leader, *others in _by_input(inputs):
+        for leader, *others in by_input([reads_of_tensors({name: [x] for name, x in inputs.items()})]):
             for name in (leader, *others):
                 # A layer that once had an input of its own keeps statistics of its own.
                 if groups.setdefault(name, leader) != leader or (others and leader in alone):

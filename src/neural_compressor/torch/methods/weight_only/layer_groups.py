@@ -21,7 +21,8 @@ from neural_compressor.torch.modules.build import replace_module
 from neural_compressor.torch.modules.matrix_stack import weight_only_class
 from neural_compressor.torch.modules.weight_only import WeightOnlyLinear, change_of, matrix_of
 from neural_compressor.torch.modules.weighted import WeightedModule
-from neural_compressor.torch.passes.absorb import absorb, follows_weight, named_norm
+from neural_compressor.torch.passes.absorb import absorb, named_norm
+from neural_compressor.torch.structure.norm_form import follows_weight
 
 logger = logging.getLogger("neural_compressor")
 

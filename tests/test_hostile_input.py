@@ -94,9 +94,18 @@ SHARE, COUNT, NAMES = {"1", "0", "0.5"}, {"1", "huge"}, {"word", "NUL", "empty l
 ADMITTED = {
     field: values
     for fields, values in {
-        "alpha init_alpha alpha_min alpha_max percdamp tolerable_loss": SHARE,
+        "alpha init_alpha alpha_min alpha_max percdamp": SHARE,
+        "tolerable_loss": SHARE | {"negative"},  # a gain
         "group_size double_quant_group_size scale_quant_group_size weight_group_size": COUNT,
-        "iters nsamples seqlen block_size blocksize calib_iter": COUNT,
+        "iters warmup": COUNT | {"0"},
+        "gradient_accumulate_steps iteration": COUNT,
+        "num_of_instance cores_per_instance inter_num_of_threads intra_num_of_threads": COUNT | {"None"},
+        "input_names output_names": NAMES,
+        "dynamic_axes": {"empty dict", "None"},
+        "recipe": {"None"},
+        "opset_version": set(),
+        "ni_workload_name": {"empty text", "word", "NUL"},
+        "nsamples seqlen block_size blocksize calib_iter": COUNT,
         "max_trials calibration_sampling_size": COUNT,
         "bits double_quant_bits weight_bits group_dim act_bits batch_size": {"1"},
         "inputs outputs nodes_to_exclude nodes_to_quantize op_types_to_quantize": NAMES,

@@ -7,6 +7,8 @@ import pytest
 import torch
 from torch import nn
 
+from neural_compressor.config import ComposedConfig
+from neural_compressor.config.composed import config_of
 from neural_compressor.errors import ConfigError
 from neural_compressor.torch.quantization import (
     AWQConfig,
@@ -168,3 +170,39 @@ def test_fp8_by_the_name_of_static_quantization():
     assert FP8Config(measure_on_hpu=True, scale_params={"input_backoff": 0.5}).scale_params == {"input_backoff": 0.5}
     with pytest.raises(ConfigError, match="mod_dict"):
         FP8Config(mod_dict={"PatchedLinear": "linear"})
+
+
+def test_settings_as_they_are_written(tmp_path):
+    config = RTNConfig(bits=8).set_local("fc1", RTNConfig(bits=2)).set_local(nn.Conv1d, GPTQConfig())
+    written = config.to_dict()
+    assert written["global"]["bits"] == 8
+    assert list(written["local"]) == ["fc1", "Conv1d"]
+    assert written["local"]["fc1"]["bits"] == 2
+    both = RTNConfig(white_list=["fc1"]) + GPTQConfig(white_list=["fc2"])
+    assert set(both.to_dict()) - {"config"} == {"rtn", "gptq"}
+    twice = RTNConfig(white_list=["fc1"]) + RTNConfig(bits=2, white_list=["fc2"])
+    for each in (config, both, twice, RTNConfig()):
+        each.to_json_file(tmp_path / "config.json")
+        assert type(each).from_json_file(tmp_path / "config.json").identity == each.identity
+    theirs = {"rtn": {"global": {"bits": 4}, "local": {"fc1": {"bits": 8}}}, "gptq": {"bits": 3}}
+    read = ComposedConfig.from_dict(theirs, {"rtn": RTNConfig, "gptq": GPTQConfig})
+    assert read.identity == (RTNConfig(bits=4).set_local("fc1", RTNConfig(bits=8)) + GPTQConfig(bits=3)).identity
+    assert config_of(theirs, "torch").identity == read.identity
+    with pytest.raises(ConfigError, match="config_registry"):
+        ComposedConfig.from_dict(theirs)
+    with pytest.raises(ConfigError, match="unknown algorithm 'gptq'"):
+        ComposedConfig.from_dict(theirs, {"rtn": RTNConfig})
+    with pytest.raises(ConfigError, match="local rule for 'fc1' is 8"):
+        RTNConfig.from_dict({"local": {"fc1": 8}})
+
+
+@pytest.mark.parametrize("kind", [type(each) for each in get_all_config_set()], ids=lambda kind: kind.__name__)
+def test_questions_that_every_configuration_answers(kind):
+    config = kind()
+    assert config.params_list == [name for name in kind.model_fields if name not in ("white_list", "local")]
+    assert config.to_diff_dict() == {}
+    assert all(isinstance(each, kind) for each in kind.get_config_set_for_tuning())
+    assert set(kind.get_predefined_configs()) == {"client", "server"}
+    info = kind.get_model_info(net())
+    assert set(config.to_config_mapping([config], info)) == set(info)
+    assert kind.from_dict(config.to_dict()).identity == config.identity

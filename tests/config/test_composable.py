@@ -287,6 +287,12 @@ def test_a_configuration_survives_a_trip_through_json(config: ComposableConfig) 
         assert single.resolve(OPS) == other.resolve(OPS)
 
 
+def test_a_class_and_a_name_that_are_written_alike() -> None:
+    for first, second in ((Linear, "Linear"), ("Linear", Linear)):
+        config = Alpha().set_local(first, Alpha(bits=2)).set_local(second, Beta())
+        assert Alpha.from_dict(json.loads(config.to_json_string())) == config
+
+
 def test_a_configuration_survives_a_trip_through_a_file(tmp_path) -> None:
     config = Alpha(bits=[4, 8], white_list=[Linear, "fc.*"]).set_local(Conv1d, Beta()).set_local("fc1", Alpha(bits=2))
     config.to_json_file(tmp_path / "config.json")

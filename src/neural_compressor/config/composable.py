@@ -193,9 +193,30 @@ class ComposableConfig(ConfigQueries):
         return claims + [Claim(rule.config, owner, Tier.LOCAL, rule.selector) for rule in self.local]
 
     def to_dict(self) -> dict[str, Any]:
-        rules = [{"op": rule.selector.to_plain(), "config": rule.config.to_dict()} for rule in self.local]
+        """The parameters; with local rules those of all ops as ``global``, and those of some by op as ``local``.
+
+        ``config`` says which configuration it is, in a rule where that differs, and ``op`` there which op where that is a
+        class.
+
+        >>> class Doc(ComposableConfig):
+        ...     sym: bool = True
+        >>> Doc().set_local("fc1", Doc(sym=False)).to_dict()
+        {'global': {'sym': True, 'white_list': None}, 'local': {'fc1': {'sym': False}}}
+        """
         kind = {"config": f"{self.framework}.{self.name}"} if self.name else {}
-        return {**kind, **plain(self._values()), "white_list": self._plain_white_list(), "local": rules}
+        values = {**plain(self._values()), "white_list": self._plain_white_list()}
+        if not self.local:
+            return {**kind, **values}
+        local: dict[str, dict[str, Any]] = {}
+        for rule in self.local:
+            said = {name: value for name, value in rule.config.to_dict().items() if name != "white_list"}
+            if type(rule.config) is type(self):
+                said.pop("config", None)
+            op, key = rule.selector.to_plain(), rule.selector.text
+            while key in local:  # a class and a name are written alike
+                key += " "
+            local[key] = said if op == key else {"op": op, **said}
+        return {**kind, "global": values, "local": local}
 
     def __repr__(self) -> str:
         shown: dict[str, Any] = {name: value for name, (value, _) in self.changed(*self._values()).items()}

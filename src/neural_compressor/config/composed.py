@@ -12,6 +12,7 @@ from pydantic import PlainValidator
 from neural_compressor.config.composable import ComposableConfig
 from neural_compressor.config.composition import CONFIGS, Composition
 from neural_compressor.errors import ConfigError
+from neural_compressor.registry import close_matches
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -67,7 +68,35 @@ class ComposedConfig(Composition):
         return list(found.values()) if len(found) > 1 else [self]
 
     def to_dict(self) -> dict[str, Any]:
-        return {"config": self.name, "configs": [part.to_dict() for part in self.configs]}
+        """One key an algorithm, or a list of ``configs`` where one is there twice."""
+        parts = {part.name: part.to_dict() for part in self.configs if part.name}
+        if len(parts) < len(self.configs):
+            return {"config": self.name, "configs": [part.to_dict() for part in self.configs]}
+        return {"config": self.name, **parts}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], config_registry: Mapping[str, Any] | None = None) -> Self:
+        """Read what :meth:`to_dict` writes; ``config_registry`` has the classes of parts that do not say theirs."""
+        if config_registry is not None and isinstance(data, Mapping):
+            found = {name: each for name, each in data.items() if name != "config"}
+            if unknown := [name for name in found if name not in config_registry]:
+                raise ConfigError(
+                    f"unknown algorithm {unknown[0]!r}; {close_matches(str(unknown[0]), config_registry)}"
+                )
+            return cls(configs=tuple(config_registry[name].from_dict(each) for name, each in found.items()))
+        return super().from_dict(data)
+
+    @classmethod
+    def _read(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        if "configs" in fields:
+            return fields
+        for name, each in fields.items():
+            if not isinstance(each, Mapping) or "config" not in each:
+                raise ConfigError(
+                    f"ComposedConfig.from_dict: {name!r} does not say which configuration it is, as in "
+                    "{'config': 'torch.rtn', ...}; or give config_registry, classes by algorithm"
+                )
+        return {"configs": list(fields.values())}
 
     def __repr__(self) -> str:
         return " + ".join(map(repr, self.configs))

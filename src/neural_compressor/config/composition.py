@@ -85,8 +85,13 @@ class Composition(ConfigModel):
             )
         if not issubclass(kind, cls):
             raise ConfigError(f"{cls.__name__} cannot be read from the settings of a {kind.__name__}")
-        read: Self = kind(**_with_rules(kind, named_fields(kind, fields)))
+        read: Self = kind(**kind._read(named_fields(kind, fields)))
         return read
+
+    @classmethod
+    def _read(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        """The arguments that ``fields`` of a dict stand for."""
+        return _with_rules(cls, fields)
 
 
 def _with_rules(kind: Any, fields: dict[str, Any]) -> dict[str, Any]:
@@ -97,8 +102,19 @@ def _with_rules(kind: Any, fields: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(shared, Mapping) or not isinstance(rules or {}, Mapping):
         raise ConfigError(f"{kind.__name__}.from_dict: got {fields!r}, expected global and local to be mappings")
     rest = {name: value for name, value in fields.items() if name not in ("global", "local")}
-    local = [{"op": op, "config": kind.from_dict(each)} for op, each in (rules or {}).items()]
+    local = [_local_rule(kind, op, each) for op, each in (rules or {}).items()]
     return {**rest, **named_fields(kind, shared), "local": local}
+
+
+def _local_rule(kind: Any, op: Any, said: Any) -> dict[str, Any]:
+    """A rule for the op that is its key, or that it names itself; of ``kind``, or of what it says."""
+    if not isinstance(said, Mapping):
+        raise ConfigError(
+            f"{kind.__name__}.from_dict: the local rule for {op!r} is {said!r}, expected parameters by name"
+        )
+    fields = dict(said)
+    named = fields.pop("op", op)
+    return {"op": named, "config": Composition.from_dict(fields) if "config" in fields else kind.from_dict(fields)}
 
 
 CONFIGS: Registry[type[Composition]] = Registry("configuration", entry_point_group="neural_compressor.configs")

@@ -33,7 +33,7 @@ def _dynamic_axes(value: Any) -> dict[str, Any] | None:
 def _recipe(value: Any) -> str:
     if value in (None, _RECIPE):
         return _RECIPE
-    raise ConfigError(f"got {value!r}: biases stay in float32, as the runtime rounds them itself; leave it out")
+    raise ConfigError(f"got {value!r}, expected {_RECIPE!r}: biases stay in float32, as the runtime rounds them itself")
 
 
 class Torch2ONNXConfig(ConfigModel):

@@ -23,6 +23,7 @@ from neural_compressor.torch.quantization import (
     convert,
     load,
     prepare,
+    quantize,
     save,
 )
 
@@ -268,3 +269,23 @@ def test_a_calibrated_nvfp4_model_comes_back_from_files(tmp_path) -> None:
     quantized = converted(model, StaticQuantConfig(w_dtype="nvfp4", act_dtype="nvfp4"), x)
     save(quantized, tmp_path)
     assert torch.equal(load(tmp_path, original_model=net(64))(x), quantized(x))
+
+
+@pytest.mark.parametrize(("element", "quantized"), [("fp4", False), ("nvfp4", False), ("fp8_e4m3", True)])
+def test_the_output_head_stays_in_float_below_8_bits_unless_it_is_named(element: str, quantized: bool) -> None:
+    class LanguageModel(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.inner, self.head = nn.Embedding(48, 32), nn.Linear(32, 32), nn.Linear(32, 48)
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return self.head(self.inner(self.table(ids)))
+
+    config = MXQuantConfig(w_dtype=element, act_dtype=element)
+    new = quantize(LanguageModel(), config)
+    assert isinstance(new.inner, QuantLinear)
+    assert isinstance(new.head, QuantLinear) == quantized
+    if not quantized:
+        assert "set_local" in new.quantization.reasons["head", "Linear"]
+    named = MXQuantConfig(w_dtype=element, act_dtype=element).set_local("head", MXQuantConfig(w_dtype=element))
+    assert isinstance(quantize(LanguageModel(), named).head, QuantLinear)

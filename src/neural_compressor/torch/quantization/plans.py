@@ -171,6 +171,10 @@ class _Resolver:
                 return None, reason
             if wanted.method is not None and needs_data(wanted.method) and is_parameter(self._model, key[0]):
                 return None, _needs_each_expert(config)
+        elif not given.explicit and wanted.weight is not None and wanted.weight.dtype.bits < 8:
+            reason = self._not_alone.get(key, "")
+            if "output head" in reason:
+                return None, _loses_much(config)
         if wanted.output is not None and is_parameter(self._model, key[0]):
             return None, _output_of_experts(config)
         space = self._space(key, config, wanted)
@@ -205,6 +209,13 @@ def _in_half(wanted: OpScheme) -> str:
     """Which tensor of a quantized op is a float of 16 bits."""
     sides = {"weight": wanted.weight, "activation": wanted.activation}
     return next((name for name, side in sides.items() if not wanted.is_float and side and side.is_float), "")
+
+
+def _loses_much(config: Any) -> str:
+    return (
+        "the output head, which loses much in fewer than 8 bits; "
+        f"set_local with its name and a {type(config).__name__} quantizes it"
+    )
 
 
 def _output_of_experts(config: Any) -> str:

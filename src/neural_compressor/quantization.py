@@ -81,6 +81,7 @@ def fit(
     _check_arguments(conf, calib_dataloader, calib_func, eval_func, eval_dataloader, eval_metric)
     info = {
         "dataloader": calib_dataloader,
+        "calib_func": calib_func,
         "example_inputs": conf.example_inputs,
         "calibration_sampling_size": max(conf.calibration_sampling_size),
         "framework_yaml": conf.framework_yaml,

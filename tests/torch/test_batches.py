@@ -6,7 +6,8 @@ from torch import nn
 
 from neural_compressor import quantization
 from neural_compressor.config import PostTrainingQuantConfig, TuningCriterion
-from neural_compressor.torch.batches import split_batch
+from neural_compressor.errors import CalibrationError
+from neural_compressor.torch.batches import feed, first_inputs, split_batch
 
 
 class Two(nn.Module):
@@ -59,3 +60,29 @@ def test_what_forward_requires_as_a_whole_is_no_label():
     assert split_batch(Listed(), (three, mask)) == (three, mask)
     named = {"first": X}, mask
     assert split_batch(Listed(), named) == named
+
+
+@pytest.mark.parametrize(
+    "calibrate",
+    [lambda m: m(X, Y), lambda m: m(x=X, y=Y), lambda m: m(X, y=Y), lambda m: [m(X, Y), m(2 * X, Y)]],
+    ids=["by place", "by name", "both", "twice"],
+)
+def test_the_first_inputs_of_a_function_feed_the_model_as_it_does(calibrate):
+    net = Two().eval()
+    inputs = first_inputs(net, calibrate)
+    assert torch.equal(feed(net, inputs), net(X, Y))
+    assert not net._forward_pre_hooks
+
+
+@pytest.mark.parametrize(
+    "calibrate",
+    [lambda m: None, lambda m: m.left(X), lambda m: m(X, object()), lambda m: m(X, {"cache": {1}})],
+    ids=["nothing", "a part", "an object", "a set"],
+)
+def test_a_function_that_shows_no_inputs(calibrate):
+    assert first_inputs(Two().eval(), calibrate) is None
+
+
+def test_an_error_before_the_first_inputs_names_the_function():
+    with pytest.raises(CalibrationError, match=r"calib_func.*ZeroDivisionError"):
+        first_inputs(Two(), lambda m: 1 / 0)

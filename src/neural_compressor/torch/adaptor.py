@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,7 +29,16 @@ from neural_compressor.config.recipes import with_recipes
 from neural_compressor.errors import CalibrationError, ConfigError, QuantizationError
 from neural_compressor.registry import close_matches
 from neural_compressor.schemes import OpKey, OpScheme, Plan, float_op
-from neural_compressor.torch.batches import ReadAgain, batch_size, feed, fitting, run_batches, split_batch, tensors_in
+from neural_compressor.torch.batches import (
+    ReadAgain,
+    batch_size,
+    feed,
+    first_inputs,
+    fitting,
+    run_batches,
+    split_batch,
+    tensors_in,
+)
 from neural_compressor.torch.capability import PyTorchQuery, opwise
 from neural_compressor.torch.checks import check_finite, copy_of, require_module, require_values
 from neural_compressor.torch.executor import USUAL_PASSES, Execution, prepare
@@ -58,13 +68,16 @@ RECIPES: Mapping[str, tuple[str, ...]] = {
 }
 """The recipes that are applied, with the modes of quantization they are about."""
 
+logger = logging.getLogger("neural_compressor")
+
 
 class PyTorchAdaptor(Adaptor):
     """Quantizes eager ``torch.nn.Module`` models.
 
-    ``framework_specific_info`` may hold ``dataloader`` (calibration batches), ``example_inputs``, ``framework_yaml``
-    (laid over the built-in capability), ``workspace``; ``passes`` of plans that say nothing of them (batch normalisation is
-    folded), and ``reasons`` why ops that no plan names stay in float.
+    ``framework_specific_info`` may hold ``dataloader`` (calibration batches), ``example_inputs``, ``calib_func`` (whose
+    first inputs are the example where there is no other), ``framework_yaml`` (over the built-in capability), ``workspace``;
+    ``passes`` of plans that say nothing of them (batch normalisation is folded), and ``reasons`` why ops that no plan names
+    stay in float.
     """
 
     def __init__(self, framework_specific_info: Mapping[str, Any] | None = None) -> None:
@@ -441,6 +454,14 @@ class PyTorchAdaptor(Adaptor):
         if dataloader is not None:
             samples = self.info.get("calibration_sampling_size", Plan({}).calib_sampling_size)
             run_batches(model, dataloader, samples, see)
+        elif self.example is None and (function := self.info.get("calib_func")) is not None:
+            inputs = first_inputs(model, function)
+            try:
+                if inputs is not None:
+                    see(inputs)
+            except Exception as error:  # noqa: BLE001 - if the inputs are at fault, calibration says so
+                logger.debug("the first inputs of calib_func cannot be run alone: %s", error)
+                self.example, survey = None, Survey(model)
         return survey
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves, tree_map_only
 
-from neural_compressor.adaptor.user_code import batches, user_errors
+from neural_compressor.adaptor.user_code import batches, calibrating, user_errors
 from neural_compressor.errors import CalibrationError
 from neural_compressor.observers.input_check import CalibrationInputs
 
@@ -85,6 +86,43 @@ def run_batches(
             "the calibration data is empty: the dataloader yielded no batch, or none with samples; give at least one"
         )
     return seen
+
+
+class _Enough(BaseException):
+    """Ends a user's function whose first call of a model is all that was wanted; no handler of errors is meant for it."""
+
+
+def first_inputs(model: torch.nn.Module, function: Callable[[torch.nn.Module], Any]) -> Any:
+    """What ``function(model)`` feeds to the model first, for :func:`feed`; it is run up to there.
+
+    None where it feeds nothing, or something else than tensors and plain values: a cache of keys and values changes with
+    every call.
+
+    >>> first_inputs(torch.nn.Bilinear(2, 2, 1), lambda model: model(torch.ones(3, 2), input2=torch.zeros(3, 2))).keys()
+    dict_keys(['input1', 'input2'])
+    """
+    found: list[Any] = []
+
+    def look(_: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        inputs: Any = args[0] if len(args) == 1 and isinstance(args[0], torch.Tensor) else args
+        if kwargs and not args:
+            inputs = kwargs
+        elif kwargs:  # only names hold both
+            inputs = dict(inspect.signature(model.forward).bind(*args, **kwargs).arguments)
+        if all(type(leaf) in _PLAIN for leaf in tree_leaves(inputs)):
+            found.append(tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), inputs))
+        raise _Enough
+
+    handle = model.register_forward_pre_hook(look, with_kwargs=True, prepend=True)
+    try:
+        with suppress(_Enough), torch.no_grad(), calibrating(function, "calib_func", lambda: 0):
+            function(model)
+    finally:
+        handle.remove()
+    return found[0] if found else None
+
+
+_PLAIN = (torch.Tensor, bool, int, float, str, type(None))
 
 
 class ReadAgain(Iterable[Any]):

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from neural_compressor import quantization
 from neural_compressor.config import PostTrainingQuantConfig
 from neural_compressor.kernel_timings import KernelTimings
 from neural_compressor.strategy.build import build_space
@@ -52,6 +53,27 @@ def test_what_is_slower_in_integers_stays_in_float_and_says_how_much():
     reason = space.ops["3", "Conv2d"].reason
     assert "float is faster here: 100 us against 150 us" in reason
     assert "[4, 8, 9, 9]" in reason
+
+
+def test_a_calibration_function_shows_the_shapes_that_a_loader_shows(tmp_path):
+    calls = []
+
+    def calibrate(given):
+        for x, _ in DATA * 2:
+            calls.append(given(x).shape)
+
+    races = [Rigged(lambda key: 150.0 if "groups=8" in key else 50.0) for _ in range(2)]
+    results = []
+    for race, data in zip(races, ({"calib_dataloader": DATA}, {"calib_func": calibrate}), strict=True):
+        with racing(race):
+            results.append(
+                quantization.fit(model(), STATIC, workspace=tmp_path / str(len(results)), quiet=True, **data)
+            )
+    assert races[0].keys == races[1].keys != []
+    assert len(calls) == 2  # the run that shows the shapes ends before the model has run
+    reasons = [{record.name: record.reason for record in found.result.ops}["3"] for found in results]
+    assert reasons[0] == reasons[1]
+    assert "float is faster here: 100 us against 150 us" in reasons[1]
 
 
 def test_a_rule_that_speaks_of_it_has_it_quantized():

@@ -106,3 +106,18 @@ def test_hidden_states_and_attentions_are_given_where_they_are_asked_for():
         found, expected = (out[name] for out in outs)
         assert len(found) == len(expected) > 1
         assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.slow
+def test_compilation_and_export_see_the_own_code():
+    model, plain = made("Llama")
+    ids = torch.randint(64, (1, 5))
+    decoded(model, ids)
+    assert active(model) == 2
+    with torch.no_grad():
+        expected = [plain(ids, use_cache=False).logits, decoded(plain, ids)]
+        program = torch.export.export(model, (ids,), {"use_cache": False}).module()
+        torch.testing.assert_close(program(ids, use_cache=False).logits, expected[0], rtol=0.05, atol=0.05)
+        compiled = torch.compile(model, backend="eager", dynamic=True)
+        torch.testing.assert_close(decoded(compiled, ids), expected[1], rtol=0.02, atol=0.02)
+    assert active(model) == 2

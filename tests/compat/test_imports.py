@@ -28,17 +28,23 @@ IMPORTS = {
     "neural_compressor.common": "logger Logger",
     "neural_compressor.data": "DataLoader Datasets DefaultDataLoader ComposeTransform",
     "neural_compressor.adaptor.torch_utils.layer_wise_quant": "load_empty_model",
+    "neural_compressor.adaptor.torch_utils.waq": "TorchSmoothQuant",
     "neural_compressor.adaptor.torch_utils.auto_round": "get_dataloader",
     "neural_compressor.torch.utils": """
         accelerator auto_detect_accelerator get_torch_version logger is_hpex_available is_hpu_available forward_wrapper
         get_double_quant_config_dict get_model_device get_model_info get_used_cpu_mem_MB get_used_hpu_mem_MB
         move_input_device""",
-    "neural_compressor.torch.utils.llm_utility": "initialize_model_and_tokenizer get_default_llm_dataloader",
+    "neural_compressor.torch.utils.llm_utility": "initialize_model_and_tokenizer get_default_llm_dataloader llm_benchmark",
     "neural_compressor.torch.utils.block_wise": "block_wise_calibration",
-    "neural_compressor.torch.algorithms.smooth_quant": "move_input_to_device",
-    "neural_compressor.torch.algorithms.layer_wise": "load_empty_model",
+    "neural_compressor.torch.algorithms.smooth_quant": "move_input_to_device TorchSmoothQuant",
+    "neural_compressor.torch.algorithms.layer_wise": "load_empty_model LWQ_WORKSPACE load_first_layer_only",
     "neural_compressor.torch.algorithms.weight_only.autoround": "get_dataloader",
     "neural_compressor.torch.algorithms.weight_only.modules": "INCWeightOnlyLinear",
+    "neural_compressor.transformers": """
+        Qwen2VLForConditionalGeneration MllamaForConditionalGeneration LlavaForConditionalGeneration AutoModelForCausalLM
+        generation""",
+    "neural_compressor.transformers.quantization.utils": "convert_dtype_str2torch",
+    "neural_compressor.transformers.generation": "GenerationConfig",
     "onnx_neural_compressor": "logger utility data_reader",
     "onnx_neural_compressor.logger": "info warning Logger",
     "onnx_neural_compressor.utility": "LazyImport set_workspace",
@@ -59,7 +65,7 @@ IMPORTS = {
     "neural_compressor.torch.export": "export export_model_for_pt2e_quant",
     "neural_compressor.torch.quantization": """
         prepare convert quantize autotune save load prepare_qat finalize_calibration TuningConfig get_all_config_set
-        get_rtn_double_quant_config_set INT8StaticQuantConfig get_default_fp8_config_set
+        get_rtn_double_quant_config_set INT8StaticQuantConfig get_default_fp8_config_set HybridGPTQConfig
         get_default_mixed_precision_config_set RTNConfig GPTQConfig AWQConfig TEQConfig HQQConfig AutoRoundConfig FP8Config
         MXQuantConfig SmoothQuantConfig StaticQuantConfig DynamicQuantConfig MixedPrecisionConfig""",
     "neural_compressor.torch.quantization.autotune": "autotune TuningConfig get_all_config_set",

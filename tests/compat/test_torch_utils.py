@@ -8,11 +8,17 @@ from torch import nn
 from neural_compressor.adaptor.torch_utils import auto_round, layer_wise_quant
 from neural_compressor.errors import ConfigError
 from neural_compressor.torch import load_empty_model, utils
+from neural_compressor.torch.algorithms import layer_wise
 from neural_compressor.torch.algorithms.weight_only.autoround import get_dataloader
 from neural_compressor.torch.algorithms.weight_only.modules import INCWeightOnlyLinear
-from neural_compressor.torch.quantization import GPTQConfig, RTNConfig, convert, prepare
+from neural_compressor.torch.quantization import GPTQConfig, HybridGPTQConfig, RTNConfig, convert, prepare
 from neural_compressor.torch.utils.block_wise import block_wise_calibration
-from neural_compressor.torch.utils.llm_utility import get_default_llm_dataloader, initialize_model_and_tokenizer
+from neural_compressor.torch.utils.llm_utility import (
+    get_default_llm_dataloader,
+    initialize_model_and_tokenizer,
+    llm_benchmark,
+)
+from neural_compressor.transformers.quantization.utils import convert_dtype_str2torch
 
 
 def net():
@@ -86,3 +92,44 @@ def test_nothing_is_downloaded():
         get_dataloader(letters, dataset_name="NeelNanda/pile-10k")
     with pytest.raises(ConfigError, match="nothing is downloaded"):
         initialize_model_and_tokenizer("facebook/opt-125m")
+
+
+def tiny_llama():
+    transformers = pytest.importorskip("transformers", reason="the transformers extra is not installed")
+    sizes = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2}
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, num_attention_heads=2)).eval()
+
+
+def test_throughput_of_a_language_model(capsys):
+    calls = []
+    model = tiny_llama()
+    model.register_forward_hook(lambda module, args, output: calls.append(args[0].shape))
+    assert llm_benchmark(model, batch_size=2, input_length=5, warmup_iters=1, total_iters=3) > 0
+    assert calls == [(2, 5)] * 4
+    assert "samples/s" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="total_iters is 0"):
+        llm_benchmark(model, total_iters=0)
+
+
+def test_what_is_around_the_blocks_of_an_empty_model(tmp_path):
+    tiny_llama().save_pretrained(tmp_path)
+    model = layer_wise.load_empty_model(tmp_path)
+    layer_wise.load_first_layer_only(model, tmp_path)
+    empty = {name for name, parameter in model.named_parameters() if parameter.is_meta}
+    assert empty
+    assert all(".layers." in name for name in empty)
+    with pytest.raises(ConfigError, match="nothing is downloaded"):
+        layer_wise.load_first_layer_only(model, "facebook/opt-125m")
+
+
+def test_names_of_types():
+    assert convert_dtype_str2torch("torch.bfloat16") is convert_dtype_str2torch("bf16") is torch.bfloat16
+    assert convert_dtype_str2torch(torch.int8) is torch.int8
+    assert convert_dtype_str2torch("fp8_e5m2") is torch.float8_e5m2
+    with pytest.raises(ConfigError, match="no data type 'nf4'"):
+        convert_dtype_str2torch("nf4")
+
+
+def test_a_configuration_for_other_devices():
+    with pytest.raises(ConfigError, match="GPTQConfig for the weights"):
+        HybridGPTQConfig(fp8_config="E4M3")

@@ -311,6 +311,12 @@ class Execution:
             found["functions", "function"] = f"not looked for in {some}: their forwards cannot be traced"
         return found
 
+    def passed_over(self) -> PassState:
+        """The float model when the passes have changed it, for those who want no more: nothing is quantized."""
+        self.stop()
+        self._applied = True
+        return self._passed_over()
+
     def _passed_over(self) -> PassState:
         """The float model when the passes have changed it."""
         state = PassState(self.model.eval(), self.plan, self.survey, Structure(), self.calls)

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any
 from neural_compressor.transformers.config import AutoRoundConfig, AwqConfig, GPTQConfig, RtnConfig, TeqConfig
 
 if TYPE_CHECKING:
-    from neural_compressor.transformers.auto import AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+    from neural_compressor.transformers.auto import (
+        AutoModel,
+        AutoModelForCausalLM,
+        AutoModelForSeq2SeqLM,
+        LlavaForConditionalGeneration,
+        MllamaForConditionalGeneration,
+        Qwen2VLForConditionalGeneration,
+    )
 
 __all__ = [
     "AutoModel",
@@ -16,13 +23,16 @@ __all__ = [
     "AutoRoundConfig",
     "AwqConfig",
     "GPTQConfig",
+    "LlavaForConditionalGeneration",
+    "MllamaForConditionalGeneration",
+    "Qwen2VLForConditionalGeneration",
     "RtnConfig",
     "TeqConfig",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("AutoModel", "AutoModelForCausalLM", "AutoModelForSeq2SeqLM"):
+    if name.startswith("AutoModel") or name.endswith("ForConditionalGeneration"):
         from neural_compressor.transformers import auto
 
         return getattr(auto, name)

@@ -161,3 +161,21 @@ class AutoModel(_QuantizingAuto):
     """Models without a head."""
 
     name = "AutoModel"
+
+
+class Qwen2VLForConditionalGeneration(_QuantizingAuto):
+    """Qwen2-VL, images and text."""
+
+    name = "Qwen2VLForConditionalGeneration"
+
+
+class MllamaForConditionalGeneration(_QuantizingAuto):
+    """Llama 3.2 with images."""
+
+    name = "MllamaForConditionalGeneration"
+
+
+class LlavaForConditionalGeneration(_QuantizingAuto):
+    """LLaVA, images and text."""
+
+    name = "LlavaForConditionalGeneration"

@@ -17,12 +17,3 @@ from neural_compressor.torch.quantization.save_load_entry import load, save
 
 __all__ = ["autotune", "convert", "finalize_calibration", "load", "prepare", "prepare_qat", "quantize", "save"]
 __all__ += config.__all__
-
-
-def __getattr__(name: str) -> object:
-    if name == "HybridGPTQConfig":
-        raise ImportError(
-            "HybridGPTQConfig is not here: it is for devices that multiply 4-bit weights with fp8 activations; take "
-            "GPTQConfig for the weights, or FP8Config for both"
-        )
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -180,7 +180,7 @@ def outer_blocks(model: nn.Module, layers: Collection[str]) -> list[str]:
     A model without any is worked on as one block.
     """
     found: list[str] = []
-    for path in _repeated(model):
+    for path in repeated_blocks(model):
         container = path.rpartition(".")[0]
         inside_another = any(container.startswith(f"{block}.") for block in found)
         if not inside_another and any(layer.startswith(f"{path}.") for layer in layers):
@@ -190,11 +190,11 @@ def outer_blocks(model: nn.Module, layers: Collection[str]) -> list[str]:
 
 def ops_by_block(model: nn.Module, ops: Collection[OpKey]) -> list[list[OpKey]]:
     """Ops grouped by the repeated blocks they sit in, one inside another included; groups of one op are left out."""
-    groups = ([key for key in ops if key[0].startswith(f"{path}.")] for path in _repeated(model))
+    groups = ([key for key in ops if key[0].startswith(f"{path}.")] for path in repeated_blocks(model))
     return [group for group in groups if len(group) > 1]
 
 
-def _repeated(model: nn.Module) -> Iterator[str]:
+def repeated_blocks(model: nn.Module) -> Iterator[str]:
     """The children of ModuleLists and Sequentials that have siblings of their class."""
     for name, module in model.named_modules():
         if isinstance(module, (nn.ModuleList, nn.Sequential)):

@@ -27,6 +27,7 @@ from neural_compressor.torch.quantization.config.layerwise import AWQConfig, GPT
 from neural_compressor.torch.quantization.config.mixed_precision import MixedPrecisionConfig
 from neural_compressor.torch.quantization.config.mx import MXQuantConfig
 from neural_compressor.torch.quantization.config.sets import (
+    HybridGPTQConfig,
     INT8StaticQuantConfig,
     get_all_config_set,
     get_default_fp8_config_set,
@@ -44,6 +45,7 @@ __all__ = [
     "FP8Config",
     "GPTQConfig",
     "HQQConfig",
+    "HybridGPTQConfig",
     "INT8StaticQuantConfig",
     "MXQuantConfig",
     "MixedPrecisionConfig",

@@ -109,7 +109,7 @@ def task(name: str, data: Path, packages: Path | None, language_model: str | Non
         folder = data / "docs_lm"
         texts = [(folder / f"{part}.txt").read_text(encoding="utf-8") for part in ("calibration", "eval")]
         return _language(str(folder), *texts, max(count // 16, 1))
-    text = next((data / "wikitext2").glob("*.txt")).read_text(encoding="utf-8")
+    text = (data / "wikitext2" / "wiki.valid.tokens").read_text(encoding="utf-8")
     half = len(text) // 2
     return _language(language_model, text[:half], text[half:], max(count // 16, 1))
 

@@ -62,6 +62,7 @@ class Demand:
 class Request:
     """What is asked of one op: ``demands`` hold, and as far as they leave a choice the op comes close to ``wanted``.
 
+    Fields of ``wanted`` that are ``left_open``, by tensor and field, are the framework's to choose: what it lists first.
     Where neither says which data type a weight has, quantized means int8. ``reduce_range`` takes a bit off 8-bit weights.
     Without data, methods that have to see some are out unless they are asked for.
     """
@@ -69,6 +70,7 @@ class Request:
     modes: tuple[str, ...] = ("static",)
     demands: tuple[Demand, ...] = ()
     wanted: OpScheme | None = None
+    left_open: tuple[tuple[str, str], ...] = ()
     excluded_precisions: tuple[str, ...] = ()
     reduce_range: bool = False
     has_data: bool = True
@@ -81,7 +83,8 @@ class Request:
             found.setdefault((demand.tensor, demand.field), set()).update(demand.values)
         if self.wanted is not None:
             for tensor in ("weight", "activation"):
-                for name in FIELDS if getattr(self.wanted, tensor) is not None else ():
+                fields = FIELDS if getattr(self.wanted, tensor) is not None else ()
+                for name in (each for each in fields if (tensor, each) not in self.left_open):
                     found.setdefault((tensor, name), set()).add(field_value(self.wanted, tensor, name))
         return {place: values - {None} for place, values in found.items()}
 
@@ -166,7 +169,7 @@ def op_space(key: OpKey, configs: Sequence[Mapping[str, Any]], request: Request)
     if not quantized and not reason:
         reason = _why_float(offered, options, request)
     if request.wanted is not None:
-        quantized = _nearest_first(quantized, request.wanted)
+        quantized = _nearest_first(quantized, request.wanted, request.left_open)
     if request.reduce_range:
         quantized = tuple(_reduce(option) for option in quantized)
     return OpSpace(quantized, floats, reason)
@@ -197,17 +200,23 @@ def requested(
     if not has_weight:
         demands = [demand for d in demands for demand in _without_weight(d, merged)]
     modes = _modes(merged, MODES_OF[approach]) if has_weight else MODES_OF[approach]
-    return Request(modes, tuple(demands), None, tuple(excluded_precisions), reduce_range, has_data)
+    return Request(modes, tuple(demands), None, (), tuple(excluded_precisions), reduce_range, has_data)
 
 
-def wanting(wanted: OpScheme, said: Mapping[tuple[str, str], Any], source: object) -> Request:
+def wanting(
+    wanted: OpScheme,
+    said: Mapping[tuple[str, str], Any],
+    source: object,
+    left_open: tuple[tuple[str, str], ...] = (),
+) -> Request:
     """A whole scheme as a configuration class wants it; ``said`` is what of it the user set himself, by tensor and field.
 
     What is at its default gives way to what the framework has; what the user said and the framework has not is an error.
+    What is ``left_open`` is the framework's to choose.
     """
     demands = tuple(Demand(*place, (value,), source) for place, value in said.items())
     kept = tuple(demand for demand in demands if getattr(wanted, demand.tensor) is not None)
-    return Request((wanted.mode,), kept, wanted)
+    return Request((wanted.mode,), kept, wanted, left_open)
 
 
 def field_value(option: OpScheme, tensor: str, name: str) -> Any:
@@ -273,7 +282,9 @@ def _computing_in_float(op: OpSpace, against: Mapping[str, str]) -> OpSpace:
     return replace(op, quantized=kept, reason=why)
 
 
-def _nearest_first(options: Sequence[OpScheme], wanted: OpScheme) -> tuple[OpScheme, ...]:
+def _nearest_first(
+    options: Sequence[OpScheme], wanted: OpScheme, left_open: Collection[tuple[str, str]]
+) -> tuple[OpScheme, ...]:
     """The options in the order of how close they come to what is ``wanted``, each with what only that can say.
 
     One scale a channel is not given up for a data type nobody asked for; then an option that has all the data types and
@@ -282,7 +293,7 @@ def _nearest_first(options: Sequence[OpScheme], wanted: OpScheme) -> tuple[OpSch
 
     def differs(option: OpScheme, *names: str) -> int:
         tensors = [t for t in ("weight", "activation") if getattr(wanted, t) is not None]
-        places = ((tensor, name) for tensor in tensors for name in names)
+        places = [(tensor, name) for tensor in tensors for name in names if (tensor, name) not in left_open]
         return sum(field_value(option, *place) != field_value(wanted, *place) for place in places)
 
     def distance(option: OpScheme) -> tuple[int, ...]:

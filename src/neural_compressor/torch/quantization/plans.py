@@ -22,6 +22,7 @@ from neural_compressor.torch.executor import CORRECT_BIASES, USUAL_PASSES
 from neural_compressor.torch.passes.model_pass import PASSES
 from neural_compressor.torch.plan_check import check
 from neural_compressor.torch.pt2e.exported import is_exported
+from neural_compressor.torch.pt2e.graph_race import slower_in_graph
 from neural_compressor.torch.pt2e.ops import find_graph_ops, graph_opwise
 from neural_compressor.torch.quantization.config import FP8Config
 from neural_compressor.torch.quantization.config.fp8 import RUN_FIELDS
@@ -78,6 +79,11 @@ def plan_for(model: nn.Module, config: Any, without_runs: str = "") -> tuple[Pla
     for claim, reason in (pair for place, pair in refused.items() if place not in served):
         if claim.tier > Tier.EVERYTHING:
             raise ConfigError(f"{claim} asks for what cannot be done: {reason}")
+    if isinstance(model, GraphModule) and is_graph:
+        for key, reason in slower_in_graph(model, ops).items():
+            if not assigned[key[0]].explicit:
+                del ops[key]
+                left[key] = f"{reason}; a rule that speaks of it has it quantized"
     if not ops:
         raise _nothing(model, bool(found), [reason for _, reason in refused.values()])
     static = any(map(_is_static_integer, ops.values()))
@@ -194,7 +200,8 @@ class _Resolver:
         if not any("weight" in each for each in self._configs[key]):
             wanted = replace(wanted, weight=None)
         source = type(config).__name__
-        request = Request() if wanted.is_float else wanting(wanted, said, source)
+        left_open = getattr(config, "left_open", ())
+        request = Request() if wanted.is_float else wanting(wanted, said, source, left_open)
         request = replace(request, excluded_precisions=tuple(getattr(config, "excluded_precisions", ())))
         place = (id(self._configs[key]), request)  # ops of one type have one list
         if place not in self._spaces:

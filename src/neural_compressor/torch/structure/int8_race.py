@@ -31,7 +31,7 @@ _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _WEIGHT = TensorScheme(dtype("int8"), granularity=PER_CHANNEL, pair_safe=True)
 _ACTIVATION = TensorScheme(dtype("uint8"), symmetric=False)
 _QPARAMS = (1 / 255, 0)
-_MUST_GAIN = 1.25
+MUST_GAIN = 1.25
 """Integers stay unless float is so many times as fast: noise decides nothing, and they are smaller."""
 _MOST_VALUES = 1 << 20
 """A batch is cut to inputs of about so many values."""
@@ -89,7 +89,7 @@ def _lost(race: Race, module: nn.Module, place: _Place, mode: str, works: Mappin
         logger.info("%s is not raced: %s", what, error)
         return ""
     in_float, in_int8 = times.values()
-    if in_int8 <= in_float * _MUST_GAIN:
+    if in_int8 <= in_float * MUST_GAIN:
         return ""
     return (
         f"float is faster here: {in_float:.0f} us against {in_int8:.0f} us in int8 for an input of {list(place.shape)}"
@@ -172,13 +172,20 @@ def _input_shapes(model: nn.Module, ops: Mapping[OpKey, nn.Module], example: Any
 
     def look(key: OpKey, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if args and isinstance(args[0], Tensor) and args[0].numel() and args[0].dtype == torch.float32:
-            whole = tuple(args[0].shape)
-            few = max(1, min(whole[0], _MOST_VALUES * whole[0] // args[0].numel()))
-            shapes.setdefault(key, (few, *whole[1:]))
+            shapes.setdefault(key, few_samples(tuple(args[0].shape)))
 
     with hooked(ops, before=look), torch.no_grad():
         feed(model, example)
     return shapes
+
+
+def few_samples(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """``shape`` with so few samples that a race takes no time.
+
+    >>> few_samples((64, 3, 224, 224))
+    (6, 3, 224, 224)
+    """
+    return (max(1, min(shape[0], _MOST_VALUES * shape[0] // torch.Size(shape).numel())), *shape[1:])
 
 
 def _fed(trace: Trace, ops: Collection[str]) -> dict[str, str]:

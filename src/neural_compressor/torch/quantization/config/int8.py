@@ -128,7 +128,11 @@ class StaticQuantConfig(ActivationConfig):
     """Weights and activations quantized with ranges known beforehand, from calibration data.
 
     With ``fp8_config`` the call gives an :class:`FP8Config`. ``equalize`` makes layers in a row equally large in each
-    channel first, for weights with one scale for all channels.
+    channel first, for weights with one scale for all channels. An ``act_algo`` that is given holds, ``"minmax"`` too; where
+    it is not, each op has the one that the framework YAML lists first for it.
+
+    >>> StaticQuantConfig().left_open, StaticQuantConfig(act_algo="minmax").left_open
+    ((('activation', 'algorithm'),), ())
     """
 
     def __new__(cls, *args: Any, **values: Any) -> Any:
@@ -148,3 +152,12 @@ class StaticQuantConfig(ActivationConfig):
     def needs_calibration(self) -> bool:
         """Always."""
         return True
+
+    @property
+    def left_open(self) -> tuple[tuple[str, str], ...]:
+        """The fields of :attr:`wanted`, by tensor and field, that are the framework's to choose."""
+        return () if "act_algo" in self.model_fields_set else (("activation", "algorithm"),)
+
+    def _values(self) -> dict[str, Any]:
+        """Without what is left open: what is written or copied leaves it open again."""
+        return {name: value for name, value in super()._values().items() if name != "act_algo" or not self.left_open}

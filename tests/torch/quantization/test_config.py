@@ -134,6 +134,23 @@ def test_parameters_and_defaults_are_the_documented_ones(cls: type, name: str, e
     assert cls(**expected) == cls()
 
 
+def test_an_algorithm_that_is_not_named_stays_open() -> None:
+    """Through copies, files, sums, rules and lists; one that is named does not, the default too."""
+    unset, named = StaticQuantConfig(w_granularity="per_tensor"), StaticQuantConfig(act_algo="minmax")
+    for config in (unset, named):
+        assert config.act_algo == "minmax"
+        again = StaticQuantConfig.from_dict(json.loads(config.to_json_string()))
+        copies = [again, config.alone(), *config.expand(), StaticQuantConfig().set_local("fc", config).local[0].config]
+        assert {copy.left_open for copy in copies} == {config.left_open}
+    assert unset.left_open
+    assert not named.left_open
+    assert all(each.left_open for each in StaticQuantConfig(w_granularity=["per_tensor", "per_channel"]).expand())
+    assert not any(each.left_open for each in StaticQuantConfig(act_algo=["minmax", "kl"]).expand())
+    assert len(TuningConfig(config_set=[StaticQuantConfig(), named]).expand()) == 2
+    unset.act_algo = "minmax"
+    assert not unset.left_open
+
+
 def test_each_algorithm_has_a_default_configuration() -> None:
     getters = {
         **{"rtn": RTNConfig, "gptq": GPTQConfig, "awq": AWQConfig, "teq": TEQConfig, "hqq": HQQConfig},

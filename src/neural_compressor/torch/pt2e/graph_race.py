@@ -124,7 +124,7 @@ def _conv(place: _Place, geometry: ConvGeometry) -> dict[str, Callable[[], Work]
         if len(place.x) != 4:
             return lambda: _aten.convolution(x, weight, bias, stride, padding, dilation, False, [0], groups)
         packed = torch.ops.mkldnn._reorder_convolution_weight(weight, padding, stride, dilation, groups, list(x.shape))
-        how = (padding, stride, dilation, groups, "none", [], "")
+        how: tuple[Any, ...] = (padding, stride, dilation, groups, "none", [], "")
         return lambda: torch.ops.mkldnn._convolution_pointwise(x, packed, bias, *how)
 
     def integers() -> Work:

@@ -51,6 +51,16 @@ def test_adaptor_works_where_torch_is_missing(installed):
     assert run(code, installed) == ["TinyNetAdaptor"]
 
 
+def test_an_adaptor_whose_framework_is_missing_is_passed_over_by_the_others(installed):
+    code = (
+        "import sys; sys.modules['tinynet.network'] = None\n"
+        "from neural_compressor.adaptor import adaptor_for\n"
+        "try: adaptor_for(object())\n"
+        "except ValueError as error: print('tinynet is out' in str(error))"
+    )
+    assert run(code, installed) == ["True"]
+
+
 def test_readme_tunes_a_network_with_the_public_api(installed, tmp_path):
     code = re.search(r"^```python\n(.*?)^```", (EXAMPLE / "README.md").read_text(), re.DOTALL | re.MULTILINE)[1]
     code += "print('PRECISIONS', *sorted({record.precision for record in quantized.result.ops}))"

@@ -12,7 +12,7 @@ from neural_compressor.adaptor.capability import get_optype_wise_ability
 from neural_compressor.adaptor.evaluation import evaluate_batches
 from neural_compressor.adaptor.framework_config import to_framework_config
 from neural_compressor.adaptor.records import OpRecord
-from neural_compressor.errors import ConfigError, MissingDependencyError
+from neural_compressor.errors import ConfigError
 from neural_compressor.registry import Registry
 from neural_compressor.schemes import OpKey, Plan
 
@@ -273,7 +273,7 @@ def adaptor_for(model: Model) -> type[Adaptor]:
     for name in ADAPTORS:
         try:
             adaptor = ADAPTORS[name]
-        except MissingDependencyError as error:
+        except ImportError as error:
             missing.append(f"{name} is out: {error}")
             continue
         if adaptor.handles(model):

@@ -180,9 +180,9 @@ class NVFP4Packed(_Blocks):
 
     def _read_layer(self, tensors: Mapping[str, Array], scheme: OpScheme) -> QuantizedLinear:
         data, scale = matrix(tensors, "weight_packed", "uint8"), e4m3_codes(tensors, "weight_scale")
-        array = block_array(data, scale, _weight(scheme), 1 / one_number(tensors, "weight_global_scale"))
+        array = block_array(data, scale, _weight(scheme), as_float32(1 / one_number(tensors, "weight_global_scale")))
         static = scheme.mode == "static"
-        of_inputs = 1 / one_number(tensors, "input_global_scale") if static else None
+        of_inputs = as_float32(1 / one_number(tensors, "input_global_scale")) if static else None
         return QuantizedLinear(array, scheme.activation, of_inputs, bias=tensors.get("bias"))
 
 
@@ -250,7 +250,7 @@ def _has_one_scale(scheme: TensorScheme) -> bool:
 
 def _divisor(scale: Array) -> Array:
     """A scale that multiplies as one that divides, (1)."""
-    return array_namespace(scale).reshape(1 / as_float32(scale), (1,))
+    return 1 / as_float32(array_namespace(scale).reshape(scale, (1,)))
 
 
 for _layout in (FloatQuantized(), MXFP8Quantized(), MXFP4Packed(), NVFP4Packed()):

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from array_api_compat import device
 
 from neural_compressor.errors import FormatError
 from neural_compressor.formats.gguf_file import encode_tensor, gguf_package, write_gguf
@@ -118,7 +119,7 @@ def _interleaved(rows: int, heads: int, name: str) -> npt.NDArray[np.int64]:
 
 def _take(x: Array, rows: npt.NDArray[np.int64]) -> Array:
     xp = array_namespace(x)
-    return xp.take(x, xp.asarray(rows, device=x.device), axis=0)
+    return xp.take(x, xp.asarray(rows, device=device(x)), axis=0)
 
 
 def _take_rows(weight: LinearWeight, rows: npt.NDArray[np.int64]) -> LinearWeight:

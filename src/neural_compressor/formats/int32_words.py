@@ -5,6 +5,8 @@ One code after the other, the first in the lowest bits, across the borders of wo
 
 from __future__ import annotations
 
+from array_api_compat import device
+
 from neural_compressor.errors import FormatError
 from neural_compressor.formats.byte_views import reinterpreted
 from neural_compressor.schemes import pack_bits, unpack_bits
@@ -32,7 +34,7 @@ def pack_words(codes: Array, bits: int) -> Array:
     octets = pack_bits(codes, bits)
     missing = -octets.shape[-1] % 4
     if missing:
-        blank = xp.zeros((*octets.shape[:-1], missing), dtype=xp.uint8, device=octets.device)
+        blank = xp.zeros((*octets.shape[:-1], missing), dtype=xp.uint8, device=device(octets))
         octets = xp.concat([octets, blank], axis=-1)
     return reinterpreted(octets, xp.int32)
 

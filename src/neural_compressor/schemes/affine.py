@@ -101,7 +101,7 @@ def _integer_symmetric(low: Array, high: Array, scheme: TensorScheme) -> QParams
     # Two levels around a zero point of 1 are -magnitude and 0, as for one signed bit.
     centred = step_size(magnitude, max((qmax - qmin) / 2, 1.0))
     scale = xp.where(negative, centred, step_size(magnitude, qmax))
-    return QParams(scale, xp.astype(negative, xp.int32) * middle)
+    return QParams(scale, xp.astype(negative * middle, xp.int32))
 
 
 def _integer_asymmetric(low: Array, high: Array, scheme: TensorScheme) -> QParams:
@@ -110,7 +110,7 @@ def _integer_asymmetric(low: Array, high: Array, scheme: TensorScheme) -> QParam
     zero = xp.zeros_like(low)
     low, high = xp.minimum(low, zero), xp.maximum(high, zero)
     # Halves, because high - low may overflow where its half does not.
-    scale = step_size(high * 0.5 - low * 0.5, (qmax - qmin) / 2)
+    scale = step_size(xp.astype(high * 0.5 - low * 0.5, low.dtype, copy=False), (qmax - qmin) / 2)
     zero_point = xp.clip(xp.round(qmin - low / scale), qmin, qmax)
     return QParams(scale, xp.astype(zero_point, xp.int32))
 

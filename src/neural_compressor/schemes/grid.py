@@ -87,9 +87,9 @@ def code_dtype(xp: Any, kind: DType) -> Any:
 def _binade_and_digits(x: Array, kind: DType, binades: Binades, rounding: str) -> tuple[Array, Array]:
     """The power of two below ``x`` (not below the smallest normal number), and ``x`` in units of its last digit."""
     xp = array_namespace(x)
-    x = xp.clip(x, -kind.max, kind.max)
-    power = (x.view(xp.int32) & _EXPONENT_FIELD).view(xp.float32)
-    binade = xp.clip(power, 2.0**binades.lowest, None)
+    x = xp.astype(xp.clip(x, -kind.max, kind.max), xp.float32, copy=False)
+    power = xp.astype(x.view(xp.int32) & _EXPONENT_FIELD, xp.int32, copy=False).view(xp.float32)
+    binade = xp.astype(xp.clip(power, 2.0**binades.lowest, None), xp.float32, copy=False)
     return binade, round_to_whole(x / (binade * 2.0**-binades.mantissa), rounding)
 
 
@@ -146,4 +146,5 @@ def step_size(extent: Array, steps: float) -> Array:
     """
     xp = array_namespace(extent)
     size = xp.clip(xp.clip(extent, None, _LARGEST * min(steps, 1.0)) / steps, _SMALLEST_STEP, None)
-    return xp.where(extent > 0, size, xp.ones_like(size))
+    # NumPy 1 makes a float64 of a single float32 and a Python number; so in the other places that round to the dtype.
+    return xp.astype(xp.where(extent > 0, size, xp.ones_like(size)), extent.dtype, copy=False)

@@ -113,5 +113,5 @@ class Scaling:
 def _power_of_two(x: Array) -> Array:
     """The smallest powers of two not below positive float32 numbers: their exponent, one more if there is a fraction."""
     xp = array_namespace(x)
-    bits = xp.reshape(xp.clip(x, None, LARGEST_POWER), (-1,)).view(xp.int32)
+    bits = xp.reshape(xp.clip(xp.astype(x, xp.float32, copy=False), None, LARGEST_POWER), (-1,)).view(xp.int32)
     return xp.reshape(((bits + 0x7FFFFF) & 0x7F800000).view(xp.float32), x.shape)

@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 TF_VENV := .venv-tensorflow
 TF_STAMP := $(TF_VENV)/.installed
 
-.PHONY: quickstart test test-tensorflow test-slow test-avx2 lint bench clean
+.PHONY: quickstart test test-tensorflow test-slow test-avx2 test-mxnet lint bench clean
 
 quickstart: $(STAMP)  ## train a small CNN on real data, tune it to int8, save the model and a report
 	$(BIN)/python examples/quickstart.py
@@ -34,6 +34,20 @@ test-avx2: $(STAMP)  ## what depends on the CPU, on one without VNNI; takes long
 	@command -v qemu-x86_64 >/dev/null || { echo "test-avx2 needs qemu-x86_64: apt-get install qemu-user" >&2; exit 1; }
 	$(EMULATED) -m pytest -q -p no:xdist -p no:cacheprovider $(CPU_TESTS)
 	$(EMULATED) examples/quickstart.py --epochs 1 --images 120 --out out/emulated/quickstart
+
+# MXNet is retired and needs a NumPy of its time, so its plug-in has an environment of its own; it is not part of 'test'.
+MXNET := plugins/mxnet
+MXNET_PYTHON ?= python3.11
+MXNET_STAMP := $(MXNET)/.venv/.installed
+
+test-mxnet: $(MXNET_STAMP)  ## the plug-in for MXNet, in its own environment
+	cd $(MXNET) && OMP_NUM_THREADS=1 .venv/bin/python -m pytest -q
+
+$(MXNET_STAMP): pyproject.toml $(MXNET)/pyproject.toml $(MXNET)/constraints.txt
+	test -x $(MXNET)/.venv/bin/python || $(MXNET_PYTHON) -m venv $(MXNET)/.venv
+	$(MXNET)/.venv/bin/python -m pip install --quiet --disable-pip-version-check -c $(MXNET)/constraints.txt \
+		-e . -e "$(MXNET)[test]"
+	touch $@
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

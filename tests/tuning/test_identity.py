@@ -372,3 +372,39 @@ def test_a_module_of_the_user_is_known_by_its_source(tmp_path, monkeypatch):
     before = identity(evaluate)
     (tmp_path / "own_scores.py").write_text("def score(model):\n    return 2\n")
     assert identity(evaluate) != before
+
+
+class Foreign:
+    """An array of a library without ``__array__``, whose elements are arrays of one element, as in MXNet."""
+
+    def __init__(self, values):
+        self.values = np.atleast_1d(values)
+        self.shape = self.values.shape
+
+    def __len__(self):
+        return len(self.values)
+
+    def __getitem__(self, index):
+        return type(self)(self.values[index])
+
+
+class Convertible(Foreign):
+    """One that can be made a NumPy array."""
+
+    shape = ()
+
+    def reshape(self, shape):
+        return type(self)(self.values.reshape(shape))
+
+    def asnumpy(self):
+        return self.values
+
+
+@pytest.mark.parametrize("kind", [Foreign, Convertible])
+def test_arrays_of_other_libraries_come_to_an_end(kind, monkeypatch):
+    monkeypatch.setattr("neural_compressor.tuning.identity._LOOKS", 2000)
+
+    def batches(shift):
+        return [(kind(np.arange(6.0).reshape(2, 3) + shift), kind([1.0, 2.0]))]
+
+    assert identity(batches(0)) == identity(batches(0)) != identity(batches(1))

@@ -50,6 +50,8 @@ _ARRAY = 1 << 24
 """Elements of an array that are read."""
 _BYTES = 1 << 30
 """Bytes of arrays that are read in all; of those after it only _ELEMENTS elements."""
+_LOOKS = 1 << 18
+"""Values that are looked at in all: the items of an array of an unknown library may be such arrays again, without an end."""
 _SCALARS = (type(None), bool, int, float, complex, str, bytes, type(...))
 
 
@@ -73,12 +75,16 @@ class _Describer:
         self._within: list[Any] = []
         self._code: dict[Any, str] = {}
         self._left = _BYTES
+        self._looks = _LOOKS
 
     def describe(self, value: Any, opened: bool = False) -> str:
         if isinstance(value, _SCALARS):
             return repr(value)
         if any(value is outer for outer in self._within):
             return f"<{name_of(value)} again>"
+        self._looks -= 1
+        if self._looks < 0:
+            return f"<{name_of(type(value))} unread>"
         self._within.append(value)
         try:
             return self._parts(value, opened)
@@ -219,7 +225,8 @@ class _Describer:
 
 
 def _is_array(value: Any) -> bool:
-    return all(hasattr(type(value), name) for name in ("shape", "reshape", "__array__"))
+    kind = type(value)
+    return hasattr(kind, "shape") and hasattr(kind, "reshape") and (hasattr(kind, "__array__") or hasattr(kind, "asnumpy"))
 
 
 def _reader(value: Any) -> Callable[[int], Iterable[Any]] | None:

@@ -17,7 +17,8 @@ def as_array(values: Any) -> Array:
     if hasattr(values, "detach"):
         values = values.detach().cpu()
         values = (values.double() if values.is_floating_point() else values).numpy()
-    return np.asarray(values)
+    # MXNet's arrays have no __array__: NumPy would ask for one element after the other.
+    return np.asarray(values.asnumpy() if hasattr(values, "asnumpy") else values)
 
 
 def class_numbers(preds: Any, labels: Any, name: str) -> tuple[Array, Array]:

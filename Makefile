@@ -71,4 +71,4 @@ $(TF_STAMP): pyproject.toml constraints-tensorflow.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(TF_VENV) build dist *.egg-info
+	rm -rf $(VENV) $(TF_VENV) $(MXNET)/.venv build dist *.egg-info

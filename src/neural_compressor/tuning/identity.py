@@ -226,7 +226,9 @@ class _Describer:
 
 def _is_array(value: Any) -> bool:
     kind = type(value)
-    return hasattr(kind, "shape") and hasattr(kind, "reshape") and (hasattr(kind, "__array__") or hasattr(kind, "asnumpy"))
+    return (
+        hasattr(kind, "shape") and hasattr(kind, "reshape") and (hasattr(kind, "__array__") or hasattr(kind, "asnumpy"))
+    )
 
 
 def _reader(value: Any) -> Callable[[int], Iterable[Any]] | None:

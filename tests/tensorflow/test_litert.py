@@ -72,7 +72,7 @@ def test_the_file_has_our_scales_and_codes(wide):
         tuple(np.ravel(d["quantization_parameters"]["scales"]).tolist()): d for d in interpreter.get_tensor_details()
     }
     for name in ("stem", "depthwise", "pointwise", "head"):
-        codes = parts.codes[name]["kernel"]
+        codes = parts.codes[name]["kernel"].array
         (detail,) = [
             d
             for scales, d in known.items()

@@ -7,7 +7,15 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["DynamicQuantConfig", "Model", "StaticQuantConfig", "TuningConfig", "autotune", "quantize_model"]
+__all__ = [
+    "DynamicQuantConfig",
+    "Model",
+    "SmoothQuantConfig",
+    "StaticQuantConfig",
+    "TuningConfig",
+    "autotune",
+    "quantize_model",
+]
 
 
 def __getattr__(name: str) -> Any:

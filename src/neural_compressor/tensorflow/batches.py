@@ -51,13 +51,19 @@ def in_structure(model: Any, inputs: Any) -> Any:
         flat = [inputs[name] for name in names]
         wanted = [struct[name] for name in names] if isinstance(struct, Mapping) else wanted
     else:
-        flat = list(inputs) if isinstance(inputs, (list, tuple)) and len(wanted) > 1 else [inputs]
+        several = isinstance(inputs, (list, tuple)) and (len(wanted) > 1 or _is_only(inputs, wanted[0]))
+        flat = list(inputs) if several else [inputs]
         if len(flat) != len(wanted):
             raise CalibrationError(f"a batch has {len(flat)} inputs, and the model takes {len(wanted)}")
     tensors = [_fitting(array, tensor) for array, tensor in zip(flat, wanted, strict=True)]
     if isinstance(struct, Mapping) and isinstance(inputs, Mapping):
         return dict(zip(names, tensors, strict=True))
     return tree.pack_sequence_as(struct, tensors)
+
+
+def _is_only(inputs: Any, wanted: Any) -> bool:
+    """Whether a list holds the one input of a model, and is not a batch of that itself."""
+    return len(inputs) == 1 and len(np.shape(inputs[0])) == len(wanted.shape)
 
 
 def _fitting(value: Any, wanted: Any) -> Any:

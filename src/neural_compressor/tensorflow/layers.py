@@ -8,7 +8,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from neural_compressor.observers import Observer
 from neural_compressor.schemes import PerTensor, QParams, TensorScheme, fake_quantize
 from neural_compressor.schemes.affine import integer_limits
 
@@ -21,7 +20,7 @@ class FakeQuant(keras.layers.Layer):
 
     supports_jit = False
 
-    def __init__(self, observers: tuple[Observer, ...], **kwargs: Any) -> None:
+    def __init__(self, observers: tuple[Any, ...], **kwargs: Any) -> None:
         super().__init__(**{**kwargs, "trainable": False})
         self._observers = _Hidden(observers)
 

@@ -21,8 +21,9 @@ from neural_compressor.adaptor.contract import Adaptor
 from neural_compressor.adaptor.query import QueryBackendCapability
 from neural_compressor.adaptor.records import OpRecord
 from neural_compressor.adaptor.user_code import calibrating
+from neural_compressor.config.recipes import with_recipes
 from neural_compressor.errors import ConfigError, NeuralCompressorError, QuantizationError
-from neural_compressor.schemes import OpKey, Plan, float_op, sqnr_db
+from neural_compressor.schemes import OpKey, Pass, Plan, float_op, sqnr_db
 from neural_compressor.tensorflow.adaptor.requirements import require_tensorflow
 
 if TYPE_CHECKING:
@@ -30,6 +31,13 @@ if TYPE_CHECKING:
     from neural_compressor.tensorflow.litert.keras_file import LiteRTFile
 
 logger = logging.getLogger("neural_compressor")
+RECIPES: Mapping[str, tuple[str, ...]] = {
+    "smooth_quant": ("static", "dynamic"),
+    "smooth_quant_args": ("static", "dynamic"),
+    "fast_bias_correction": ("static",),
+    "equalization": ("static", "dynamic"),
+}
+"""The recipes that are applied, with the modes of quantization they are about."""
 _YAML = Path(__file__).parents[2] / "adaptor" / "keras.yaml"
 
 
@@ -65,13 +73,27 @@ class KerasAdaptor(Adaptor):
         self._files: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
         self._runners: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
         self._racing = False
+        self._read: dict[str, Any] = {}
 
     @classmethod
     def handles(cls, model: Any) -> bool:
+        if isinstance(model, str | Path):
+            return Path(model).suffix in (".keras", ".h5", ".hdf5")
         keras = sys.modules.get("keras")
         return keras is not None and isinstance(model, keras.Model)
 
+    def ready(self, model: Any) -> Any:
+        """The model itself, or the one in the file that was given."""
+        from neural_compressor.tensorflow.files.source import read_keras
+
+        if not isinstance(model, str | Path):
+            return model
+        if str(model) not in self._read:
+            self._read[str(model)] = read_keras(Path(model))
+        return self._read[str(model)]
+
     def query_fw_capability(self, model: Any) -> dict[str, Any]:
+        model = self.ready(model)
         graph = self._prepared(model).graph
         self.example = self._first_inputs(model)
         details = {key: op_configs(self.query_handler, key[1], key[1] in _weighted()) for key in graph.ops()}
@@ -80,6 +102,8 @@ class KerasAdaptor(Adaptor):
             "optypewise": self.get_optype_wise_ability(details),
             "skipped": graph.skipped(),
             "quantizable_types": self.query_handler.known_op_types(),
+            "recipes": RECIPES,
+            "passes": (Pass("correct_biases"),),
         }
 
     def quantize(
@@ -93,7 +117,7 @@ class KerasAdaptor(Adaptor):
         loader = dataloader if dataloader is not None else self.info.get("dataloader")
         self.info.setdefault("batch_size", getattr(loader, "batch_size", None) or 1)
         self.tuning_cfg_to_fw(tune_cfg)
-        plan = Plan.from_tune_cfg(tune_cfg)
+        plan = with_recipes(Plan.from_tune_cfg(tune_cfg), tune_cfg.get("recipe_cfgs") or {})
         if q_func is not None:
             return executor.run(plan, lambda prepared: self._by_function(prepared, q_func), q_func)
         if loader is None:
@@ -107,6 +131,7 @@ class KerasAdaptor(Adaptor):
     def predict(self, model: Any, inputs: Any) -> Any:
         from neural_compressor.tensorflow.batches import run
 
+        model = self.ready(model)
         return self._runners[model](inputs) if self._racing else run(model, inputs)
 
     @contextmanager
@@ -161,7 +186,7 @@ class KerasAdaptor(Adaptor):
     def model_size(self, model: Any) -> int:
         from neural_compressor.tensorflow.files.checkpoint import stored_arrays
 
-        return sum(array.nbytes for array in stored_arrays(model).values())
+        return sum(array.nbytes for array in stored_arrays(self.ready(model)).values())
 
     def summary(self, model: Any) -> list[OpRecord]:
         assert self._executor is not None
@@ -170,11 +195,40 @@ class KerasAdaptor(Adaptor):
         return [*records, *(OpRecord(*key, "fp32", reason=why) for key, why in graph.skipped().items())]
 
     def fingerprint(self, model: Any) -> str:
+        model = self.ready(model)
         config = model.to_json() if hasattr(model, "to_json") and _has_config(model) else type(model).__qualname__
         digest = hashlib.sha256(config.encode())
         for weight in model.weights:
             digest.update(f"{weight.path} {weight.shape}".encode() + np.asarray(weight.numpy()).tobytes())
         return digest.hexdigest()[:16]
+
+    def inspect_tensor(
+        self,
+        model: Any,
+        dataloader: Iterable[Any],
+        op_list: Sequence[Any] = (),
+        iteration_list: Sequence[int] = (1,),
+        inspect_type: str = "activation",
+        save_to_disk: bool = False,
+    ) -> dict[str, Any]:
+        from neural_compressor.tensorflow.inspection import inspect, write_tensors
+
+        found = inspect(self._graph_of(model), dataloader, op_list, iteration_list, inspect_type)
+        if save_to_disk:
+            write_tensors(found, Path(self.info.get("workspace") or ".") / "inspect_saved")
+        return found
+
+    def set_tensor(self, model: Any, tensor_dict: Mapping[str, Any]) -> Any:
+        """A new model, in inference form, with tensors written into it."""
+        from neural_compressor.tensorflow.inspection import with_tensors
+
+        return with_tensors(self._graph_of(model), tensor_dict)
+
+    def _graph_of(self, model: Any) -> Any:
+        """The graph whose tensors are shown: that of a quantized model itself, of others the one that plans name."""
+        from neural_compressor.tensorflow.structure.ops import Graph
+
+        return Graph(model) if hasattr(model, "quantization") else self._prepared(model).graph
 
     def describe(self, model: Any) -> str:
         parts = getattr(model, "quantization", None)
@@ -188,6 +242,7 @@ class KerasAdaptor(Adaptor):
     def _prepared(self, model: Any) -> Executor:
         from neural_compressor.tensorflow.executor import Executor
 
+        model = self.ready(model)
         if self._executor is None or self._executor.model is not model:
             self._executor = Executor(model)
         return self._executor
@@ -223,7 +278,7 @@ class KerasAdaptor(Adaptor):
         parts = model.quantization
         views = weights_of(self._executor.graph.ops()[key])
         scheme, codes = parts.plan.get(key), parts.codes.get(key[0], {})
-        size = sum(codes[n].nbytes_packed if n in codes else v.matrix().nbytes for n, v in views.items())
+        size = sum(codes[n].array.nbytes_packed if n in codes else v.matrix().nbytes for n, v in views.items())
         if scheme is None:
             return OpRecord(*key, "fp32", reason="not in the tuning configuration", size_bytes=size)
         activation = scheme.activation.dtype.name if scheme.activation else "fp32"

@@ -13,11 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from neural_compressor.algorithms import LayerResult
 from neural_compressor.errors import FormatError, NeuralCompressorError
 from neural_compressor.paths import output_file, output_folder, write_errors
 from neural_compressor.schemes import PackedArray, Plan, QuantizedArray
 from neural_compressor.tensorflow.executor import QuantizedGraph, build
 from neural_compressor.tensorflow.layers import qparams_from, qparams_to
+from neural_compressor.tensorflow.passes.scales import scales_in, with_scales
 from neural_compressor.tensorflow.structure.ops import Graph, weights_of
 
 ARRAYS, PLAN, LITERT = "weights.npz", "quantization.json", "model.tflite"
@@ -30,6 +32,7 @@ def save_model(model: Any, folder: Path, litert: bytes | None = None) -> None:
     about = {
         "plan": json.loads(parts.plan.to_json()),
         "ranges": {name: qparams_to(qparams) for name, qparams in parts.ranges.items()},
+        "input_scales": scales_in(model),
     }
     arrays = stored_arrays(model)
     with write_errors(folder, sum(array.nbytes for array in arrays.values())):
@@ -69,9 +72,12 @@ def load_model(folder: Path, graph: Graph) -> Any:
         with np.load(folder / ARRAYS, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in stored.files}
         plan = Plan.from_json(json.dumps(about["plan"]))
+        graph = with_scales(graph, {name: np.asarray(each, np.float32) for name, each in about["input_scales"].items()})
         ranges = {name: qparams_from(each) for name, each in about["ranges"].items()}
         codes = {name: _codes(name, op, plan.get((name, kind)), arrays) for (name, kind), op in graph.ops().items()}
-        model = build(graph, QuantizedGraph(plan, {name: each for name, each in codes.items() if each}, ranges))
+        model = build(
+            graph, QuantizedGraph(plan, {name: each for name, each in codes.items() if each}, ranges, graph=graph)
+        )
         _restore(model, arrays)
     except NeuralCompressorError:
         raise
@@ -88,13 +94,20 @@ def stored_arrays(model: Any) -> dict[str, np.ndarray[Any, Any]]:
     for layer in model.layers:
         for tensor, array in codes.get(layer.name, {}).items():
             packed.add(id(weights_of(layer)[tensor].variable))
-            for part, values in array.pack().arrays().items():
+            for part, values in _arrays(array).items():
                 found[f"{layer.name}/{tensor}/{part}"] = np.asarray(values)
     for layer in model.layers:
         for number, variable in enumerate(layer.weights):
             if id(variable) not in packed:
                 found[f"{layer.name}/{number}"] = np.asarray(variable.numpy())
     return found
+
+
+def _arrays(result: LayerResult) -> dict[str, Any]:
+    """The arrays of a quantized weight: packed codes, scales, and what inputs are divided by."""
+    assert isinstance(result.array, QuantizedArray)
+    beside = {} if result.input_scale is None else {"input_scale": result.input_scale}
+    return {**result.array.pack().arrays(), **beside}
 
 
 def _parts(model: Any) -> QuantizedGraph:
@@ -106,13 +119,15 @@ def _parts(model: Any) -> QuantizedGraph:
     return parts
 
 
-def _codes(name: str, op: Any, scheme: Any, arrays: dict[str, Any]) -> dict[str, QuantizedArray]:
-    found: dict[str, QuantizedArray] = {}
+def _codes(name: str, op: Any, scheme: Any, arrays: dict[str, Any]) -> dict[str, LayerResult]:
+    found: dict[str, LayerResult] = {}
     for tensor, view in weights_of(op).items() if scheme is not None and scheme.weight is not None else ():
         prefix = f"{name}/{tensor}/"
         parts = {key.removeprefix(prefix): array for key, array in arrays.items() if key.startswith(prefix)}
         if parts:
-            found[tensor] = PackedArray.from_arrays(parts, scheme.weight, view.shape).unpack()
+            factors = parts.pop("input_scale", None)
+            array = PackedArray.from_arrays(parts, scheme.weight, view.shape).unpack()
+            found[tensor] = LayerResult(array, input_scale=factors)
     return found
 
 

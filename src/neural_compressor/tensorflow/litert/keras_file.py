@@ -24,6 +24,7 @@ from neural_compressor.tensorflow.structure.ops import (
     Graph,
     type_of,
 )
+from neural_compressor.tensorflow.structure.simplify import copy_of
 from neural_compressor.tensorflow.structure.trace import rebuild
 
 _KINDS: dict[str, tuple[str, ...]] = {
@@ -54,29 +55,44 @@ class LiteRTFile:
 def to_litert(model: Any, batch_size: int | None = 1) -> LiteRTFile:
     """A quantized Keras model as a file. What LiteRT has no kernels for computes in float there, and is listed."""
     parts: QuantizedGraph = model.quantization
-    graph = Graph(without_quantizers(model))
+    graph, aliases = without_quantizers(model)
     lite = LiteGraph(keras_to_litert(graph.model, batch_size))
-    return _Writer(graph, lite, parts).write()
+    return _Writer(graph, lite, parts, aliases).write()
 
 
 def float_litert(model: Any, batch_size: int | None = 1) -> bytes:
     """A Keras model, with its weights as they are, as a float file."""
-    return keras_to_litert(without_quantizers(model), batch_size)
+    return keras_to_litert(without_quantizers(model)[0].model, batch_size)
 
 
-def without_quantizers(model: Any) -> Any:
-    """The graph of a model with what quantizes activations left out."""
+def without_quantizers(model: Any) -> tuple[Graph, dict[str, str]]:
+    """A copy of the graph of a model with what quantizes activations left out, and the names its layers had.
+
+    TensorFlow numbers the scopes of layers that are called again: with names that end in a dot these numbers are told from
+    those that are part of a name (``dense`` called again is ``dense_1``).
+    """
+    copies: dict[int, Any] = {}
+    names: dict[str, str] = {}
 
     def call(node: Any, args: Any, kwargs: Any) -> Any:
-        return args[0] if isinstance(node.operation, QuantizeDequantize) else node.operation(*args, **kwargs)
+        op = node.operation
+        if isinstance(op, QuantizeDequantize):
+            return args[0]
+        if id(op) not in copies:
+            alias = f"{op.name}.{len(copies)}."
+            names[alias] = op.name
+            copies[id(op)] = copy_of(op, alias)
+        return copies[id(op)](*args, **kwargs)
 
-    return rebuild(model, call)
+    return Graph(rebuild(model, call)), names
 
 
 class _Writer:
-    def __init__(self, graph: Graph, lite: LiteGraph, parts: QuantizedGraph) -> None:
-        self.graph, self.lite, self.parts = graph, lite, parts
+    def __init__(self, graph: Graph, lite: LiteGraph, parts: QuantizedGraph, aliases: Mapping[str, str]) -> None:
+        self.graph, self.lite, self.parts, self.aliases = graph, lite, parts, aliases
         self.plan: Plan = parts.plan
+        for node in graph.nodes:  # the file is written: from here on layers have the names of the plan
+            node.operation.name = aliases.get(node.operation.name, node.operation.name)
         self.layout: Layout = lay_out(graph, parts.plan)
         self.layers = {node.operation.name: node for node in graph.nodes}
         self.order = {name: place for place, name in enumerate(self.layers)}
@@ -103,6 +119,8 @@ class _Writer:
         return LiteRTFile(content, kinds, in_float)
 
     def _scheme(self, op: LiteOp | None, scheme: OpScheme, name: str) -> LiteScheme | str:
+        if any(result.input_scale is not None for result in self.parts.codes.get(name, {}).values()):
+            return "its weight has scales of inputs (awq) that no kernel of LiteRT divides by"
         if op is None:
             return "the converter made several ops, or none, of it"
         outcome = lite_scheme(op.kind, scheme)
@@ -132,8 +150,8 @@ class _Writer:
         for path in text.split(";"):
             parts = path.split("/")
             if len(parts) > 1:  # the model, then the layer, then what TensorFlow calls its parts
-                plain = re.sub(r"_\d+$", "", parts[1])
-                found += [name for name in dict.fromkeys((parts[1], plain)) if name in self.layers]
+                alias = re.sub(r"_\d+$", "", parts[1])
+                found += [self.aliases[alias]] if alias in self.aliases else []
         return found
 
     def _output_layers(self) -> dict[int, list[str]]:
@@ -243,4 +261,5 @@ def _moved(bits: int) -> OpScheme:
 
 
 def _qparams(parts: QuantizedGraph, name: str) -> QParams:
-    return next(iter(parts.codes[name].values())).qparams
+    found: QParams = next(iter(parts.codes[name].values())).array.qparams  # type: ignore[union-attr]
+    return found

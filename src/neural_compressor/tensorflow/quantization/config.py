@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar
 
+from pydantic import PlainValidator
+
+from neural_compressor.algorithms.smoothquant import check_alpha
 from neural_compressor.config.composable import ComposableConfig
 from neural_compressor.config.composition import register_config
-from neural_compressor.config.validators import ExcludedPrecisions, flag, one_or_more, word
+from neural_compressor.config.validators import ExcludedPrecisions, flag, names, one_or_more, word
 from neural_compressor.dtypes import dtype
 from neural_compressor.errors import ConfigError
 from neural_compressor.observers import OBSERVERS
 from neural_compressor.registry import close_matches
-from neural_compressor.schemes import OpScheme, TensorScheme
+from neural_compressor.schemes import OpScheme, Pass, TensorScheme
 
 _PREFIXES = {"weight": "weight", "act": "activation"}
 _FIELDS = {"dtype": "dtype", "sym": "scheme", "granularity": "granularity", "algorithm": "algorithm"}
@@ -114,3 +117,37 @@ class DynamicQuantConfig(ActivationConfig):
     """
 
     _mode: ClassVar[str] = "dynamic"
+
+
+def _alpha(value: Any) -> float | str:
+    (found,) = [value] if value == "auto" else check_alpha(value)
+    return found
+
+
+@register_config("tensorflow", "smooth_quant")
+class SmoothQuantConfig(StaticQuantConfig):
+    """Static quantization after moving the outliers of activations into the weights.
+
+    It goes first in a list with a :class:`StaticQuantConfig`, whose types count then; alone it has those of its own.
+    ``alpha`` says how far outliers move, from 0 to 1, or "auto". ``op_types`` are the layers that are smoothed,
+    ``scales_per_op`` gives layers that share an input scales of their own, ``folding`` lets the layer before take them up.
+
+    >>> SmoothQuantConfig(alpha=0.7).passes[0].options["alpha"]
+    0.7
+    """
+
+    alpha: Annotated[float | str, one_or_more(_alpha)] = 0.5
+    folding: Flag = True
+    op_types: Annotated[tuple[str, ...], PlainValidator(lambda value: tuple(names(value)))] = (
+        "Dense",
+        "Conv1D",
+        "Conv2D",
+    )
+    scales_per_op: Flag = True
+
+    @property
+    def passes(self) -> tuple[Pass, ...]:
+        """What is done to the whole model."""
+        self.require_single()
+        fields = ("alpha", "folding", "op_types", "scales_per_op")
+        return (Pass("smooth", {name: getattr(self, name) for name in fields}),)

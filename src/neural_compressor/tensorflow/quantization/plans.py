@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add
 from typing import Any
@@ -12,11 +12,20 @@ from neural_compressor.config.composition import Composition
 from neural_compressor.config.op_selector import Tier
 from neural_compressor.config.resolver import op_space, wanting
 from neural_compressor.errors import CapabilityError, ConfigError, NothingToQuantizeError
-from neural_compressor.schemes import OpKey, OpScheme, Plan
+from neural_compressor.schemes import OpKey, OpScheme, Pass, Plan
+from neural_compressor.tensorflow.quantization.config import SmoothQuantConfig
 
 
-def composed(config: Any) -> Composition:
-    """One configuration, or a list of them that act together."""
+@dataclass(frozen=True)
+class Composed:
+    """A configuration of ops, and passes over the whole model that come with it."""
+
+    config: Composition
+    passes: tuple[Pass, ...] = ()
+
+
+def composed(config: Any) -> Composed:
+    """One configuration, or a list of them that act together: smoothing goes before what quantizes."""
     given = list(config) if isinstance(config, (list, tuple)) else [config]
     for each in given:
         if not isinstance(each, Composition) or each.framework not in ("tensorflow", ""):
@@ -26,15 +35,31 @@ def composed(config: Any) -> Composition:
             )
     if not given:
         raise ConfigError("quant_config is an empty list; expected a configuration such as StaticQuantConfig()")
-    found: Composition = reduce(add, given)
-    return found
+    smoothing = [each for each in given if isinstance(each, SmoothQuantConfig)]
+    others = [each for each in given if not isinstance(each, SmoothQuantConfig)]
+    if not smoothing or not others:
+        total: Composition = reduce(add, given)
+        return Composed(total)
+    if given[0] is not smoothing[0] or len(smoothing) > 1:
+        raise ConfigError(
+            "SmoothQuantConfig goes first in a list, and once: [SmoothQuantConfig(), StaticQuantConfig()]"
+        )
+    first = smoothing[0]
+    own = [name for name in first.model_fields_set if name.startswith(("weight_", "act_"))]
+    if own or first.local or first.white_list is not None:
+        said = ", ".join(own) or "set_local or white_list"
+        raise ConfigError(
+            f"SmoothQuantConfig before another configuration only smooths, and {said} would have no effect: say it there"
+        )
+    total = reduce(add, others)
+    return Composed(total, first.passes)
 
 
 def plan_for(
-    capability: Mapping[str, Any], config: Composition, calib_sampling_size: int = 100
+    capability: Mapping[str, Any], wanted: Composed, calib_sampling_size: int = 100
 ) -> tuple[Plan, dict[OpKey, str]]:
-    """What ``config`` makes of a model with ``capability``, and the ops that stay in float with the reason."""
-    opwise = capability["opwise"]
+    """What is ``wanted`` of a model with ``capability``, and the ops that stay in float with the reason."""
+    config, opwise = wanted.config, capability["opwise"]
     assigned = config.assign(dict(opwise.keys()))
     ops: dict[OpKey, OpScheme] = {}
     left: dict[OpKey, str] = dict(capability.get("skipped", {}))
@@ -59,12 +84,9 @@ def plan_for(
     if not any(not scheme.is_float or scheme.precision != "fp32" for scheme in ops.values()):
         why = next((reason for _, reason in refused.values()), "the configuration leaves every op in float")
         raise NothingToQuantizeError(f"nothing in the model would be quantized: {why}")
-    return Plan(ops, calib_sampling_size, passes(config)), left
-
-
-def passes(config: Composition) -> Sequence[Any]:
-    """What the parts of a configuration do to the whole model."""
-    return tuple(dict.fromkeys(step for part in config.parts for step in part.passes))
+    static = any(scheme.mode == "static" for scheme in ops.values())
+    steps = (*wanted.passes, *dict.fromkeys(step for part in config.parts for step in part.passes))
+    return Plan(ops, calib_sampling_size, (*steps, *((Pass("correct_biases"),) if static else ()))), left
 
 
 def _scheme(key: OpKey, configs: Sequence[Mapping[str, Any]], config: Any) -> tuple[OpScheme | None, str]:

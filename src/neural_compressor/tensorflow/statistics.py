@@ -1,0 +1,109 @@
+"""What passes and methods see of the tensors of a graph while calibration data runs; each keeps sums, not tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from neural_compressor.algorithms import InputStatistics
+from neural_compressor.errors import QuantizationError
+from neural_compressor.tensorflow.structure.ops import CONVOLUTIONS, type_of
+
+Array = np.ndarray[Any, Any]
+
+
+class ChannelMeans:
+    """The mean of each channel of each sample, and the variance of channels over all: bounded by ``most`` samples."""
+
+    def __init__(self, most: int = 4096) -> None:
+        self._most = most
+        self._rows: list[Array] = []
+        self._count, self._sum, self._square = 0, np.zeros(()), np.zeros(())
+
+    def update(self, x: Array) -> None:
+        """Take a batch into account."""
+        flat = np.asarray(x, np.float64).reshape(x.shape[0], -1, x.shape[-1])
+        if sum(map(len, self._rows)) < self._most:
+            self._rows.append(flat.mean(1).astype(np.float32))
+        self._count += flat.shape[0] * flat.shape[1]
+        self._sum = self._sum + flat.sum((0, 1))
+        self._square = self._square + (flat * flat).sum((0, 1))
+
+    @property
+    def means(self) -> Array:
+        """One row a sample."""
+        return np.concatenate(self._rows)
+
+    @property
+    def variance(self) -> Array:
+        """One value a channel."""
+        found = self._square / self._count - (self._sum / self._count) ** 2
+        return np.asarray(np.maximum(found, 0), np.float32)
+
+
+class ChannelReach:
+    """The largest magnitude of each channel."""
+
+    def __init__(self) -> None:
+        self.reach: Array | None = None
+
+    def update(self, x: Array) -> None:
+        """Take a batch into account."""
+        found = np.abs(np.asarray(x)).reshape(-1, x.shape[-1]).max(0)
+        self.reach = found if self.reach is None else np.maximum(self.reach, found)
+
+
+class LayerInputs:
+    """Second moments of the vectors that a layer multiplies its matrix with: patches of images, for a convolution."""
+
+    def __init__(self, layer: Any) -> None:
+        self._layer, self._kind = layer, type_of(layer)
+        self.statistics = InputStatistics()
+
+    def update(self, x: Array) -> None:
+        """Take a batch into account."""
+        self.statistics.update(self._vectors(np.asarray(x, np.float32)))
+
+    def _vectors(self, x: Array) -> Array:
+        if self._kind == "Dense":
+            return x.reshape(-1, x.shape[-1])
+        if self._kind == "EinsumDense":
+            return _einsum_vectors(x, self._layer.equation)
+        sizes, strides, rates = self._layer.kernel_size, self._layer.strides, self._layer.dilation_rate
+        if len(sizes) == 1:
+            x, sizes, strides, rates = x[:, None], (1, *sizes), (1, *strides), (1, *rates)
+        if self._layer.padding == "causal":
+            x = np.pad(x, ((0, 0), (0, 0), ((sizes[1] - 1) * rates[1], 0), (0, 0)))
+        padding = "SAME" if self._layer.padding == "same" else "VALID"
+        patches = tf.image.extract_patches(x, [1, *sizes, 1], [1, *strides, 1], [1, *rates, 1], padding)
+        found: Array = patches.numpy().reshape(-1, patches.shape[-1])
+        return found
+
+
+def sees_inputs(layer: Any) -> str:
+    """Why the inputs of a layer cannot be seen as vectors; empty where they can."""
+    kind = type_of(layer)
+    if kind == "EinsumDense":
+        return "" if _einsum_is_product(layer.equation) else f"its equation {layer.equation!r} is no matrix product"
+    if kind in CONVOLUTIONS[:2]:
+        grouped = getattr(layer, "groups", 1) != 1 or layer.data_format != "channels_last"
+        return "it is grouped, or has channels first" if grouped else ""
+    return "" if kind == "Dense" else f"the inputs of a {kind} are no vectors of its matrix"
+
+
+def _einsum_is_product(equation: str) -> bool:
+    inputs, output = equation.replace(" ", "").replace("...", "").split("->")
+    given, kernel = inputs.split(",")
+    summed = [letter for letter in kernel if letter not in output]
+    # What is summed over must be what the input ends in, in the same order, and nothing of the kernel a batch of both.
+    return given.endswith("".join(summed)) and not any(letter in given for letter in kernel if letter in output)
+
+
+def _einsum_vectors(x: Array, equation: str) -> Array:
+    if not _einsum_is_product(equation):
+        raise QuantizationError(f"the equation {equation!r} is no matrix product")
+    inputs, output = equation.replace(" ", "").replace("...", "").split("->")
+    summed = [letter for letter in inputs.split(",")[1] if letter not in output]
+    return x.reshape(-1, int(np.prod(x.shape[x.ndim - len(summed) :])))

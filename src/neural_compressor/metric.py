@@ -8,7 +8,7 @@ from typing import Any
 from neural_compressor.adaptor.contract import ADAPTORS
 from neural_compressor.errors import ConfigError
 from neural_compressor.registry import close_matches
-from neural_compressor.tuning import metrics
+from neural_compressor.tuning import average_precision, metrics, text_metrics  # noqa: F401  which register theirs
 from neural_compressor.tuning.metrics import Metric as BaseMetric
 from neural_compressor.tuning.metrics import ObjectMetric
 

@@ -1,12 +1,14 @@
 """Metrics and models under the names of the 2.x API."""
 
+import sys
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from neural_compressor import METRICS, Metric, Model, PostTrainingQuantConfig, quantization
-from neural_compressor.errors import ConfigError
+from neural_compressor.errors import ConfigError, MissingDependencyError
 
 SCORES = np.array([[0.5, 0.3, 0.2], [0.1, 0.2, 0.7], [0.2, 0.5, 0.3]])
 LABELS = np.array([1, 2, 0])  # second, first and third place
@@ -76,3 +78,34 @@ def test_fit_takes_a_wrapped_model_and_a_metric(tmp_path):
     )
     assert isinstance(found, Model)
     assert found.result.baseline.accuracy == 1
+
+
+def test_detections_and_losses_by_name():
+    assert METRICS("onnxrt_qlinearops")["mAP"]().map_points == 0
+    assert METRICS("pytorch")["COCOmAP"]().map_points == 101
+    loss = Metric(name="Loss")
+    loss.update(np.float32(2.0), np.zeros(3))
+    loss.update(np.array([6.0]), np.zeros(1))
+    assert loss.result() == pytest.approx(3.0)  # three samples of 2 and one of 6
+    loss.reset()
+    loss.update(np.array([1.0, 2.0, 6.0]), np.zeros(3))
+    assert loss.result() == pytest.approx(3.0)
+    assert loss.higher_is_better is False
+
+
+def test_bleu():
+    sacrebleu = pytest.importorskip("sacrebleu", reason="sacrebleu is not installed")
+    metric = Metric(name="BLEU")
+    texts = ["the cat sat on the mat", "a dog ran in the park today"]
+    wanted = [["the cat sat on a mat", "a cat sat on the mat"], "a dog ran through the park today"]
+    for text, label in zip(texts, wanted, strict=True):
+        metric.update([text], [label])
+    assert metric.result() == pytest.approx(
+        sacrebleu.corpus_bleu(texts, [[wanted[0][0], wanted[1]], [wanted[0][1], None]]).score
+    )
+
+
+def test_bleu_without_its_library(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sacrebleu", None)
+    with pytest.raises(MissingDependencyError, match="pip install sacrebleu"):
+        Metric(name="bleu")

@@ -132,6 +132,8 @@ def test_a_class_is_instantiated_and_compute_is_understood():
 
 @pytest.mark.parametrize("name", METRICS.names())
 def test_no_data_is_an_error(name):
+    if name == "bleu":
+        pytest.importorskip("sacrebleu", reason="sacrebleu is not installed")
     with pytest.raises(EvaluationError, match="saw no data"):
         resolve_metric(name).result()
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from neural_compressor.adaptor.user_code import name_of
 from neural_compressor.errors import ConfigError, EvaluationError, WorkspaceError
+from neural_compressor.tuning import average_precision, text_metrics  # noqa: F401  which register their metrics
 from neural_compressor.tuning.criterion import Criterion
 from neural_compressor.tuning.identity import identity
 from neural_compressor.tuning.metrics import Metric, resolve_metric

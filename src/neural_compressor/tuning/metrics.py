@@ -224,6 +224,24 @@ class MeanAbsoluteError(_Mean):
         self._add(np.abs(difference), labels)
 
 
+@METRICS.register("loss")
+class Loss(_Mean):
+    """The mean of what a model gives, which is a loss: of each sample, or one of a batch, which weighs as its samples do."""
+
+    name = "loss"
+    higher_is_better = False
+
+    def update(self, preds: Any, labels: Any) -> None:
+        values = as_array(preds).astype(np.float64).reshape(-1)
+        samples = len(labels) if hasattr(labels, "__len__") and len(np.shape(labels)) else 1
+        if len(values) != 1:
+            self._add(values, labels)
+            return
+        self._total += values[0] * samples
+        self._count += samples
+        self._add_sums(values * samples, np.array([float(samples)]), samples)
+
+
 class FunctionMetric(_Mean):
     """The mean of ``function(preds, labels)`` over batches, each weighing as many samples as it has."""
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from neural_compressor.errors import CalibrationError, ConfigError
 from neural_compressor.model import Model, unwrapped
 from neural_compressor.paths import path_of
 from neural_compressor.report.run_report import RunReport
-from neural_compressor.strategy import build_space, strategy_for, unapplied_recipes
+from neural_compressor.strategy import Strategy, build_space, strategy_for, unapplied_recipes
 from neural_compressor.tuning.evaluator import Evaluator, require_repeatable
 from neural_compressor.tuning.loop import tune
 from neural_compressor.tuning.result import TuningResult
@@ -76,53 +77,37 @@ def fit(
     With the objective ``performance`` the float model takes part: where no quantized model is faster, the best of them is
     returned all the same, and the verdict says so and why instead of "promise met" (``result.beats_float`` is False).
     """
-    workspace = options.folder(workspace)
-    check_run(title, resume, quiet)
     _check_arguments(conf, calib_dataloader, calib_func, eval_func, eval_dataloader, eval_metric)
     info = {
         "dataloader": calib_dataloader,
         "calib_func": calib_func,
-        "example_inputs": conf.example_inputs,
         "calibration_sampling_size": max(conf.calibration_sampling_size),
         "framework_yaml": conf.framework_yaml,
-        "workspace": str(workspace),
-        "device": conf.device,
-        "backend": conf.backend,
         "quant_format": conf.quant_format,
         "inputs": conf.inputs,
         "outputs": conf.outputs,
         "recipes": conf.recipes,
         "approach": conf.approach,
-        # A model that nobody evaluates need not run here.
-        "graph_only": eval_func is None and eval_dataloader is None,
     }
-    writable_folder(workspace)
-    model = unwrapped(model)
-    adaptor = adaptor_for(model)(info)
-    adaptor.check_settings(conf)
-    model = adaptor.ready(model)
-    capability = adaptor.query_fw_capability(model)
-    space = build_space(capability, conf, calib_dataloader is not None or calib_func is not None)
-    if unapplied := unapplied_recipes(capability, conf):
-        raise ConfigError(
-            f"{type(adaptor).__name__} does not apply the recipes {', '.join(unapplied)} with the approach "
-            f"{conf.approach!r}; leave them out"
-        )
-    best, result = tune(
-        adaptor,
+
+    def strategy(adaptor: Adaptor, capability: dict[str, Any]) -> Strategy:
+        space = build_space(capability, conf, calib_dataloader is not None or calib_func is not None)
+        if unapplied := unapplied_recipes(capability, conf):
+            raise ConfigError(
+                f"{type(adaptor).__name__} does not apply the recipes {', '.join(unapplied)} with the approach "
+                f"{conf.approach!r}; leave them out"
+            )
+        return strategy_for(conf, space)
+
+    return FitSettings(workspace, storage, title, resume, quiet).tuned(
         model,
         conf,
-        strategy_for(conf, space),
-        evaluator=evaluator_of(adaptor, eval_func, eval_dataloader, eval_metric),
+        info,
+        strategy,
+        (eval_func, eval_dataloader, eval_metric),
         calib_dataloader=calib_dataloader,
         calib_func=calib_func,
-        workspace=workspace,
-        storage=storage,
-        title=title,
-        reporter=RunReport(quiet),
-        resume=resume,
     )
-    return QuantizedModel(best, adaptor, result)
 
 
 def load(path: str | Path, model: Any) -> Any:
@@ -155,13 +140,69 @@ def _check_arguments(
         )
 
 
-def check_run(title: Any, resume: Any, quiet: Any) -> None:
-    """Refuse what says how a run is kept and shown, and makes no sense."""
-    if title is not None and not isinstance(title, str):
-        raise ConfigError(f"title: got {title!r}, expected a string")
-    for name, value in (("resume", resume), ("quiet", quiet)):
-        if not isinstance(value, bool):
-            raise ConfigError(f"{name}: got {value!r}, expected True or False")
+@dataclass(frozen=True)
+class FitSettings:
+    """Where a run is kept, and how it is shown: the arguments that ``fit`` has here and in mixed precision."""
+
+    workspace: str | Path | None
+    storage: str | None
+    title: str | None
+    resume: bool
+    quiet: bool
+
+    def __post_init__(self) -> None:
+        if self.title is not None and not isinstance(self.title, str):
+            raise ConfigError(f"title: got {self.title!r}, expected a string")
+        for name in ("resume", "quiet"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise ConfigError(f"{name}: got {value!r}, expected True or False")
+
+    def tuned(
+        self,
+        model: Any,
+        conf: Any,
+        info: Mapping[str, Any],
+        strategy: Callable[[Adaptor, dict[str, Any]], Strategy],
+        evaluation: tuple[Any, Any, Any],
+        **calibration: Any,
+    ) -> QuantizedModel:
+        """The best model of the plans that ``strategy`` finds for the framework's adaptor, which is made with ``info``."""
+        eval_func, eval_dataloader, eval_metric = evaluation
+        workspace = options.folder(self.workspace)
+        writable_folder(workspace)
+        model = unwrapped(model)
+        adaptor = adaptor_for(model)(
+            {
+                **info,
+                "example_inputs": conf.example_inputs,
+                "workspace": str(workspace),
+                "device": conf.device,
+                "backend": conf.backend,
+                # A model that nobody evaluates need not run here.
+                "graph_only": eval_func is None and eval_dataloader is None,
+            }
+        )
+        adaptor.check_settings(conf)
+        model = adaptor.ready(model)
+        evaluator = None
+        if eval_func is not None or eval_dataloader is not None:
+            evaluator = Evaluator(
+                adaptor, eval_func=eval_func, eval_dataloader=eval_dataloader, eval_metric=eval_metric
+            )
+        best, result = tune(
+            adaptor,
+            model,
+            conf,
+            strategy(adaptor, adaptor.query_fw_capability(model)),
+            evaluator=evaluator,
+            workspace=workspace,
+            storage=self.storage,
+            title=self.title,
+            reporter=RunReport(self.quiet),
+            resume=self.resume,
+            **calibration,
+        )
+        return QuantizedModel(best, adaptor, result)
 
 
 def check_evaluation(conf: Any, eval_func: Any, eval_dataloader: Any, eval_metric: Any) -> None:
@@ -178,10 +219,3 @@ def check_evaluation(conf: Any, eval_func: Any, eval_dataloader: Any, eval_metri
         raise ConfigError("eval_dataloader and eval_metric go together: give both, or an eval_func")
     if eval_func is not None and not callable(eval_func):
         raise ConfigError(f"eval_func is a {type(eval_func).__name__}; it must be a function that takes the model")
-
-
-def evaluator_of(adaptor: Adaptor, eval_func: Any, eval_dataloader: Any, eval_metric: Any) -> Evaluator | None:
-    """What measures the accuracy of a model, where anything was given for it."""
-    if eval_func is None and eval_dataloader is None:
-        return None
-    return Evaluator(adaptor, eval_func=eval_func, eval_dataloader=eval_dataloader, eval_metric=eval_metric)

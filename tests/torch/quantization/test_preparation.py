@@ -15,6 +15,7 @@ from neural_compressor.torch.quantization import (
     GPTQConfig,
     HQQConfig,
     RTNConfig,
+    SmoothQuantConfig,
     StaticQuantConfig,
     TEQConfig,
     convert,
@@ -220,6 +221,37 @@ def test_a_forward_of_the_models_own_comes_back(mlp):
     assert prepared.forward is not replaced
     prepared(torch.randn(32, 16))
     assert finalize_calibration(prepared).forward is replaced
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        GPTQConfig(group_size=16),
+        StaticQuantConfig(),
+        SmoothQuantConfig(),
+        FP8Config(),
+        GPTQConfig(group_size=16) + StaticQuantConfig(),
+    ],
+    ids=["gptq", "static", "smooth", "fp8", "composed"],
+)
+@pytest.mark.parametrize("batches", [0, 2])
+def test_a_run_fn_that_raises_leaves_the_float_model(mlp, config, batches, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    x = torch.randn(32, 16)
+    wanted, held, mode = mlp(x), set(vars(mlp)), mlp.training
+
+    def fails(model):
+        for _ in range(batches):
+            model(x)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        quantize(mlp, config, run_fn=fails)
+    assert set(vars(mlp)) == held
+    assert mlp.training == mode
+    assert torch.equal(mlp(x), wanted)
+    assert all(not m._forward_hooks for m in mlp.modules())
+    assert quantize(mlp, config, run_fn=lambda model: model(x), quiet=True).quantization
 
 
 def test_products_in_bfloat16_change_little_and_give_float32(stack, tokens, run):

@@ -90,9 +90,7 @@ class Measuring:
 
     def finish(self) -> Path:
         """End of calibration: the file it is in."""
-        if self._stack is not None:
-            self._stack.close()
-            self._stack = None
+        self.stop()
         if not self._seen:
             raise CalibrationError(
                 "nothing was measured: run the prepared model on data that reaches the ops to quantize, then finalize"
@@ -105,6 +103,12 @@ class Measuring:
                     )
         self._write(complete=True)
         return self._files.own
+
+    def stop(self) -> None:
+        """No longer look at the model; the file stays one that is not complete."""
+        if self._stack is not None:
+            self._stack.close()
+            self._stack = None
 
     def _count(self, *call: Any) -> None:
         self.runs += 1

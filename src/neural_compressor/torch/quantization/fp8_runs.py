@@ -115,6 +115,13 @@ class FP8Run:
             file, self._measuring = self._measuring.finish(), None
             logger.info("statistics are in %s", file)
 
+    def abandon(self) -> None:
+        """End of a calibration that failed: nothing is written."""
+        self._observing.close()
+        if self._measuring is not None:
+            self._measuring.stop()
+            self._measuring = None
+
     def attach_caches(self, model: nn.Module) -> None:
         """Have the attentions of the quantized model round keys and values, where the configuration asks for it."""
         if self.config.kv_cache:

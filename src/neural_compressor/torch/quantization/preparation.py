@@ -201,6 +201,16 @@ def _stop(model: nn.Module, converting: bool) -> None:
         delattr(model, _FP8_RUN)
 
 
+def _abandon(model: nn.Module) -> None:
+    """Make the float model of a prepared one again; what calibration has seen is forgotten."""
+    execution, run = _execution(model), getattr(model, _FP8_RUN, None)
+    if run is not None:
+        run.abandon()
+    execution.stop()
+    for name in (_ATTRIBUTE, _FP8_RUN):
+        vars(model).pop(name, None)
+
+
 def convert(
     model: nn.Module,
     quant_config: Any = None,
@@ -296,6 +306,7 @@ def quantize(
 ) -> nn.Module:
     """:func:`prepare`, ``run_fn(model, *run_args)`` where the algorithms need data, :func:`convert`.
 
+    Where ``run_fn`` raises, the model is the float model that it was.
     A mode of :class:`FP8Config` that only measures writes its statistics and returns the float model.
     """
     if run_fn is not None and not callable(run_fn):
@@ -305,8 +316,14 @@ def quantize(
     sees_data = execution.is_listening or (run is not None and run.sees_data)
     if run_fn is not None and sees_data:
         arguments = run_args if isinstance(run_args, (tuple, list)) else () if run_args is None else (run_args,)
-        with calibrating(run_fn, "run_fn", lambda: execution.runs if run is None else max(execution.runs, run.runs)):
-            run_fn(prepared, *arguments)
+        try:
+            with calibrating(
+                run_fn, "run_fn", lambda: execution.runs if run is None else max(execution.runs, run.runs)
+            ):
+                run_fn(prepared, *arguments)
+        except BaseException:
+            _abandon(prepared)
+            raise
     if run is not None and not run.config.quantize:
         return finalize_calibration(prepared)
     return _converted(prepared, True, None, quiet, again=False)

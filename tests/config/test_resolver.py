@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neural_compressor.config.op_options import op_options
+from neural_compressor.config.op_request import Request, requested, wanting
 from neural_compressor.config.op_rule import OpRule, read_rules
-from neural_compressor.config.resolver import OpSpace, Request, op_space, requested, resolve, wanting
+from neural_compressor.config.resolver import OpSpace, op_space, resolve
 from neural_compressor.dtypes import dtype
 from neural_compressor.errors import CapabilityError
 from neural_compressor.schemes import PER_CHANNEL, PER_TENSOR, Method, OpScheme, PerChannel, PerGroup, TensorScheme

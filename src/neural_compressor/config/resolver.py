@@ -1,8 +1,4 @@
-"""The resolver: what a front asks of an op, against what the framework can run, gives the schemes the op may take.
-
-Every front says the same thing in its own words, a :class:`Request` for each op: rule dicts of the 2.x API demand values of
-fields, configuration classes of the 3.x APIs want a whole scheme, of which only what the user set himself is demanded.
-"""
+"""The resolver: what a front asks of an op, against what the framework can run, gives the schemes the op may take."""
 
 from __future__ import annotations
 
@@ -14,79 +10,12 @@ from typing import Any
 from neural_compressor.adaptor.capability import FLOAT_PRECISIONS
 from neural_compressor.algorithms import needs_data
 from neural_compressor.config.op_options import op_options
-from neural_compressor.config.op_rule import DTYPE_FIELDS, OpRule, Values
+from neural_compressor.config.op_request import FIELDS, Demand, Request, field_value
+from neural_compressor.config.op_rule import DTYPE_FIELDS
 from neural_compressor.config.validators import listed
 from neural_compressor.dtypes import dtype
 from neural_compressor.errors import CapabilityError
-from neural_compressor.schemes import OpKey, OpScheme, PerChannel, PerGroup, TensorScheme, float_op, reduced
-from neural_compressor.schemes.scheme import RANGES
-
-MODES_OF = {
-    "static": ("static",),
-    "dynamic": ("dynamic",),
-    "auto": ("static", "dynamic"),
-    "weight_only": ("weight_only",),
-}
-FIELDS = ("dtype", "scheme", "granularity", "group_size", "algorithm")
-"""The fields of a tensor in which schemes are compared."""
-
-
-@dataclass(frozen=True)
-class Demand:
-    """A field of a tensor of an op and the values it may have; ``source`` is who says so, as a message names it."""
-
-    tensor: str
-    field: str
-    values: Values
-    source: object
-
-    @property
-    def names_float(self) -> bool:
-        """Whether a floating-point precision is among what is asked for."""
-        return self.field == "dtype" and any(value in FLOAT_PRECISIONS for value in self.values)
-
-    def values_in(self, option: OpScheme) -> tuple[Any, ...]:
-        """The values of the field that ``option`` stands for."""
-        if self.field == "dtype" and getattr(option, self.tensor) is None:
-            return FLOAT_PRECISIONS  # a tensor that is not quantized has the precision of the model
-        value = field_value(option, self.tensor, self.field)
-        # Rounding to nearest is what the range alone decides.
-        return (value, "minmax") if self.field == "algorithm" and value == "rtn" else (value,)
-
-    def admits(self, option: OpScheme) -> bool:
-        """Whether ``option`` has one of the values."""
-        return any(value in self.values for value in self.values_in(option))
-
-
-@dataclass(frozen=True)
-class Request:
-    """What is asked of one op: ``demands`` hold, and as far as they leave a choice the op comes close to ``wanted``.
-
-    Fields of ``wanted`` that are ``left_open``, by tensor and field, are the framework's to choose: what it lists first.
-    Where neither says which data type a weight has, quantized means int8. ``reduce_range`` takes a bit off 8-bit weights.
-    Without data, methods that have to see some are out unless they are asked for.
-    """
-
-    modes: tuple[str, ...] = ("static",)
-    demands: tuple[Demand, ...] = ()
-    wanted: OpScheme | None = None
-    left_open: tuple[tuple[str, str], ...] = ()
-    excluded_precisions: tuple[str, ...] = ()
-    reduce_range: bool = False
-    has_data: bool = True
-
-    @property
-    def named(self) -> dict[tuple[str, str], set[Any]]:
-        """The values of fields that it speaks of, by tensor and field: where a capability admits any, it means these."""
-        found: dict[tuple[str, str], set[Any]] = {}
-        for demand in self.demands:
-            found.setdefault((demand.tensor, demand.field), set()).update(demand.values)
-        if self.wanted is not None:
-            for tensor in ("weight", "activation"):
-                fields = FIELDS if getattr(self.wanted, tensor) is not None else ()
-                for name in (each for each in fields if (tensor, each) not in self.left_open):
-                    found.setdefault((tensor, name), set()).add(field_value(self.wanted, tensor, name))
-        return {place: values - {None} for place, values in found.items()}
+from neural_compressor.schemes import OpKey, OpScheme, TensorScheme, float_op, reduced
 
 
 @dataclass(frozen=True)
@@ -173,93 +102,6 @@ def op_space(key: OpKey, configs: Sequence[Mapping[str, Any]], request: Request)
     if request.reduce_range:
         quantized = tuple(_reduce(option) for option in quantized)
     return OpSpace(quantized, floats, reason)
-
-
-def requested(
-    rules: Sequence[OpRule],
-    approach: str,
-    *,
-    has_weight: bool = True,
-    excluded_precisions: Sequence[str] = (),
-    reduce_range: bool = False,
-    has_data: bool = True,
-) -> Request:
-    """What the ``rules`` that speak of an op ask of it, later ones over earlier ones.
-
-    The data types of weight and activation are one decision: a rule that names either starts it afresh. An op without a
-    weight has nothing a weight rule could apply to, except that a weight asked for in float keeps the op in float. What
-    only weight-only quantization can follow has the op's weight quantized alone, whatever the approach.
-    """
-    merged: dict[tuple[str, str], Demand] = {}
-    for rule in rules:
-        if rule.names_dtype:
-            merged = {place: demand for place, demand in merged.items() if demand.field not in DTYPE_FIELDS}
-        for tensor, name, values in rule.demands:
-            merged[tensor, name] = Demand(tensor, name, values, rule)
-    demands = list(merged.values())
-    if not has_weight:
-        demands = [demand for d in demands for demand in _without_weight(d, merged)]
-    modes = _modes(merged, MODES_OF[approach]) if has_weight else MODES_OF[approach]
-    return Request(modes, tuple(demands), None, (), tuple(excluded_precisions), reduce_range, has_data)
-
-
-def wanting(
-    wanted: OpScheme,
-    said: Mapping[tuple[str, str], Any],
-    source: object,
-    left_open: tuple[tuple[str, str], ...] = (),
-) -> Request:
-    """A whole scheme as a configuration class wants it; ``said`` is what of it the user set himself, by tensor and field.
-
-    What is at its default gives way to what the framework has; what the user said and the framework has not is an error.
-    What is ``left_open`` is the framework's to choose.
-    """
-    demands = tuple(Demand(*place, (value,), source) for place, value in said.items())
-    kept = tuple(demand for demand in demands if getattr(wanted, demand.tensor) is not None)
-    return Request((wanted.mode,), kept, wanted, left_open)
-
-
-def field_value(option: OpScheme, tensor: str, name: str) -> Any:
-    """The value that a field of a rule has in ``option``."""
-    if name == "quant_mode":
-        return option.mode
-    scheme = option.weight if tensor == "weight" else option.activation
-    if scheme is None:
-        return "fp32" if name == "dtype" else None
-    if name == "algorithm" and tensor == "weight" and option.method is not None:
-        return option.method.name
-    if name == "group_size":
-        group = scheme.granularity
-        return group.size if isinstance(group, PerGroup) else -1 if isinstance(group, PerChannel) else None
-    return {
-        "dtype": scheme.dtype.name,
-        "bits": scheme.dtype.bits,
-        "scheme": "sym" if scheme.symmetric else "asym",
-        "granularity": scheme.granularity.name,
-        "algorithm": scheme.algorithm,
-    }[name]
-
-
-def _modes(merged: Mapping[tuple[str, str], Demand], modes: tuple[str, ...]) -> tuple[str, ...]:
-    """``modes`` of the approach, or weight-only quantization where a method is asked for that finds weights; that comes last
-    where a quantized weight is to stand beside activations in float."""
-    method, activation = merged.get(("weight", "algorithm")), merged.get(("activation", "dtype"))
-    if method is not None and not any(value in RANGES for value in method.values):
-        return MODES_OF["weight_only"]
-    if activation is None or not all(value in FLOAT_PRECISIONS for value in activation.values):
-        return modes
-    weights = [demand for (tensor, field), demand in merged.items() if tensor == "weight" and field in DTYPE_FIELDS]
-    alone = any(not demand.names_float for demand in weights)
-    return tuple(dict.fromkeys((*modes, "weight_only"))) if alone else modes
-
-
-def _without_weight(demand: Demand, merged: dict[tuple[str, str], Demand]) -> list[Demand]:
-    if demand.tensor == "activation":
-        return [demand]
-    floats = tuple(value for value in demand.values if value in FLOAT_PRECISIONS)
-    if demand.field == "dtype" and floats == demand.values and ("activation", "dtype") not in merged:
-        return [Demand("activation", "dtype", floats, demand.source)]
-    return []
 
 
 def _reasons_against(key: OpKey, float_reasons: Mapping[str, Mapping[Any, str]]) -> dict[str, str]:

@@ -12,10 +12,11 @@ from typing import Any
 
 from neural_compressor.adaptor.capability import FLOAT_PRECISIONS
 from neural_compressor.config import PostTrainingQuantConfig, QuantizationAwareTrainingConfig
+from neural_compressor.config.op_request import MODES_OF, requested
 from neural_compressor.config.op_rule import OpRule, read_rules
 from neural_compressor.config.quantization import MixedPrecisionConfig
 from neural_compressor.config.recipes import RECIPES, method_named
-from neural_compressor.config.resolver import MODES_OF, OpSpace, requested, resolve
+from neural_compressor.config.resolver import OpSpace, resolve
 from neural_compressor.config.validators import as_list, listed
 from neural_compressor.errors import CapabilityError, ConfigError
 from neural_compressor.name_pattern import NamePattern

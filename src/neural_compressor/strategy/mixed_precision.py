@@ -7,10 +7,11 @@ from typing import Any
 
 from neural_compressor.adaptor.capability import FLOAT_PRECISIONS
 from neural_compressor.config.criteria import TuningCriterion
+from neural_compressor.config.op_request import Request, requested
 from neural_compressor.config.op_rule import OpRule
 from neural_compressor.config.process_options import usual_seed
 from neural_compressor.config.quantization import MixedPrecisionConfig
-from neural_compressor.config.resolver import OpSpace, Request, op_space, requested
+from neural_compressor.config.resolver import OpSpace, op_space
 from neural_compressor.config.validators import listed
 from neural_compressor.errors import CapabilityError, ConfigError
 from neural_compressor.schemes import OpKey

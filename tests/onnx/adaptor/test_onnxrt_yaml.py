@@ -4,7 +4,8 @@ import pytest
 
 from neural_compressor.adaptor.framework_yaml import read_entries
 from neural_compressor.config.op_options import op_options
-from neural_compressor.config.resolver import Request, op_space
+from neural_compressor.config.op_request import Request
+from neural_compressor.config.resolver import op_space
 from neural_compressor.errors import ConfigError
 from neural_compressor.onnx.adaptor.onnxrt import RECIPES
 from neural_compressor.onnx.graph.ops import OP_TYPES

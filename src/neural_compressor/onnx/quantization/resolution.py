@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from neural_compressor.config.composition import Composition
-from neural_compressor.config.resolver import Request, wanting
+from neural_compressor.config.op_request import Request, wanting
 from neural_compressor.config.resolver import resolve as resolve_requests
 from neural_compressor.config.validators import as_list
 from neural_compressor.errors import CapabilityError, ConfigError, NothingToQuantizeError

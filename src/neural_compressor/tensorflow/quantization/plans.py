@@ -9,8 +9,9 @@ from operator import add
 from typing import Any
 
 from neural_compressor.config.composition import Composition
+from neural_compressor.config.op_request import wanting
 from neural_compressor.config.op_selector import Tier
-from neural_compressor.config.resolver import op_space, wanting
+from neural_compressor.config.resolver import op_space
 from neural_compressor.errors import CapabilityError, ConfigError, NothingToQuantizeError
 from neural_compressor.schemes import OpKey, OpScheme, Pass, Plan
 from neural_compressor.tensorflow.quantization.config import SmoothQuantConfig

@@ -13,8 +13,9 @@ from neural_compressor.adaptor.tensor_options import OpConfig
 from neural_compressor.algorithms import needs_data
 from neural_compressor.config.composable import ComposableConfig
 from neural_compressor.config.composition import Composition
+from neural_compressor.config.op_request import Request, wanting
 from neural_compressor.config.op_selector import Assignment, Claim, Tier
-from neural_compressor.config.resolver import OpSpace, Request, op_space, wanting
+from neural_compressor.config.resolver import OpSpace, op_space
 from neural_compressor.errors import CapabilityError, ConfigError, NothingToQuantizeError
 from neural_compressor.schemes import OpKey, OpScheme, Pass, Plan
 from neural_compressor.torch.capability import PyTorchQuery, opwise

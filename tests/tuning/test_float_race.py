@@ -87,6 +87,15 @@ def test_a_faster_model_that_loses_by_the_other_objectives_is_not_called_slow():
     )
 
 
+@pytest.mark.parametrize("weights", [{"performance": 1.0}, {"performance": 0.9, "modelsize": 0.1}])
+def test_a_model_that_is_faster_and_smaller_beats_float_whatever_the_noise_of_its_score(weights):
+    scoring = Scoring(weights)
+    measured = Measurement(0.9, 10.0 / 1.38, 990, latency_spread=0.3)
+    score, noise = (f(BASELINE, measured, Criterion()) for f in (scoring.score, scoring.noise))
+    assert score < 1 + noise
+    assert beats_float(replace(trial(5.0), measurement=measured, score=score, noise=noise), BASELINE, scoring) is True
+
+
 def test_nothing_tried_is_not_said_where_something_was_faster():
     best = trial(13.0)
     lossy, other = trial(5.0, passed=False), trial(5.0)

@@ -120,6 +120,9 @@ def beats_float(best: Trial, baseline: Measurement, scoring: Scoring) -> bool | 
     """
     if "performance" not in scoring.weights or not best.passed or speed_up(baseline, best.measurement) is None:
         return None
+    no_larger = (size_ratio(baseline, best.measurement) or 1.0) >= 1
+    if no_larger and set(scoring.weights) <= {"performance", "modelsize"} and _is_faster(best.measurement, baseline):
+        return True  # in all that counts, however noisy the score is
     return not _is_slower(best.measurement, baseline) and best.score > 1 + best.noise
 
 

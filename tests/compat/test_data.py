@@ -8,6 +8,7 @@ from torch import nn
 from neural_compressor import PostTrainingQuantConfig, quantization
 from neural_compressor.config import options
 from neural_compressor.data import (
+    TRANSFORMS,
     CastTransform,
     CenterCropTransform,
     ComposeTransform,
@@ -83,3 +84,55 @@ def test_nothing_is_downloaded():
         Datasets("pytorch")["CIFAR10"]
     with pytest.raises(ConfigError, match="smaller than"):
         CenterCropTransform(9)((np.zeros((4, 4, 3)), 0))
+
+
+def test_random_samples_of_several_inputs():
+    data = Datasets("pytorch")["dummy_v2"](input_shape=[(3, 4), (2,)], label_shape=(5,), low=0.0, high=1.0, count=6)
+    (first, second), labels = next(iter(DataLoader("pytorch", data, batch_size=4)))
+    assert (first.shape, second.shape, labels.shape) == ((4, 3, 4), (4, 2), (4, 5))
+    assert 0 <= float(first.min()) < float(first.max()) < 1
+    assert np.array_equal(data[3][0][0], data[3][0][0])
+    assert not np.array_equal(data[3][0][0], data[4][0][0])
+    plain = Datasets("onnxrt_qdq")["dummy_v2"](input_shape=(3, 4))
+    assert (plain[0][0].shape, plain[0][1], len(plain)) == ((3, 4), 0, 100)
+    with pytest.raises(ConfigError, match="low < high"):
+        Datasets("pytorch")["dummy_v2"](input_shape=(3,), low=1.0, high=0.0)
+
+
+def test_images_with_a_list(tmp_path):
+    image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
+    for number in range(2):
+        image.fromarray(np.full((2, 2, 3), number, np.uint8)).save(tmp_path / f"{number}.png")
+    (tmp_path / "val.txt").write_text("1.png 7\n0.png 3\n")
+    data = Datasets("pytorch")["ImagenetRaw"](data_path=tmp_path)
+    assert [(int(pixels.max()), label) for pixels, label in (data[0], data[1])] == [(1, 7), (0, 3)]
+    (tmp_path / "other.txt").write_text("2.png 7\n")
+    with pytest.raises(ConfigError, match=r"line 1.*2\.png"):
+        Datasets("pytorch")["ImagenetRaw"](data_path=tmp_path, image_list=tmp_path / "other.txt")
+    with pytest.raises(ConfigError, match="no list of images"):
+        Datasets("pytorch")["ImagenetRaw"](data_path=tmp_path / "nowhere")
+
+
+def test_resized_images():
+    image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
+    pixels = np.random.default_rng(0).integers(0, 255, (8, 12, 3)).astype(np.uint8)
+    found, label = TRANSFORMS("onnxrt_qdq", "preprocess")["Resize"](size=(4, 6))((pixels, 5))
+    assert np.array_equal(found, np.asarray(image.fromarray(pixels).resize((6, 4), image.Resampling.BILINEAR)))
+    assert label == 5
+    assert TRANSFORMS("pytorch")["Resize"](4)((pixels, 0))[0].shape == (4, 6, 3)
+    assert TRANSFORMS("onnxrt_qdq")["Resize"](4)((pixels, 0))[0].shape == (4, 4, 3)
+    flat = np.full((8, 12), 0.25, np.float32)
+    assert np.array_equal(TRANSFORMS("pytorch")["Resize"]((2, 2), "nearest")((flat, 0))[0], np.full((2, 2), 0.25))
+    part = TRANSFORMS("pytorch")["CropToBoundingBox"](1, 2, 3, 4)((pixels, 0))[0]
+    assert np.array_equal(part, pixels[1:4, 2:6])
+    cut = TRANSFORMS("pytorch")["CropResize"](x=2, y=1, width=4, height=3, size=(3, 4))((pixels, 0))[0]
+    assert np.array_equal(cut, part)
+    for name, options_of in (("Resize", {"size": 0}), ("Resize", {"size": 4, "interpolation": "lanczos9"})):
+        with pytest.raises(ConfigError, match="ResizeTransform"):
+            TRANSFORMS("pytorch")[name](**options_of)
+    with pytest.raises(ConfigError, match="no part"):
+        TRANSFORMS("pytorch")["CropToBoundingBox"](0, 0, 99, 1)((pixels, 0))
+    with pytest.raises(ConfigError, match="no transform 'RandomCrop'"):
+        TRANSFORMS("pytorch")["RandomCrop"]
+    with pytest.raises(ConfigError, match="preprocess"):
+        TRANSFORMS("pytorch", "postprocess")

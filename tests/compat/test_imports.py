@@ -26,7 +26,7 @@ IMPORTS = {
     "neural_compressor.utils.load_huggingface": "save_for_huggingface_upstream",
     "neural_compressor.adaptor.pytorch": "get_torch_version",
     "neural_compressor.common": "logger Logger",
-    "neural_compressor.data": "DataLoader Datasets DefaultDataLoader ComposeTransform",
+    "neural_compressor.data": "DataLoader Datasets DefaultDataLoader ComposeTransform TRANSFORMS",
     "neural_compressor.adaptor.torch_utils.layer_wise_quant": "load_empty_model",
     "neural_compressor.adaptor.torch_utils.waq": "TorchSmoothQuant",
     "neural_compressor.adaptor.torch_utils.auto_round": "get_dataloader",

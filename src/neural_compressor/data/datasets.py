@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from neural_compressor.config.process_options import options
-from neural_compressor.errors import ConfigError, MissingDependencyError
+from neural_compressor.data.images import pillow
+from neural_compressor.errors import ConfigError
 from neural_compressor.metric import known_framework
 from neural_compressor.paths import path_of
 from neural_compressor.registry import close_matches
@@ -50,6 +51,56 @@ class Dummy:
         return sample if self._transform is None else self._transform(sample)
 
 
+class DummyV2:
+    """Random samples of ``input_shape``, or of several inputs where it is a list of shapes, each with a label.
+
+    The label has ``label_shape`` and is drawn likewise; without one it is 0. There are ``count`` samples, each known by its
+    place and the random seed of the process.
+
+    >>> inputs, label = DummyV2([(3, 4), (2,)], label_shape=(5,))[0]
+    >>> [each.shape for each in inputs], label.shape
+    ([(3, 4), (2,)], (5,))
+    """
+
+    def __init__(
+        self,
+        input_shape: Any,
+        label_shape: tuple[int, ...] | None = None,
+        low: float = -128.0,
+        high: float = 127.0,
+        dtype: str = "float32",
+        transform: Transform | None = None,
+        filter: None = None,
+        count: int = 100,
+    ) -> None:
+        several = isinstance(input_shape, list)
+        shapes = [tuple(shape) for shape in (input_shape if several else [input_shape])]
+        if not shapes or low >= high or count < 1 or filter is not None:
+            raise ConfigError(
+                f"DummyV2: got input_shape {input_shape!r}, low {low!r}, high {high!r}, count {count!r}, filter {filter!r}; "
+                "expected a shape or a list of them, low < high, at least one sample, and no filter"
+            )
+        self._shapes, self._several = shapes, several
+        self._label_shape, self._transform = label_shape, transform
+        self._low, self._high, self._dtype, self._count = low, high, np.dtype(dtype), count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> Any:
+        if not 0 <= index < self._count:
+            raise IndexError(index)
+        random = np.random.default_rng([options.random_seed, index])
+
+        def drawn(shape: tuple[int, ...]) -> np.ndarray:
+            return random.uniform(self._low, self._high, shape).astype(self._dtype)
+
+        inputs = [drawn(shape) for shape in self._shapes]
+        label = 0 if self._label_shape is None else drawn(tuple(self._label_shape))
+        sample = (tuple(inputs) if self._several else inputs[0], label)
+        return sample if self._transform is None else self._transform(sample)
+
+
 class ImageFolder:
     """Images in one folder for each class, as arrays (height, width, 3) with the number of the class."""
 
@@ -76,14 +127,39 @@ class ImageFolder:
         return len(self._files)
 
     def __getitem__(self, index: int) -> Any:
-        try:
-            from PIL import Image
-        except ImportError as error:
-            raise MissingDependencyError("images are read by Pillow; install it with: pip install pillow") from error
         file, number = self._files[index]
-        with Image.open(file) as image:
+        with pillow().open(file) as image:
             sample = (np.asarray(image.convert("RGB")), number)
         return sample if self._transform is None else self._transform(sample)
+
+
+class ImagenetRaw(ImageFolder):
+    """Images in one folder with a list of them: lines of a file name and the number of its class.
+
+    The list is ``image_list``, or ``val.txt`` or ``val_map.txt`` in the folder.
+    """
+
+    def __init__(
+        self, data_path: str | Path, image_list: str | Path | None = None, transform: Transform | None = None
+    ) -> None:
+        folder = path_of(data_path, "data_path")
+        lists = [path_of(image_list, "image_list")] if image_list else [folder / "val.txt", folder / "val_map.txt"]
+        found = next((each for each in lists if each.is_file()), None)
+        if found is None:
+            raise ConfigError(f"ImagenetRaw: there is no list of images, {' or '.join(map(str, lists))}")
+        self._files = []
+        for number, line in enumerate(found.read_text(encoding="utf-8").splitlines(), 1):
+            name, _, label = line.strip().rpartition(" ")
+            if line.strip() and (not name or not label.isdigit() or not (folder / name).is_file()):
+                raise ConfigError(
+                    f"{found}, line {number}: got {line!r}, expected the name of an image in {folder} and its class"
+                )
+            if line.strip():
+                self._files.append((folder / name, int(label)))
+        if not self._files:
+            raise ConfigError(f"{found} lists no images")
+        self.classes = sorted({str(label) for _, label in self._files}, key=int)
+        self._transform = transform
 
 
 class Datasets(Mapping[str, Callable[..., Any]]):
@@ -93,7 +169,12 @@ class Datasets(Mapping[str, Callable[..., Any]]):
     2
     """
 
-    _KNOWN: Mapping[str, Callable[..., Any]] = {"dummy": Dummy, "ImageFolder": ImageFolder}
+    _KNOWN: Mapping[str, Callable[..., Any]] = {
+        "dummy": Dummy,
+        "dummy_v2": DummyV2,
+        "ImageFolder": ImageFolder,
+        "ImagenetRaw": ImagenetRaw,
+    }
 
     def __init__(self, framework: str) -> None:
         self.framework = known_framework(framework, "Datasets")

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from neural_compressor.data.images import pillow
 from neural_compressor.errors import ConfigError
+from neural_compressor.metric import known_framework
+from neural_compressor.registry import close_matches
 
 
 class ImageTransform(ABC):
@@ -96,3 +100,108 @@ class CenterCropTransform(ImageTransform):
             )
         top, left = (high - self.height) // 2, (wide - self.width) // 2
         return image[top : top + self.height, left : left + self.width]
+
+
+_FILTERS = {"bilinear": "BILINEAR", "nearest": "NEAREST", "bicubic": "BICUBIC"}
+
+
+class ResizeTransform(ImageTransform):
+    """An image (height, width, channels) of another ``size``: (height, width), or as many pixels for both.
+
+    With ``keep_ratio`` one number is that of the shorter side. Values are those of Pillow, which looks at all pixels that
+    become one.
+    """
+
+    def __init__(self, size: int | Sequence[int], interpolation: str = "bilinear", keep_ratio: bool = False) -> None:
+        self.size = (size, size) if isinstance(size, int) else tuple(size)
+        self.keep_ratio = keep_ratio and isinstance(size, int)
+        if len(self.size) != 2 or any(not isinstance(each, int) or each < 1 for each in self.size):
+            raise ConfigError(f"ResizeTransform: got size {size!r}, expected a number of pixels, or (height, width)")
+        if interpolation not in _FILTERS:
+            raise ConfigError(
+                f"ResizeTransform: unknown interpolation {interpolation!r}; {close_matches(interpolation, _FILTERS)}"
+            )
+        self.interpolation = interpolation
+
+    def change(self, image: np.ndarray) -> np.ndarray:
+        height, width = self.size
+        if self.keep_ratio:
+            short = min(image.shape[:2])
+            height, width = (round(side * self.size[0] / short) for side in image.shape[:2])
+        library = pillow()
+        how = library.Resampling[_FILTERS[self.interpolation]]
+        planes = image[..., None] if image.ndim == 2 else image
+        kind = image.dtype if image.dtype == np.uint8 else np.dtype(np.float32)
+        resized = [
+            np.asarray(
+                library.fromarray(np.ascontiguousarray(planes[..., c].astype(kind))).resize((width, height), how)
+            )
+            for c in range(planes.shape[-1])
+        ]
+        return resized[0] if image.ndim == 2 else np.stack(resized, axis=-1)
+
+
+class CropToBoundingBox(ImageTransform):
+    """A part of an image (height, width, channels)."""
+
+    def __init__(self, offset_height: int, offset_width: int, target_height: int, target_width: int) -> None:
+        self.box = (offset_height, offset_width, target_height, target_width)
+
+    def change(self, image: np.ndarray) -> np.ndarray:
+        top, left, height, width = self.box
+        if min(self.box) < 0 or top + height > image.shape[0] or left + width > image.shape[1]:
+            raise ConfigError(
+                f"CropToBoundingBox: an image of {image.shape[0]} x {image.shape[1]} has no part {self.box}"
+            )
+        return image[top : top + height, left : left + width]
+
+
+class CropResizeTransform(ImageTransform):
+    """A part of an image, resized: its corner ``x``, ``y``, its ``width`` and ``height``, and the ``size`` it gets."""
+
+    def __init__(
+        self, x: int, y: int, width: int, height: int, size: int | Sequence[int], interpolation: str = "bilinear"
+    ) -> None:
+        self._crop, self._resize = CropToBoundingBox(y, x, height, width), ResizeTransform(size, interpolation)
+
+    def change(self, image: np.ndarray) -> np.ndarray:
+        return self._resize.change(self._crop.change(image))
+
+
+class TRANSFORMS(Mapping[str, Callable[..., Any]]):
+    """Transforms by name. ``framework`` matters for ``Resize`` to one number: that of the shorter side in PyTorch.
+
+    >>> image, _ = TRANSFORMS("pytorch", "preprocess")["Transpose"]((2, 0, 1))((np.zeros((4, 6, 3)), 0))
+    >>> image.shape
+    (3, 4, 6)
+    """
+
+    def __init__(self, framework: str, process: str = "preprocess") -> None:
+        if process != "preprocess":
+            raise ConfigError(f"TRANSFORMS: got {process!r}; there are transforms for 'preprocess'")
+        keeps = known_framework(framework, "TRANSFORMS").startswith("pytorch")
+        self._known: dict[str, Callable[..., Any]] = {
+            "Compose": ComposeTransform,
+            "Resize": partial(ResizeTransform, keep_ratio=keeps),
+            "CenterCrop": CenterCropTransform,
+            "CropToBoundingBox": CropToBoundingBox,
+            "CropResize": CropResizeTransform,
+            "Normalize": NormalizeTransform,
+            "Rescale": RescaleTransform,
+            "Transpose": TransposeTransform,
+            "Cast": CastTransform,
+        }
+
+    def __getitem__(self, name: str) -> Callable[..., Any]:
+        if name not in self._known:
+            raise ConfigError(
+                f"there is no transform {name!r}; {close_matches(str(name), self._known)}. Any function of a sample (image, "
+                "label) is one"
+            )
+        return self._known[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._known)
+
+    def __len__(self) -> int:
+        return len(self._known)

@@ -86,6 +86,14 @@ def test_rounds_end_with_the_budget_of_the_clock_or_with_their_number():
     assert len(taken[0]) == 30
 
 
+@pytest.mark.parametrize(("seconds", "rounds"), [(0.1, 11), (0.4, 11), (1.0, 5), (9.0, 3)])
+def test_long_calls_end_after_the_limit_with_three_rounds_at_least(seconds, rounds):
+    machine = Machine()
+    calls = [machine.call("a", seconds), machine.call("b", seconds)]
+    effort = Effort(0.3, -1.0, min_rounds=11, limit_s=10.0)
+    assert len(timed_in_turns(calls, effort, machine.clock)[0]) == rounds
+
+
 def test_rounds_end_once_the_ratio_is_known_well_enough():
     generator = random.Random(1)
     steady, noisy = Machine(), Machine(lambda: generator.uniform(0.7, 1.3))

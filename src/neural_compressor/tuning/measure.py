@@ -51,17 +51,25 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Effort:
-    """When to stop: at a spread of ``precision``, after ``budget_s`` seconds in the calls, or after ``max_rounds``."""
+    """When to stop: at a spread of ``precision``, after ``budget_s`` seconds in the calls, or after ``max_rounds``.
+
+    Calls that take long would make ``min_rounds`` a wait of minutes: after ``limit_s`` seconds three rounds are enough.
+    """
 
     budget_s: float
     precision: float
     min_rounds: int = 5
     max_rounds: int = 400
+    limit_s: float = math.inf
+
+    def needs_more(self, rounds: int, spent: float) -> bool:
+        """Whether there are too few ``rounds`` yet to stop."""
+        return rounds < (self.min_rounds if spent < self.limit_s else min(self.min_rounds, 3))
 
 
-QUICK = Effort(budget_s=0.3, precision=0.03)
+QUICK = Effort(budget_s=0.3, precision=0.03, limit_s=3)
 """For every trial."""
-THOROUGH = Effort(budget_s=1.5, precision=0.015, min_rounds=11, max_rounds=2000)
+THOROUGH = Effort(budget_s=1.5, precision=0.015, min_rounds=11, max_rounds=2000, limit_s=10)
 """For the few between which the verdict is."""
 
 
@@ -94,7 +102,7 @@ def timed_in_turns(
     turns = list(zip(calls, times, strict=True))
     orders = random.Random(0)
     spent, rounds = 0.0, 0
-    while rounds < effort.min_rounds or (rounds < effort.max_rounds and spent < effort.budget_s):
+    while effort.needs_more(rounds, spent) or (rounds < effort.max_rounds and spent < effort.budget_s):
         if rounds % 2:
             turns.reverse()
         else:

@@ -68,6 +68,12 @@ def test_the_verdict_on_a_slower_model_says_so_first_and_why():
     )
 
 
+def test_ops_in_half_precision_are_not_said_to_stay_in_float():
+    best, half = trial(13.0), replace(FLOAT, precision="bf16")
+    told = not_faster(best, BASELINE, [best], [half, FLOAT])
+    assert "1 of its 2 ops compute in bf16 (1 Linear), 1 of its 2 ops stay in float (1 Linear)" in told
+
+
 def test_a_tie_is_said_to_be_one():
     best = trial(9.8)
     assert not_faster(best, BASELINE, [best], [INTEGER]) == (

@@ -80,7 +80,8 @@ def op_lines(ops: Sequence[OpRecord]) -> list[Text]:
             line = Text(f"{how:>9}: ", style=style).append(f"{len(group.names)} {printable(group.op_type)}", "default")
             lines.append(line.append(f" ({printable(group.why)})" if group.why else "", style="dim"))
         if more := sum(len(group.names) for group in found[_SHOWN_REASONS:]):
-            lines.append(Text(f"{how:>9}: {more} more for other reasons", style=style))
+            others = "on other kernels" if how == INTEGERS else "for other reasons"
+            lines.append(Text(f"{how:>9}: {more} more {others}", style=style))
     return lines
 
 

@@ -192,10 +192,14 @@ def _is_faster(measured: Measurement | None, baseline: Measurement | None) -> bo
 def _cause(ops: Sequence[OpRecord]) -> str:
     """Which ops do not compute in integers; where all do, that they gain nothing by it."""
     simulated = [op.op_type for op in ops if op.simulated]
-    floats = [op.op_type for op in ops if op.mode == "float"]
+    floats: dict[str, list[str]] = {}
+    for op in ops:
+        if op.mode == "float":
+            what = "stay in float" if op.precision == "fp32" else f"compute in {op.precision}"
+            floats.setdefault(what, []).append(op.op_type)
     parts = [
         f"{len(kinds)} of its {len(ops)} ops {what} ({_counted(kinds)})"
-        for kinds, what in ((simulated, "are simulated"), (floats, "stay in float"))
+        for what, kinds in (("are simulated", simulated), *floats.items())
         if kinds
     ]
     return ", ".join(parts) or "integer kernels do not pay at these shapes"

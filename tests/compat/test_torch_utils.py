@@ -71,12 +71,13 @@ def test_batches_of_local_texts(tmp_path):
     file = tmp_path / "text.txt"
     file.write_text("abcdefghij" * 4)
     batches = get_dataloader(letters, seqlen=10, dataset_name=file, bs=1, nsamples=3)
-    assert [batch.shape for batch in batches] == [(1, 10)] * 3
-    assert batches[0][0].tolist() == [ord(letter) for letter in "abcdefghij"]
+    assert [batch["input_ids"].shape for batch in batches] == [(1, 10)] * 3
+    assert batches[0]["input_ids"][0].tolist() == [ord(letter) for letter in "abcdefghij"]
+    assert all(batch["attention_mask"].tolist() == [[1] * 10] for batch in batches)
     texts = ["a" * 4, "b" * 4, "c" * 4, "d" * 4]
     orders = [
         [
-            chr(batch[0, 0])
+            chr(batch["input_ids"][0, 0])
             for batch in get_default_llm_dataloader(letters, texts, bs=1, nsamples=4, seq_len=4, seed=seed)
         ]
         for seed in range(5)

@@ -6,6 +6,8 @@ import random
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from neural_compressor.transformers.calibration_data import calls_for
 from neural_compressor.transformers.config import AutoRoundConfig
 
@@ -16,8 +18,16 @@ def text_batches(
     """Up to ``nsamples`` samples of ``seqlen`` tokens in batches of ``bs``, in an order drawn by ``seed``.
 
     ``dataset`` is a text file, a list of texts or batches; the name of a data set to download is an error that says so.
+    Batches of ids are dicts with ``input_ids`` and ``attention_mask``, as ``model(**batch)`` takes them.
     """
     config = AutoRoundConfig(tokenizer=tokenizer, dataset=dataset, seq_len=seqlen, batch_size=bs, n_samples=nsamples)
-    found = [kwargs or args[0] for args, kwargs in calls_for(config, Path())]
+    found = [kwargs or _named(args[0]) for args, kwargs in calls_for(config, Path())]
     random.Random(seed).shuffle(found)
     return found
+
+
+def _named(batch: Any) -> Any:
+    """A tensor of ids by the name that models know it by; samples are cut to one length, so that all of it is attended to."""
+    if isinstance(batch, torch.Tensor):
+        return {"input_ids": batch, "attention_mask": torch.ones_like(batch)}
+    return batch

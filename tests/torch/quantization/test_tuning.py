@@ -14,6 +14,7 @@ from neural_compressor.torch.quantization import (
     StaticQuantConfig,
     TuningConfig,
     autotune,
+    load,
 )
 
 
@@ -38,6 +39,12 @@ def test_as_documented(stack, tokens, tmp_path):
     assert len(q_model.tuning.trials) == 1, "the first configuration keeps the promise"
     assert all(torch.equal(v, stack.state_dict()[k]) for k, v in before.items())
     assert (tmp_path / "report.html").exists()
+    q_model.save(tmp_path / "model")
+    same = load(tmp_path / "model", stack)
+    same.save(tmp_path / "again")
+    again = load(tmp_path / "again", stack)
+    with torch.no_grad():
+        assert torch.equal(again(tokens[0]), q_model(tokens[0]))
 
 
 def test_lower_is_better_and_the_best_is_returned(stack, tokens, run, tmp_path):

@@ -85,9 +85,7 @@ def load(
             )
         if format == "aoti":
             return load_package(path)  # type: ignore[no-any-return]
-        graph = load_graph(path)
-        graph.save = partial(save, graph)  # type: ignore[assignment]
-        return graph
+        return _saving(load_graph(path))
     device = _device(device)
     _check_options("load", format, load_model if format == "default" else load_checkpoint, kwargs)
     if original_model is not None:
@@ -97,14 +95,20 @@ def load(
             raise ConfigError(
                 "the default format holds tensors, not code: pass original_model, the float model it was made from"
             )
-        return load_model(path, original_model).to(device)
+        return _saving(load_model(path, original_model).to(device))
     if format == "gguf":
         raise ConfigError(
             "GGUF files are written, not read; transformers reads them: from_pretrained(dir, gguf_file=...)"
         )
     if not path.is_dir():
         raise ConfigError(f"{path} is not a folder; download the checkpoint first and pass where it is")
-    return load_checkpoint(path, original_model, device, torch_dtype, **kwargs)
+    return _saving(load_checkpoint(path, original_model, device, torch_dtype, **kwargs))
+
+
+def _saving(model: nn.Module) -> nn.Module:
+    """With ``model.save(dir)``, as the models have that :func:`convert` returns."""
+    model.save = partial(save, model)  # type: ignore[assignment]
+    return model
 
 
 def _save_graph(model: Any, path: Path, format: str, options: Mapping[str, Any]) -> None:

@@ -100,8 +100,7 @@ def autotune(
         reporter=RunReport(quiet),
     )
     best.tuning = result
-    if is_graph:
-        best.save = partial(save, best)
+    best.save = partial(save, best)
     return best  # type: ignore[no-any-return]
 
 

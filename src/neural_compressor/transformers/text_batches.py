@@ -27,7 +27,7 @@ def text_batches(
 
 
 def _named(batch: Any) -> Any:
-    """A tensor of ids by the name that models know it by; samples are cut to one length, so that all of it is attended to."""
+    """A tensor of ids by the name that models know it by; its rows are of one length, and nothing in them is padding."""
     if isinstance(batch, torch.Tensor):
         return {"input_ids": batch, "attention_mask": torch.ones_like(batch)}
     return batch

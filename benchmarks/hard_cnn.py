@@ -1,6 +1,7 @@
-"""What helps a CNN that int8 hurts: MobileNetV2 with each way to choose ranges, corrections and equalization, beside float.
+"""What helps a CNN that int8 hurts: each way to choose ranges, corrections, equalization, learned rounding, beside float.
 
     python benchmarks/hard_cnn.py --data DIR [--images 1000]
+    python benchmarks/hard_cnn.py --data DIR --model resnet20 --only "int4" "int3"
 
 ``vision_models.py`` says what DIR holds. Everything is one run on one thread. Top-1 is paired: "won" and "lost" are images
 that only the quantized, or only the float model gets right; the error is the standard error of the difference, in points.
@@ -26,23 +27,32 @@ from neural_compressor import quantization
 from neural_compressor.config import PostTrainingQuantConfig
 
 NO_CORRECTION: dict[str, Any] = {"fast_bias_correction": False}
-VARIANTS: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "a scale a channel, minmax, nothing corrected": ("per_channel", "minmax", NO_CORRECTION),
-    "a scale a channel, minmax": ("per_channel", "minmax", {}),
-    "a scale a channel, kl (default)": ("per_channel", "kl", {}),
-    "a scale a channel, percentile": ("per_channel", "percentile", {}),
-    "one scale, minmax, nothing corrected": ("per_tensor", "minmax", NO_CORRECTION),
-    "one scale, kl": ("per_tensor", "kl", {}),
-    "one scale, kl, equalized": ("per_tensor", "kl", {"equalization": True}),
+LEARNED: dict[str, Any] = {"learned_rounding": True}
+VARIANTS: dict[str, tuple[str, str, dict[str, Any], str]] = {
+    "a scale a channel, minmax, nothing corrected": ("per_channel", "minmax", NO_CORRECTION, "int8"),
+    "a scale a channel, minmax": ("per_channel", "minmax", {}, "int8"),
+    "a scale a channel, kl (default)": ("per_channel", "kl", {}, "int8"),
+    "a scale a channel, kl, learned": ("per_channel", "kl", LEARNED, "int8"),
+    "a scale a channel, percentile": ("per_channel", "percentile", {}, "int8"),
+    "one scale, minmax, nothing corrected": ("per_tensor", "minmax", NO_CORRECTION, "int8"),
+    "one scale, kl": ("per_tensor", "kl", {}, "int8"),
+    "one scale, kl, equalized": ("per_tensor", "kl", {"equalization": True}, "int8"),
+    "one scale, kl, equalized, learned": ("per_tensor", "kl", {"equalization": True, **LEARNED}, "int8"),
+    "int4 weights, kl": ("per_channel", "kl", {}, "int4"),
+    "int4 weights, kl, learned": ("per_channel", "kl", LEARNED, "int4"),
+    "int3 weights, kl": ("per_channel", "kl", {}, "int3"),
+    "int3 weights, kl, learned": ("per_channel", "kl", LEARNED, "int3"),
 }
-"""Granularity of weights, estimator of activation ranges, recipes."""
+"""Granularity of weights, estimator of activation ranges, recipes, type of weights (below int8 simulated)."""
 
 
-def quantized(vision: vision_models.Vision, granularity: str, algorithm: str, recipes: dict[str, Any]) -> nn.Module:
+def quantized(
+    vision: vision_models.Vision, granularity: str, algorithm: str, recipes: dict[str, Any], dtype: str
+) -> nn.Module:
     """One static quantization."""
     rules = {
         ".*": {"activation": {"algorithm": [algorithm]}},
-        "Conv2d|Linear": {"weight": {"granularity": [granularity]}},
+        "Conv2d|Linear": {"weight": {"granularity": [granularity], "dtype": [dtype]}},
     }
     conf = PostTrainingQuantConfig(calibration_sampling_size=[100], op_type_dict=rules, recipes=recipes)
     loader = DataLoader(TensorDataset(vision.calibration, torch.zeros(len(vision.calibration))), batch_size=20)
@@ -73,7 +83,7 @@ def main() -> None:
     vision = vision_models.vision(options.model, options.data, options.images)
     # Several times as fast in this layout.
     expected = outputs(vision.model, vision.images.contiguous(memory_format=torch.channels_last))
-    table = Table(title=f"{options.model}, static int8 beside float, {len(vision.labels)} images, {cpu()}")
+    table = Table(title=f"{options.model}, static quantization beside float, {len(vision.labels)} images, {cpu()}")
     for column in ("", "top-1", "points to float", "won", "lost", "dB", "seconds"):
         table.add_column(column, justify="right")
     table.add_row("float", f"{100 * float((expected.argmax(1) == vision.labels).float().mean()):.1f}")

@@ -20,6 +20,7 @@ RECIPES: dict[str, Any] = {
     "fast_bias_correction": None,
     "weight_correction": False,
     "equalization": False,
+    "learned_rounding": False,
     "gemm_to_matmul": True,
     "graph_optimization_level": None,
     "first_conv_or_matmul_quantization": True,
@@ -102,8 +103,11 @@ def with_recipes(
             del passes["correct_biases"]
     if recipes.get("weight_correction"):
         passes["correct_weights"] = Pass("correct_weights")
-        if "correct_biases" in passes:  # it makes up for the weights as they are by then
-            passes["correct_biases"] = passes.pop("correct_biases")
+    if recipes.get("learned_rounding"):
+        passes["learn_rounding"] = Pass("learn_rounding")
+    finds_weights = recipes.get("weight_correction") or recipes.get("learned_rounding")
+    if finds_weights and "correct_biases" in passes:  # it makes up for the weights as they are by then
+        passes["correct_biases"] = passes.pop("correct_biases")
     layout = {name: recipes[name] for name in _LAYOUT if recipes.get(name)}
     if types := layout.get("optypes_to_exclude_output_quant"):
         layout["optypes_to_exclude_output_quant"] = as_list(types)

@@ -11,6 +11,7 @@ from neural_compressor.algorithms import options_of
 from neural_compressor.errors import ConfigError, QuantizationError
 from neural_compressor.registry import close_matches
 from neural_compressor.schemes import OpKey, OpScheme, Plan
+from neural_compressor.torch.methods import learned_rounding  # noqa: F401 - registered by being imported
 from neural_compressor.torch.methods.weight_only.methods import is_block_method, method_of, option
 from neural_compressor.torch.methods.weight_only.quantizer import sees_data
 from neural_compressor.torch.modules.base import quant_class

@@ -205,18 +205,19 @@ class WeightedModule(QuantModule):
 
     def quantized_weight(self, weight: Tensor) -> QuantizedArray:
         """``weight``, in the layout of the float module for inputs as they come, rounded to nearest: a matrix of codes."""
-        matrix = self.to_matrix(self._for_changed_inputs(finite(weight, "the weight")))
+        matrix = self.to_matrix(self.for_changed_inputs(finite(weight, "the weight")))
         # Beside float activations a scale may have either sign; kernels that multiply integers want it positive.
         alone = self.scheme.mode == "weight_only" and not self.weight_scheme.pair_safe
         return rtn(matrix, self.weight_scheme) if alone else quantized_matrix(matrix, self.weight_scheme, self.pairs())
 
-    def _for_changed_inputs(self, weight: Tensor) -> Tensor:
+    def for_changed_inputs(self, weight: Tensor) -> Tensor:
+        """A weight for inputs as they come, in the layout of the float module, as the one for changed inputs."""
         change = self.input_change
         return self._from_inputs_last(change.on_weight(self._inputs_last(weight))) if change else weight
 
     def weight_error(self, weight: Tensor) -> Tensor:
         """How far the weight that is multiplied with is from the float ``weight``, in the layout of the float module."""
-        return self._product_weight() - self._for_changed_inputs(weight.detach().float())
+        return self._product_weight() - self.for_changed_inputs(weight.detach().float())
 
     def multiplied_input(self, x: Tensor) -> Tensor:
         """What of an input is multiplied with the weight: changed and rounded, in float."""

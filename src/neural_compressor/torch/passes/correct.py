@@ -74,7 +74,7 @@ class CorrectBiases(ModelPass):
         return self.wants_data(plan)
 
     def after(self, state: PassState) -> None:
-        ops = [name for (name, kind), op in state.plan.items() if is_corrected(kind, op)]
+        ops = [name for (name, kind), op in state.plan.items() if is_corrected(kind, op) and name not in state.settled]
         layers = {name: module for name in ops if isinstance(module := state.model.get_submodule(name), WeightedModule)}
         if not layers:
             return

@@ -32,7 +32,8 @@ class PassState:
     ``survey`` is what was seen of the model as it came, on all data: names of modules stay what they were. ``structure`` is
     what passes before this one made of it. ``calls`` are those that calibration made of the model, up to a limit: they
     hold inputs alone. ``changes`` is for passes to fill: what the quantized op of a name does to its input first, while the
-    float one stays as it is. ``floats`` is the float model that was quantized, for passes that compare with it.
+    float one stays as it is. So is ``settled``: layers whose biases were found together with their weights. ``floats`` is
+    the float model that was quantized, for passes that compare with it.
     """
 
     model: nn.Module
@@ -41,6 +42,7 @@ class PassState:
     structure: Structure = field(default_factory=Structure)
     calls: Sequence[Arguments] = ()
     changes: dict[str, InputChange] = field(default_factory=dict)
+    settled: set[str] = field(default_factory=set)
     floats: nn.Module | None = None
 
     def replay(self, model: nn.Module | None = None) -> Iterator[Any]:

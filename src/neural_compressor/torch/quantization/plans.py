@@ -132,7 +132,8 @@ def _passes(
     whole = tuple(step for step in steps if not of_layers[step])
     named = {step: names for step, names in steps.items() if of_layers[step]}
     single = (step if len(names) == len(ops) else step.with_options(ops=names) for step, names in named.items())
-    return (*whole, *usual, *single)
+    # Biases make up for weights as all other steps leave them.
+    return tuple(sorted((*whole, *usual, *single), key=lambda step: step == CORRECT_BIASES))
 
 
 def _is_static_integer(scheme: OpScheme) -> bool:

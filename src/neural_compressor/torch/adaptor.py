@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,20 +13,17 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import numpy as np
 import torch
 from torch import nn
 
 from neural_compressor.adaptor.capability import get_optype_wise_ability
 from neural_compressor.adaptor.contract import Adaptor
-from neural_compressor.adaptor.records import OpRecord, with_time_shares
-from neural_compressor.adaptor.user_code import calibrating
+from neural_compressor.adaptor.records import OpRecord, save_inspected, with_time_shares
 from neural_compressor.algorithms.qat import untrained
 from neural_compressor.config.exporting import Torch2ONNXConfig
 from neural_compressor.config.process_options import options
 from neural_compressor.config.recipes import with_recipes
 from neural_compressor.errors import CalibrationError, ConfigError, QuantizationError
-from neural_compressor.registry import close_matches
 from neural_compressor.schemes import OpKey, OpScheme, Plan, float_op
 from neural_compressor.torch.batches import (
     ReadAgain,
@@ -41,11 +37,18 @@ from neural_compressor.torch.batches import (
 )
 from neural_compressor.torch.capability import PyTorchQuery, opwise
 from neural_compressor.torch.checks import check_finite, copy_of, require_module, require_values
-from neural_compressor.torch.executor import USUAL_PASSES, Execution, prepare
+from neural_compressor.torch.executor import USUAL_PASSES, prepare
 from neural_compressor.torch.files.checkpoint import load_model, save_model, unique_state
-from neural_compressor.torch.files.onnx_export import to_onnx
+from neural_compressor.torch.files.onnx_export import call_arguments, export_model, to_onnx
 from neural_compressor.torch.hooks import evaluating
-from neural_compressor.torch.inspection import inspect_tensors, model_sqnr, op_records, time_shares
+from neural_compressor.torch.inspection import (
+    fingerprint,
+    inspect_tensors,
+    model_sqnr,
+    op_records,
+    set_tensors,
+    time_shares,
+)
 from neural_compressor.torch.methods.qat import QatSession, check_trainable
 from neural_compressor.torch.methods.ranges import Ranges
 from neural_compressor.torch.modules import QuantModule
@@ -57,7 +60,6 @@ from neural_compressor.torch.sensitivity import op_curvatures, op_errors, op_gai
 from neural_compressor.torch.structure.int8_race import slower_in_integers
 from neural_compressor.torch.structure.ops import find_functions, find_ops, ops_by_block
 from neural_compressor.torch.structure.replay import Arguments
-from neural_compressor.tuning.identity import identity
 
 RECIPES: Mapping[str, tuple[str, ...]] = {
     "smooth_quant": ("static", "dynamic"),
@@ -152,7 +154,7 @@ class PyTorchAdaptor(Adaptor):
         if execution.needs_data:
             execution.calls = []
             with execution.listening():
-                _run(execution, data, q_func)
+                execution.calibrate(data, q_func)
             self.samples_seen[plan.calib_sampling_size] = execution.samples_seen
             self._calls = {place: execution.calls}  # for the next plan, which often asks for the same
         execution.reasons = self._skipped
@@ -257,16 +259,7 @@ class PyTorchAdaptor(Adaptor):
         return outputs
 
     def fingerprint(self, model: nn.Module) -> str:
-        classes = sorted(identity(kind) for kind in {type(module) for module in model.modules()})
-        patched = [identity(module.forward) for module in model.modules() if "forward" in vars(module)]
-        digest = hashlib.sha256(f"{classes} {patched} {model!r}".encode())
-        for name, tensor in model.state_dict().items():
-            if not isinstance(tensor, torch.Tensor):
-                digest.update(f"{name} {tensor!r}".encode())
-                continue
-            digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-        return digest.hexdigest()[:16]
+        return fingerprint(model)
 
     def inspect_tensor(
         self,
@@ -279,23 +272,11 @@ class PyTorchAdaptor(Adaptor):
     ) -> dict[str, Any]:
         found = inspect_tensors(model, dataloader, op_list, iteration_list, inspect_type)
         if save_to_disk:
-            folder = options.folder(self.info.get("workspace")) / "inspect_saved"
-            folder.mkdir(parents=True, exist_ok=True)
-            np.savez(folder / "inspect_result.npz", **_flat(found))
+            save_inspected(found, options.folder(self.info.get("workspace")))
         return found
 
     def set_tensor(self, model: nn.Module, tensor_dict: Mapping[str, Any]) -> nn.Module:
-        new = copy_of(model)
-        state = new.state_dict()
-        with torch.no_grad():
-            for name, value in tensor_dict.items():
-                if name not in state:
-                    raise ConfigError(f"the model has no tensor {name!r}; {close_matches(name, state)}")
-                given = torch.as_tensor(value)
-                if given.shape != state[name].shape:
-                    raise ConfigError(f"tensor {name!r} has shape {tuple(state[name].shape)}, not {tuple(given.shape)}")
-                state[name].copy_(given)
-        return new
+        return set_tensors(model, tensor_dict)
 
     def prepare_training(self, tune_cfg: Mapping[str, Any], model: nn.Module) -> QatSession:
         """Start quantization-aware training of a copy of ``model``."""
@@ -318,13 +299,7 @@ class PyTorchAdaptor(Adaptor):
     ) -> nn.Module:
         """Quantization-aware training over (inputs, labels) batches; returns the quantized model."""
         session = self.prepare_training(tune_cfg, model)
-        steps = (optimizer or torch.optim.AdamW)(session.model.parameters())
-        for epoch in range(epochs):
-            session.begin_epoch(epoch)
-            for inputs, labels in dataloader:
-                steps.zero_grad()
-                torch.autograd.backward(criterion(feed(session.model, inputs), labels))
-                steps.step()
+        session.train(dataloader, criterion, optimizer or torch.optim.AdamW, epochs)
         return session.finish()
 
     def convert_bf16(self, model: nn.Module) -> nn.Module:
@@ -354,40 +329,13 @@ class PyTorchAdaptor(Adaptor):
         """
         if source != "eager" or destination not in ("exported", "onnx"):
             raise ConfigError(f"cannot convert {source!r} to {destination!r}; known: eager to exported, eager to onnx")
-        args, kwargs = self._arguments(self.example)
+        args, kwargs = call_arguments(self.example)
         if destination == "onnx":
             return to_onnx(model, args, kwargs)
         return torch.export.export(model, args, kwargs)
 
     def export(self, model: nn.Module, conf: Torch2ONNXConfig) -> Any:
-        quantized = any(isinstance(module, QuantModule) for module in model.modules())
-        if quantized != (conf.dtype == "int8"):
-            what = "is quantized" if quantized else "has no quantized op"
-            raise ConfigError(
-                f"Torch2ONNXConfig.dtype: got {conf.dtype!r}, and the model {what}; "
-                f"{'export the float model itself' if quantized else 'quantize it first'}, or take dtype="
-                f"{'int8' if quantized else 'fp32'!r}"
-            )
-        given = self.example if conf.example_inputs is None else conf.example_inputs
-        args, kwargs = self._arguments(given)
-        return to_onnx(
-            self.ready(model),
-            args,
-            kwargs,
-            opset_version=conf.opset_version,
-            input_names=conf.input_names,
-            output_names=conf.output_names,
-            dynamic_axes=conf.dynamic_axes,
-        )
-
-    @staticmethod
-    def _arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Example inputs as those of a call."""
-        if example is None:
-            raise ConfigError("exporting needs example_inputs or a dataloader")
-        if isinstance(example, Mapping):
-            return (), dict(example)
-        return tuple(example) if isinstance(example, tuple | list) else (example,), {}
+        return export_model(self.ready(model), conf, self.example)
 
     # -- preparation ------------------------------------------------------------------------------------------------
 
@@ -464,27 +412,3 @@ class PyTorchAdaptor(Adaptor):
                 logger.debug("the first inputs of calib_func cannot be run alone: %s", error)
                 self.example, survey = None, Survey(model)
         return survey
-
-
-def _run(execution: Execution, data: Iterable[Any] | None, q_func: Callable[[nn.Module], Any] | None) -> None:
-    """Run the model of an execution on what it is to be calibrated with."""
-    if q_func is not None:
-        with torch.no_grad(), calibrating(q_func, "calib_func", lambda: execution.runs):
-            q_func(execution.model)
-        if not execution.runs:
-            raise CalibrationError(
-                "calibration reached none of the ops to quantize: does calib_func run the model it is given?"
-            )
-    elif data is not None:
-        run_batches(execution.model, data, execution.plan.calib_sampling_size)
-    else:
-        raise CalibrationError(
-            f"quantization of {len(execution.seeing_data)} ops needs calibration data: pass calib_dataloader or calib_func"
-        )
-
-
-def _flat(found: Mapping[str, Any]) -> dict[str, Any]:
-    flat = {f"weight/{op}/{n}": a for op, arrays in found.get("weight", {}).items() for n, a in arrays.items()}
-    for index, ops in enumerate(found.get("activation", []), start=1):
-        flat |= {f"activation{index}/{op}/{n}": a for op, arrays in ops.items() for n, a in arrays.items()}
-    return flat

@@ -6,7 +6,7 @@ Everything that quantizes a PyTorch model comes here: the adaptor under ``fit``,
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import wraps
@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from neural_compressor.adaptor.user_code import calibrating
 from neural_compressor.errors import CalibrationError, ConfigError
 from neural_compressor.observers.input_check import CalibrationInputs
 from neural_compressor.schemes import OpKey, OpScheme, Pass, Plan
 from neural_compressor.schemes.scheme import RTN
-from neural_compressor.torch.batches import batch_size, note_inputs
+from neural_compressor.torch.batches import batch_size, note_inputs, run_batches
 from neural_compressor.torch.files.streaming import WeightSource, is_empty
 from neural_compressor.torch.hooks import evaluating, forward_replaced
 from neural_compressor.torch.methods.ranges import Observing, Ranges
@@ -193,6 +194,22 @@ class Execution:
             self._inputs.warn()
             if self._seen is not None and self.runs:
                 self.ranges.keep(self._seen, self.plan, self._source)
+
+    def calibrate(self, data: Iterable[Any] | None, function: Callable[[nn.Module], Any] | None) -> None:
+        """Run the model on ``data``, or have the user's ``function`` do so."""
+        if function is not None:
+            with torch.no_grad(), calibrating(function, "calib_func", lambda: self.runs):
+                function(self.model)
+            if not self.runs:
+                raise CalibrationError(
+                    "calibration reached none of the ops to quantize: does calib_func run the model it is given?"
+                )
+        elif data is not None:
+            run_batches(self.model, data, self.plan.calib_sampling_size)
+        else:
+            raise CalibrationError(
+                f"quantization of {len(self.seeing_data)} ops needs calibration data: pass calib_dataloader or calib_func"
+            )
 
     @contextmanager
     def listening(self) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,9 +20,11 @@ from neural_compressor.registry import close_matches
 from neural_compressor.schemes import OpKey
 from neural_compressor.schemes.error import sqnr_db
 from neural_compressor.torch.batches import feed, split_batch, tensors_in
+from neural_compressor.torch.checks import copy_of
 from neural_compressor.torch.hooks import evaluating, hooked
 from neural_compressor.torch.modules import QuantModule
 from neural_compressor.torch.quantized_model import Quantization
+from neural_compressor.tuning.identity import identity
 
 INSPECT_TYPES = ("activation", "weight", "all")
 _TIMED_RUNS = 5
@@ -201,3 +204,32 @@ def time_shares(model: nn.Module, inputs: Any) -> dict[str, float]:
             feed(model, inputs)
             whole, runs = whole + perf_counter() - started, runs + 1
     return {name: seconds / whole for name, seconds in spent.items()}
+
+
+def set_tensors(model: nn.Module, tensor_dict: Mapping[str, Any]) -> nn.Module:
+    """A copy of ``model`` with other values in the tensors that are named."""
+    new = copy_of(model)
+    state = new.state_dict()
+    with torch.no_grad():
+        for name, value in tensor_dict.items():
+            if name not in state:
+                raise ConfigError(f"the model has no tensor {name!r}; {close_matches(name, state)}")
+            given = torch.as_tensor(value)
+            if given.shape != state[name].shape:
+                raise ConfigError(f"tensor {name!r} has shape {tuple(state[name].shape)}, not {tuple(given.shape)}")
+            state[name].copy_(given)
+    return new
+
+
+def fingerprint(model: nn.Module) -> str:
+    """A digest of what a model is: its classes with their code, its structure and every value in it."""
+    classes = sorted(identity(kind) for kind in {type(module) for module in model.modules()})
+    patched = [identity(module.forward) for module in model.modules() if "forward" in vars(module)]
+    digest = hashlib.sha256(f"{classes} {patched} {model!r}".encode())
+    for name, tensor in model.state_dict().items():
+        if not isinstance(tensor, torch.Tensor):
+            digest.update(f"{name} {tensor!r}".encode())
+            continue
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:16]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -201,13 +200,3 @@ def _activations(
         if index >= max(iterations):
             break
     return seen
-
-
-def save_inspected(found: Mapping[str, Any], workspace: Path) -> None:
-    """Write what :func:`inspect_tensors` found into the workspace."""
-    folder = workspace / "inspect_saved"
-    folder.mkdir(parents=True, exist_ok=True)
-    flat = {f"weight/{op}/{n}": a for op, arrays in found.get("weight", {}).items() for n, a in arrays.items()}
-    for index, ops in enumerate(found.get("activation", []), start=1):
-        flat |= {f"activation{index}/{op}/{n}": a for op, arrays in ops.items() for n, a in arrays.items()}
-    np.savez(folder / "inspect_result.npz", **flat)

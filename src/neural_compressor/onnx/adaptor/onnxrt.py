@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from neural_compressor.adaptor.capability import get_optype_wise_ability
 from neural_compressor.adaptor.contract import Adaptor
-from neural_compressor.adaptor.records import OpRecord, with_time_shares
+from neural_compressor.adaptor.records import OpRecord, save_inspected, with_time_shares
 from neural_compressor.config.process_options import options
 from neural_compressor.config.recipes import with_recipes
 from neural_compressor.errors import CalibrationError, MissingDependencyError, WorkspaceError
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from neural_compressor.onnx.adaptor.capability import ModelCapability
     from neural_compressor.onnx.executor import CalibrationData, Executor, RunOptions
-    from neural_compressor.onnx.runtime.providers import Target
     from neural_compressor.onnx.runtime.session import Runner
 
 logger = logging.getLogger("neural_compressor")
@@ -246,21 +245,12 @@ class ONNXRTAdaptor(Adaptor):
 
     def _time_shares(self, model: Any) -> dict[str, float]:
         """On the first batch of the calibration data; not for models whose weights take over 256 MiB."""
-        from neural_compressor.onnx.files.quantization_record import read_record
-        from neural_compressor.onnx.runtime.batches import ModelInputs
-        from neural_compressor.onnx.runtime.profiling import MOST_BYTES, time_shares
+        from neural_compressor.onnx.adaptor.op_records import op_time_shares
+        from neural_compressor.onnx.runtime.profiling import MOST_BYTES
 
         if self._feed is None or not self.target.runs_here or self.model_size(model) > MOST_BYTES:
             return {}
-        named = self._named(model)
-        record = read_record(named)
-        every = (str(node.name) for node in named.graph.all_nodes())
-        ops = set(every) if record is None else {name for name, _ in (*record.ops, *record.reasons)}
-        try:
-            return time_shares(named, ModelInputs.of(named).feed(self._feed), ops, self.target.sessions)
-        except Exception as error:  # noqa: BLE001 - the runtime's errors share no base class, and the model is done and good
-            logger.info("the shares of time are not told: %s", error)
-            return {}
+        return op_time_shares(self._named(model), self._feed, self.target)
 
     def describe(self, model: Any) -> str:
         kinds = Counter(node.op_type for node in self.ready(model).graph.node)
@@ -280,7 +270,7 @@ class ONNXRTAdaptor(Adaptor):
         inspect_type: str = "activation",
         save_to_disk: bool = False,
     ) -> dict[str, Any]:
-        from neural_compressor.onnx.adaptor.inspection import inspect_tensors, save_inspected
+        from neural_compressor.onnx.adaptor.inspection import inspect_tensors
 
         found = inspect_tensors(
             self._named(model), dataloader, op_list, iteration_list, inspect_type, self.target.sessions
@@ -340,7 +330,7 @@ class ONNXRTAdaptor(Adaptor):
             from neural_compressor.onnx.graph.normalise import normalise
 
             source = read_model(model).clone()
-            _check_batch(source, self.target)
+            self.target.warn_of_batch(source)
             self._executor, self._source = Executor(normalise(source)), model
             self._data = {}
         return self._executor
@@ -413,12 +403,3 @@ class ONNXRTAdaptor(Adaptor):
                 reader = LoaderReader(source, inputs, size)  # type: ignore[arg-type]
             self._data[id(source), size] = CalibrationData(Samples(reader), source)
         return self._data[id(source), size]
-
-
-def _check_batch(model: ir.Model, target: Target) -> None:
-    """DirectML has kernels for integer ops at a fixed batch of one sample."""
-    from neural_compressor.onnx.runtime.providers import DML
-
-    given = [value for value in model.graph.inputs if not value.is_initializer()]
-    if target.provider is DML and not all(v.shape is not None and len(v.shape) and v.shape[0] == 1 for v in given):
-        logger.warning("%s runs quantized models with a batch fixed to 1, and this model's is not", DML.name)

@@ -3,6 +3,7 @@ against the float model."""
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -20,10 +21,14 @@ from neural_compressor.onnx.files.quantization_record import QuantizationRecord,
 from neural_compressor.onnx.graph.ops import CLIPS
 from neural_compressor.onnx.graph.queries import constant, is_constant, is_float, standard
 from neural_compressor.onnx.passes.store_weights import stored_floats
+from neural_compressor.onnx.runtime.batches import ModelInputs
 from neural_compressor.onnx.runtime.fusion_check import INTEGER_OPS, RunningNode, as_run, check_fusion
+from neural_compressor.onnx.runtime.profiling import time_shares
 from neural_compressor.onnx.runtime.providers import Target
 from neural_compressor.onnx.runtime.session import make_session
 from neural_compressor.schemes import OpKey, OpScheme, sqnr_db
+
+logger = logging.getLogger("neural_compressor")
 
 _STORED = "float: the runtime turns the weight into floats when it loads the model"
 
@@ -344,3 +349,15 @@ def _portions(sizes: Mapping[str, int]) -> Iterator[list[str]]:
         group.append(name)
     if group:
         yield group
+
+
+def op_time_shares(model: ir.Model, feed: Any, target: Target) -> dict[str, float]:
+    """Which part of a run each op takes; nothing where the runtime does not tell."""
+    record = read_record(model)
+    every = (str(node.name) for node in model.graph.all_nodes())
+    ops = set(every) if record is None else {name for name, _ in (*record.ops, *record.reasons)}
+    try:
+        return time_shares(model, ModelInputs.of(model).feed(feed), ops, target.sessions)
+    except Exception as error:  # noqa: BLE001 - the runtime's errors share no base class, and the model is done and good
+        logger.info("the shares of time are not told: %s", error)
+        return {}

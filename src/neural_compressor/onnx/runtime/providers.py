@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 
 import onnx
+import onnx_ir as ir
 import onnxruntime as ort
 
 from neural_compressor.errors import ConfigError, MissingDependencyError
@@ -60,6 +61,12 @@ class Target:
     def runs_here(self) -> bool:
         """Whether sessions use the provider the model is for."""
         return self.provider.name in self.sessions
+
+    def warn_of_batch(self, model: ir.Model) -> None:
+        """DirectML has kernels for integer ops at a fixed batch of one sample."""
+        given = [value for value in model.graph.inputs if not value.is_initializer()]
+        if self.provider is DML and not all(v.shape is not None and len(v.shape) and v.shape[0] == 1 for v in given):
+            logger.warning("%s runs quantized models with a batch fixed to 1, and this model's is not", DML.name)
 
 
 def find_provider(name: str) -> Provider:

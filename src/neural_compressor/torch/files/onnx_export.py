@@ -14,11 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from neural_compressor.config.exporting import Torch2ONNXConfig
 from neural_compressor.errors import ConfigError, MissingDependencyError
 from neural_compressor.registry import close_matches
 from neural_compressor.schemes import PerTensor
 from neural_compressor.torch.batches import feed, tensors_in
 from neural_compressor.torch.hooks import forward_replaced
+from neural_compressor.torch.modules import QuantModule
 from neural_compressor.torch.modules.kernels.integer import takes_int8
 from neural_compressor.torch.modules.linear import QuantLinear
 from neural_compressor.torch.modules.portable import as_type, constant
@@ -80,6 +82,37 @@ def to_onnx(
     model_of_file = onnx.load_model_from_string(file.getvalue())
     _share_codes(model_of_file.graph)
     return model_of_file
+
+
+def export_model(model: nn.Module, conf: Torch2ONNXConfig, example: Any) -> Any:
+    """``model`` as ``conf`` asks for it; ``example`` shows how it is called where ``conf`` does not."""
+    quantized = any(isinstance(module, QuantModule) for module in model.modules())
+    if quantized != (conf.dtype == "int8"):
+        what = "is quantized" if quantized else "has no quantized op"
+        raise ConfigError(
+            f"Torch2ONNXConfig.dtype: got {conf.dtype!r}, and the model {what}; "
+            f"{'export the float model itself' if quantized else 'quantize it first'}, or take dtype="
+            f"{'int8' if quantized else 'fp32'!r}"
+        )
+    args, kwargs = call_arguments(example if conf.example_inputs is None else conf.example_inputs)
+    return to_onnx(
+        model,
+        args,
+        kwargs,
+        opset_version=conf.opset_version,
+        input_names=conf.input_names,
+        output_names=conf.output_names,
+        dynamic_axes=conf.dynamic_axes,
+    )
+
+
+def call_arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Example inputs as those of a call."""
+    if example is None:
+        raise ConfigError("exporting needs example_inputs or a dataloader")
+    if isinstance(example, Mapping):
+        return (), dict(example)
+    return tuple(example) if isinstance(example, tuple | list) else (example,), {}
 
 
 def _named(what: str, given: Sequence[str], usual: Sequence[str]) -> list[str]:

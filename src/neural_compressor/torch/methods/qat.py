@@ -6,7 +6,7 @@ Scales follow the weights and the data, or are learned (LSQ, Esser et al. 2020; 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -32,6 +32,7 @@ from neural_compressor.schemes import (
 from neural_compressor.schemes.affine import choose_qparams, from_steps, integer_limits, to_steps, zero_points
 from neural_compressor.schemes.grid import nearest
 from neural_compressor.schemes.pair_safe import pair_safe_codes
+from neural_compressor.torch.batches import feed
 from neural_compressor.torch.modules.activation import calibrated_qparams, has_fixed_range, simulate
 from neural_compressor.torch.modules.base import quant_class
 from neural_compressor.torch.modules.build import replacing_class
@@ -339,6 +340,22 @@ class QatSession:
         learned = self.options.learned_step_size
         rounding = LearnedWeightRounding(layout, weight) if learned else WeightRounding(layout)
         parametrize.register_parametrization(module, "weight", rounding, unsafe=True)
+
+    def train(
+        self,
+        dataloader: Iterable[Any],
+        criterion: Callable[[Any, Any], Tensor],
+        optimizer: Callable[[Any], torch.optim.Optimizer],
+        epochs: int,
+    ) -> None:
+        """Train over (inputs, labels) batches with the optimizer that ``optimizer`` makes of the parameters."""
+        steps = optimizer(self.model.parameters())
+        for epoch in range(epochs):
+            self.begin_epoch(epoch)
+            for inputs, labels in dataloader:
+                steps.zero_grad()
+                torch.autograd.backward(criterion(feed(self.model, inputs), labels))
+                steps.step()
 
     def begin_epoch(self, epoch: int) -> None:
         """The training loop is about to go through its data for the time ``epoch``, counted from 0."""

@@ -35,12 +35,6 @@ class AttentionForward(ObjectForward):
         parameters = list(inspect.signature(type(module).forward).parameters.items())[1:]
         self._names = tuple(name for name, each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"module": self.module}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["module"])  # type: ignore[misc]
-
     @property
     def active(self) -> bool:
         """Whether a token is attended to by a formula."""

@@ -54,12 +54,6 @@ class NormForward(ObjectForward):
         self._dtype: torch.dtype | None = None
         self._known: dict[str, Any] = {}
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"module": self.module}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["module"])  # type: ignore[misc]
-
     @property
     def active(self) -> bool:
         """Whether a row is normalised by a formula."""

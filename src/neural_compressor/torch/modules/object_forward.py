@@ -16,6 +16,12 @@ class ObjectForward:
         #: Why the module runs its own forward; empty where it does not.
         self.reason = ""
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {"module": self.module}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["module"])  # type: ignore[misc]
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the module computes."""
         return self.own(*args, **kwargs)

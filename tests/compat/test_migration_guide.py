@@ -29,6 +29,7 @@ def test_examples(tmp_path, monkeypatch):
     finally:
         options.workspace = before
     assert (tmp_path / "out" / "model").is_dir()
+    assert (tmp_path / "out" / "model.onnx").is_file()
     assert len(names["times"].instances[0].seconds) == 20
     assert "promise" in found[1].tuning.verdict
     assert [found[2][place].scheme.weight.dtype.name for place in (0, 2)] == ["int4", "int4"]

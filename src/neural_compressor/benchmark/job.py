@@ -96,6 +96,7 @@ class _Reader(pickle.Unpickler):
         self._script = script
 
     def find_class(self, module: str, name: str) -> Any:
-        if module == "__main__" and _RUN_AGAIN not in sys.modules:
+        # To import multiprocessing gives that name to the script at hand, which is not the user's.
+        if module == "__main__" and sys.modules.get(_RUN_AGAIN) in (None, sys.modules["__main__"]):
             self._script.run_again()
         return super().find_class(_RUN_AGAIN if module == "__main__" else module, name)

@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from neural_compressor.errors import CalibrationError, ConfigError
+from neural_compressor.torch.export import compile as compile_graph
 from neural_compressor.torch.export import export
 from neural_compressor.torch.quantization import (
     DynamicQuantConfig,
@@ -150,3 +151,14 @@ class TestBadInput:
     def test_passes(self, mlp):
         with pytest.raises(ConfigError, match="smooth"):
             prepare_qat(export(mlp, torch.randn(2, 16)), SmoothQuantConfig())
+
+
+@pytest.mark.slow
+def test_a_trained_graph_is_lowered(cnn):
+    x = torch.randn(IMAGES)
+    prepared = prepare_qat(export(cnn, x), StaticQuantConfig())
+    train(prepared, x, torch.randn(8, 10), steps=2)
+    q_model = convert(prepared, quiet=True)
+    compiled = compile_graph(q_model, x, quiet=True)
+    assert {record.name for record in compiled.lowering if record.mode == "static"} == {"stem", "body", "head"}
+    torch.testing.assert_close(compiled(x), q_model(x), rtol=0, atol=0.02)

@@ -107,3 +107,23 @@ def test_weights_are_read_when_their_turn_comes(folder, monkeypatch):
         assert torch.equal(streamed(ids).logits, whole(ids).logits)
     with pytest.raises(ConfigError, match="attn_implementation"):
         AutoModelForCausalLM.from_pretrained(folder, quantization_config=config, attn_implementation="eager")
+
+
+def test_a_model_of_images_and_text(tmp_path):
+    from neural_compressor.transformers import LlavaForConditionalGeneration, RtnConfig
+
+    torch.manual_seed(0)
+    layers = {"num_hidden_layers": 2, "num_attention_heads": 2}
+    text = transformers.LlamaConfig(vocab_size=64, hidden_size=64, intermediate_size=64, **layers)
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "image_size": 16, "patch_size": 8, "projection_dim": 32}
+    vision = transformers.CLIPVisionConfig(**sizes, **layers)
+    config = transformers.LlavaConfig(vision_config=vision, text_config=text, image_token_index=63)
+    transformers.LlavaForConditionalGeneration(config).save_pretrained(tmp_path / "float")
+    quantized = RtnConfig(bits=4, group_size=32)
+    model = LlavaForConditionalGeneration.from_pretrained(tmp_path / "float", quantization_config=quantized)
+    assert isinstance(model, transformers.LlavaForConditionalGeneration)
+    model.save_pretrained(tmp_path / "int4")
+    again = LlavaForConditionalGeneration.from_pretrained(tmp_path / "int4")
+    ids = torch.tensor([[1, 2, 3]])
+    with torch.no_grad():
+        torch.testing.assert_close(again(input_ids=ids).logits, model(input_ids=ids).logits, rtol=0.02, atol=0.02)

@@ -6,10 +6,13 @@ STAMP := $(VENV)/.installed
 TF_VENV := .venv-tensorflow
 TF_STAMP := $(TF_VENV)/.installed
 
-.PHONY: quickstart test test-tensorflow test-slow test-avx2 test-mxnet lint bench clean
+.PHONY: quickstart quickstart-keras test test-tensorflow test-slow test-avx2 test-mxnet lint bench clean
 
 quickstart: $(STAMP)  ## train a small CNN on real data, tune it to int8, save the model and a report
 	$(BIN)/python examples/quickstart.py
+
+quickstart-keras: $(TF_STAMP)  ## the same with Keras: an integer file for LiteRT
+	TF_CPP_MIN_LOG_LEVEL=3 $(TF_VENV)/bin/python examples/quickstart_keras.py
 
 test: $(STAMP) lint  ## everything that must hold
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2

@@ -15,6 +15,7 @@ from neural_compressor.tensorflow import (
     autotune,
     quantize_model,
 )
+from neural_compressor.tensorflow.litert.runner import Runner
 
 layers = keras.layers
 
@@ -156,3 +157,49 @@ def test_batches_that_do_not_fit_are_named(digits):
 def test_a_wrapped_model_is_one():
     model = keras.Sequential([keras.Input((4,)), layers.Dense(2)])
     assert Model(model).layers == model.layers
+
+
+def test_tuning_ends_with_a_mixed_plan_as_a_file(tmp_path):
+    """One feature is a thousand times the others, so that in 8 bits the first layer sees nothing else."""
+    keras.utils.set_random_seed(0)
+    rng = np.random.default_rng(0)
+    data = rng.normal(size=(512, 16)).astype("float32")
+    data[:, 0] *= 1000
+    model = keras.Sequential(
+        [
+            keras.Input((16,), name="features"),
+            layers.Dense(32, activation="relu", name="hard"),
+            layers.Dense(32, activation="relu", name="easy"),
+            layers.Dense(4, name="head"),
+        ]
+    )
+    kernel = model.get_layer("hard").kernel
+    kernel.assign(kernel.numpy() * np.float32([1e-6] + [1] * 15)[:, None])
+    labels = model.predict(data, verbose=0).argmax(-1)
+    one = {
+        "weight": {"granularity": "per_channel"},
+        "activation": {"dtype": "int8", "scheme": "asym", "algorithm": "minmax"},
+    }
+    conf = PostTrainingQuantConfig(
+        op_type_dict={"Dense": one},
+        quant_level=1,
+        accuracy_criterion=AccuracyCriterion(tolerable_loss=0.05),
+        tuning_criterion=TuningCriterion(objective="modelsize", max_trials=12),
+    )
+    batches = [data[start : start + 64] for start in range(0, 512, 64)]
+    found = quantization.fit(
+        model,
+        conf,
+        calib_dataloader=batches,
+        eval_func=lambda m: accuracy(m, data, labels),
+        workspace=tmp_path,
+        quiet=True,
+    )
+    assert found.result.satisfied
+    modes = {name: scheme.mode for (name, _), scheme in found.model.quantization.plan.items()}
+    assert modes["hard"] != "static"
+    assert "static" in modes.values()
+    found.save(tmp_path / "saved")
+    runner = Runner((tmp_path / "saved" / "model.tflite").read_bytes())
+    (out,) = runner(data).values()
+    assert (out.argmax(-1) == labels).mean() >= 0.95

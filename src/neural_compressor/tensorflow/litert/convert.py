@@ -18,7 +18,7 @@ from keras import tree
 
 from neural_compressor.errors import QuantizationError
 from neural_compressor.paths import write_errors
-from neural_compressor.tensorflow.structure.trace import nodes_of
+from neural_compressor.tensorflow.structure.trace import functional_of, nodes_of
 
 
 def keras_to_litert(model: Any, batch_size: int | None = 1) -> bytes:
@@ -38,7 +38,8 @@ def saved_model_to_litert(folder: Path, signature: str) -> bytes:
 
 
 def with_batch(model: Any, batch_size: int | None) -> Any:
-    """``model`` with the batch fixed; it shares the layers."""
+    """A functional or Sequential ``model`` with the batch fixed; it shares the layers."""
+    model = functional_of(model)
     inputs = tree.map_structure(
         lambda t: keras.Input(batch_shape=(batch_size, *t.shape[1:]), dtype=t.dtype, name=t.name), model._inputs_struct
     )

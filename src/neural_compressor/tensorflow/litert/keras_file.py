@@ -25,7 +25,7 @@ from neural_compressor.tensorflow.structure.ops import (
     type_of,
 )
 from neural_compressor.tensorflow.structure.simplify import copy_of
-from neural_compressor.tensorflow.structure.trace import rebuild
+from neural_compressor.tensorflow.structure.trace import functional_of, rebuild
 
 _KINDS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(CONVOLUTIONS, ("CONV_2D", "CONV_3D")),
@@ -84,7 +84,7 @@ def without_quantizers(model: Any) -> tuple[Graph, dict[str, str]]:
             copies[id(op)] = copy_of(op, alias)
         return copies[id(op)](*args, **kwargs)
 
-    return Graph(rebuild(model, call)), names
+    return Graph(rebuild(functional_of(model), call)), names
 
 
 class _Writer:

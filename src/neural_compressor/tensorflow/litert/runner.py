@@ -51,7 +51,7 @@ def by_name(inputs: Any, order: Sequence[str], places: Mapping[str, Any], what: 
     for name in order:
         if name not in inputs:
             raise CalibrationError(f"{what} has {', '.join(map(str, inputs))}, and the model takes {', '.join(order)}")
-        array = np.asarray(inputs[name], places[name]["dtype"])
+        array = _of_type(np.asarray(inputs[name]), places[name])
         shape = tuple(int(size) for size in places[name]["shape_signature"])
         if array.ndim != len(shape) or any(
             want not in (-1, got) for want, got in zip(shape[1:], array.shape[1:], strict=True)
@@ -59,6 +59,15 @@ def by_name(inputs: Any, order: Sequence[str], places: Mapping[str, Any], what: 
             raise CalibrationError(f"{what}: input {name!r} has the shape {array.shape}, and the model takes {shape}")
         found[name] = array
     return found
+
+
+def _of_type(array: np.ndarray[Any, Any], place: Mapping[str, Any]) -> np.ndarray[Any, Any]:
+    """``array`` in the type of an input; floats for an input of integers are quantized with its scale."""
+    kind, known = np.dtype(place["dtype"]), place["quantization_parameters"]
+    if array.dtype.kind == "f" and kind.kind in "iu" and len(known["scales"]) == 1:
+        limits = np.iinfo(kind)
+        array = np.clip(np.round(array / known["scales"][0]) + known["zero_points"][0], limits.min, limits.max)
+    return np.asarray(array, kind)
 
 
 class Runner:

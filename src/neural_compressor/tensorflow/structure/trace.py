@@ -56,7 +56,7 @@ def _inputs_of(model: Any) -> tuple[Any, Any]:
             f"the model {model.name!r} ({type(model).__name__}) has not been built, so its inputs are not known; call it "
             "once on a batch, or give it an Input"
         )
-    if (graph := _functional(model)) is not None:
+    if (graph := functional_of(model)) is not None:
         struct = graph._inputs_struct
         fresh = tree.map_structure(lambda t: keras.Input(batch_shape=t.shape, dtype=t.dtype, name=t.name), struct)
         return fresh, fresh
@@ -71,7 +71,7 @@ def _inputs_of(model: Any) -> tuple[Any, Any]:
     )
 
 
-def _functional(model: Any) -> Any:
+def functional_of(model: Any) -> Any:
     """The functional graph of a functional or Sequential model; None of others."""
     if isinstance(model, keras.Sequential):
         return getattr(model, "_functional", None)
@@ -89,7 +89,7 @@ def _input_like(shape: Any, name: str) -> Any:
 
 def _expanded(layer: Any, *args: Any, **kwargs: Any) -> Any:
     """The outputs of ``layer`` on symbolic tensors, as those of the layers inside it."""
-    graph = _functional(layer)
+    graph = functional_of(layer)
     if graph is not None:
         return graph._run_through_graph(args[0], call_fn=_visit)
     kwargs.pop("training", None)

@@ -6,6 +6,7 @@ import zipfile
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from neural_compressor import quantization
 from neural_compressor.config import PostTrainingQuantConfig
@@ -30,7 +31,8 @@ def test_a_file_is_as_good_as_the_model(tmp_path, suffix):
     path = tmp_path / f"model{suffix}"
     model.save(path)
     found = quantization.fit(str(path), CONF, calib_dataloader=DATA, workspace=tmp_path / "ws", quiet=True)
-    expected = quantize_model(model, StaticQuantConfig(), DATA, quiet=True)
+    dataset = tf.data.Dataset.from_tensor_slices((DATA[0], np.zeros(8))).batch(4)
+    expected = quantize_model(str(path), StaticQuantConfig(), dataset, quiet=True)
     np.testing.assert_allclose(found.model.predict(DATA[0], verbose=0), expected.predict(DATA[0], verbose=0), atol=1e-6)
 
 

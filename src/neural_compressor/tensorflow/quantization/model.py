@@ -17,9 +17,11 @@ class Model:
     def __init__(self, model: Any, adaptor: KerasAdaptor | None = None) -> None:
         model = model.__dict__["model"] if isinstance(model, Model) else model
         if not KerasAdaptor.handles(model):
-            raise ConfigError(f"got a {type(model).__name__}, expected a keras.Model")
-        self.model = model
+            raise ConfigError(
+                f"got a {type(model).__name__}, expected a keras.Model or the path of a .keras or .h5 file"
+            )
         self.adaptor = adaptor if adaptor is not None else KerasAdaptor()
+        self.model = self.adaptor.ready(model)
         #: The evidence of a tuning run, where there was one.
         self.tuning: Any = None
 

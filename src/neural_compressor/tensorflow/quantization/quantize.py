@@ -7,7 +7,7 @@ from typing import Any
 
 from neural_compressor.errors import CalibrationError, ConfigError
 from neural_compressor.report.terminal import print_ops
-from neural_compressor.tensorflow.adaptor import KerasAdaptor
+from neural_compressor.tensorflow.adaptor import KerasAdaptor, TensorFlowAdaptor
 from neural_compressor.tensorflow.adaptor.requirements import require_tensorflow
 from neural_compressor.tensorflow.quantization.model import Model
 from neural_compressor.tensorflow.quantization.plans import composed, plan_for
@@ -47,11 +47,13 @@ def quantize_model(
 
 
 def checked_model(model: Any) -> Any:
-    """The Keras model in ``model``."""
+    """The Keras model in ``model``, which may be the path of a file of one."""
     model = model.model if isinstance(model, Model) else model
-    if not KerasAdaptor.handles(model):
-        raise ConfigError(f"model is a {type(model).__name__}; expected a keras.Model")
-    return model
+    if KerasAdaptor.handles(model):
+        return KerasAdaptor().ready(model)
+    if TensorFlowAdaptor.handles(model):
+        raise ConfigError(f"{model} holds no Keras layers; quantize it with neural_compressor.quantization.fit")
+    raise ConfigError(f"model is a {type(model).__name__}; expected a keras.Model, or the path of a .keras or .h5 file")
 
 
 def check_data(loader: Any, iterations: Any, function: Any) -> None:

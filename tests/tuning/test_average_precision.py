@@ -29,6 +29,14 @@ def test_counted_by_hand():
         assert metric.result() == pytest.approx(expected)
 
 
+def test_every_wanted_box_counts():
+    """Half of 200 are found, as many as count of an image: 51 of the 101 recalls are reached."""
+    boxes = [[10 * place, 0, 10 * place + 5, 5] for place in range(200)]
+    metric = CocoMeanAveragePrecision()
+    metric.update([image(boxes[:100], [1] * 100, [0.9] * 100)], (image(boxes, [1] * 200),))
+    assert metric.result() == pytest.approx(51 / 101)
+
+
 def test_a_box_is_found_once_and_overlaps_have_to_be_large_enough():
     wanted = image([[0, 0, 10, 10]], [3])
     twice = image([[0, 0, 10, 10], [0, 0, 10, 10]], [3, 3], [0.5, 0.9])

@@ -130,6 +130,13 @@ def test_a_class_is_instantiated_and_compute_is_understood():
     assert metric.result() == 7.0
 
 
+def test_labels_of_losses_may_be_of_any_shape():
+    metric = resolve_metric("loss")
+    metric.update(torch.tensor(0.5), [torch.zeros(3), torch.zeros(2)])
+    metric.update(np.array([2.0]), np.zeros(()))
+    assert metric.result() == pytest.approx((0.5 * 2 + 2.0) / 3)
+
+
 @pytest.mark.parametrize("name", METRICS.names())
 def test_no_data_is_an_error(name):
     if name == "bleu":

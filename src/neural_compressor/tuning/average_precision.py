@@ -13,7 +13,7 @@ from neural_compressor.tuning.metrics import METRICS, Metric
 from neural_compressor.tuning.predictions import Array, as_array
 
 _MOST = 100
-"""Boxes of an image and class that count, the surest first, as in COCO."""
+"""Found boxes of an image and class that count, the surest first, as in COCO; wanted ones count all."""
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,10 @@ class _Boxes:
         there = kinds >= 0
         return cls(found[there], kinds[there].astype(np.int64), sure[there])
 
-    def of(self, kind: int) -> _Boxes:
-        """Those of a class, the surest first."""
+    def of(self, kind: int, most: int | None = None) -> _Boxes:
+        """Those of a class, the surest first, and at ``most`` so many."""
         chosen = np.flatnonzero(self.classes == kind)
-        chosen = chosen[np.argsort(-self.scores[chosen], kind="stable")][:_MOST]
+        chosen = chosen[np.argsort(-self.scores[chosen], kind="stable")][:most]
         return _Boxes(self.boxes[chosen], self.classes[chosen], self.scores[chosen])
 
 
@@ -88,7 +88,7 @@ class MeanAveragePrecision(Metric):
 
     def _precision(self, kind: int, least: float) -> float:
         scores, right, count = [], [], 0
-        for found, wanted in ((found.of(kind), wanted.of(kind)) for found, wanted in self._images):
+        for found, wanted in ((found.of(kind, _MOST), wanted.of(kind)) for found, wanted in self._images):
             scores.append(found.scores)
             right.append(_matched(_overlaps(found.boxes, wanted.boxes), least))
             count += len(wanted.boxes)
@@ -127,7 +127,7 @@ def _images(batch: Any, names: tuple[str, ...]) -> Iterator[tuple[Any, ...]]:
     """Boxes, classes, and scores where they are asked for, of each image of a batch."""
     if isinstance(batch, Mapping):
         batch = [batch]
-    if isinstance(batch, list) and all(isinstance(each, Mapping) for each in batch):
+    if isinstance(batch, tuple | list) and all(isinstance(each, Mapping) for each in batch):
         for image in batch:
             if missing := [name for name in names if name not in image]:
                 raise EvaluationError(f"metric map: an image has {', '.join(image)} and lacks {', '.join(missing)}")

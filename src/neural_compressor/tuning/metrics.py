@@ -44,9 +44,14 @@ class Metric(ABC):
 METRICS: Registry[Callable[..., Metric]] = Registry("metric", entry_point_group="neural_compressor.metrics")
 
 
+def _samples_in(labels: Any) -> int:
+    """How many samples a batch of ``labels`` is of: arrays, or a list of what may differ in shape."""
+    return len(labels) if hasattr(labels, "__len__") and getattr(labels, "shape", True) != () else 1
+
+
 def _by_sample(values: Array, labels: Any) -> Array:
     """``values`` of elements as (samples, elements of each): a row for each of the ``labels``."""
-    samples = len(labels) if hasattr(labels, "__len__") and len(np.shape(labels)) else 1
+    samples = _samples_in(labels)
     return values.reshape(samples, -1) if samples and values.size % samples == 0 else values.reshape(-1, 1)
 
 
@@ -233,7 +238,7 @@ class Loss(_Mean):
 
     def update(self, preds: Any, labels: Any) -> None:
         values = as_array(preds).astype(np.float64).reshape(-1)
-        samples = len(labels) if hasattr(labels, "__len__") and len(np.shape(labels)) else 1
+        samples = _samples_in(labels)
         if len(values) != 1:
             self._add(values, labels)
             return
@@ -255,7 +260,7 @@ class FunctionMetric(_Mean):
     def update(self, preds: Any, labels: Any) -> None:
         from neural_compressor.tuning.evaluator import finite_number
 
-        samples = len(labels) if hasattr(labels, "__len__") else 1
+        samples = _samples_in(labels)
         total = finite_number(self._function(preds, labels), f"metric {self.name}") * samples
         self._total += total
         self._count += samples
@@ -274,7 +279,7 @@ class ObjectMetric(Metric):
 
     def update(self, preds: Any, labels: Any) -> None:
         self._metric.update(preds, labels)
-        self._samples += len(labels) if hasattr(labels, "__len__") else 1
+        self._samples += _samples_in(labels)
 
     def evidence(self) -> Evidence:
         return self._metric.evidence() if isinstance(self._metric, Metric) else Evidence(self._samples)

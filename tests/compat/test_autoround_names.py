@@ -102,3 +102,17 @@ def test_other_names():
     assert AutoRoundConfig(not_use_best_mse=True).method().options["keep_best"] is False
     assert AutoRoundConfig(enable_full_range=False).use_full_range is False
     assert quantized(iters=0).fc1.scheme.method.options["iters"] == 0
+
+
+@pytest.mark.parametrize(
+    ("scheme", "fields", "expected"),
+    [
+        ("W2A16G64", {"sym": False}, ("int", 2, 64, 16)),
+        ("W2A16G64", {"bits": 8}, ("int", 8, 64, 16)),
+        ("W2A16G64", {"scheme": "W8A16"}, ("int", 8, 128, 16)),
+        ("MXFP4", {"iters": 5}, ("mxfp4", 4, 32, 4)),
+    ],
+)
+def test_a_rule_for_some_layers_starts_from_the_scheme_of_all(scheme, fields, expected):
+    (rule,) = AutoRoundConfig(scheme=scheme, layer_config={"fc1": fields}).local
+    assert (rule.config.dtype, rule.config.bits, rule.config.group_size, rule.config.act_bits) == expected

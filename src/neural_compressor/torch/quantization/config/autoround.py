@@ -133,6 +133,8 @@ class AutoRoundConfig(WeightOnlyConfig):
         super().__init__(*args, **checked(values))
         for selector, fields in rules.items():
             said = {name: getattr(self, name) for name in self.model_fields_set - _RULES}
+            if "scheme" in self.model_fields_set and "scheme" not in fields:
+                said |= {name: getattr(self, name) for name in ("dtype", "bits", "group_size", "act_bits", "act_dtype")}
             said = fields if fields == {"dtype": FLOAT} else {**said, **fields}
             self.set_local(selector, AutoRoundConfig(**said))
 

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from ai_edge_litert.interpreter import Interpreter
 
+from neural_compressor.errors import CalibrationError
 from neural_compressor.tensorflow import DynamicQuantConfig, StaticQuantConfig, quantize_model
 from neural_compressor.tensorflow.litert.flatbuffer import LiteGraph, op_kinds
 from neural_compressor.tensorflow.litert.keras_file import float_litert, to_litert
@@ -132,3 +133,13 @@ def test_a_saved_file_is_one_that_litert_runs(wide, tmp_path):
     (out,) = runner(image=data[0][:1]).values()
     assert out.shape == (1, 3)
     assert list(runner.get_input_details()) == ["image"]
+
+
+def test_samples_are_run_in_whole_batches_or_not_at_all():
+    inputs = keras.Input((8,))
+    model = keras.Model(inputs, keras.layers.Dense(3)(inputs))
+    runner, data = Runner(float_litert(model, 4)), np.random.default_rng(0).normal(size=(8, 8)).astype("float32")
+    np.testing.assert_allclose(next(iter(runner(data).values())), np.asarray(model(data)), rtol=1e-4, atol=1e-5)
+    for count in (2, 6):
+        with pytest.raises(CalibrationError, match=f"{count} samples, and the file takes 4"):
+            runner(data[:count])

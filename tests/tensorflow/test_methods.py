@@ -1,5 +1,8 @@
 """Weight algorithms, smoothing, equalization and bias correction on Keras graphs."""
 
+import gc
+import weakref
+
 import keras
 import numpy as np
 import pytest
@@ -7,7 +10,7 @@ import pytest
 from neural_compressor import quantization
 from neural_compressor.config import PostTrainingQuantConfig
 from neural_compressor.errors import CalibrationError, ConfigError
-from neural_compressor.schemes import Pass, Plan
+from neural_compressor.schemes import OpScheme, Pass, Plan
 from neural_compressor.tensorflow import SmoothQuantConfig, StaticQuantConfig, quantize_model
 from neural_compressor.tensorflow.adaptor import KerasAdaptor
 from neural_compressor.tensorflow.executor import Executor
@@ -171,3 +174,19 @@ def test_what_is_not_carried_out_is_refused():
         quantize_model(model, [StaticQuantConfig(), SmoothQuantConfig()], [correlated()])
     with pytest.raises(ConfigError, match="weight_dtype would have no effect"):
         quantize_model(model, [SmoothQuantConfig(weight_dtype="int8"), StaticQuantConfig()], [correlated()])
+
+
+def test_what_was_seen_is_known_by_data_that_is_still_there():
+    """Another loader could have the identity of one that is gone, and would not be read."""
+
+    class Loader(list):
+        pass
+
+    loader = Loader([np.ones((2, 32), "float32")])
+    there, executor = weakref.ref(loader), Executor(mlp())
+    static = {"weight": {"dtype": "int8"}, "activation": {"dtype": "int8", "quant_mode": "static"}}
+    plan = Plan({key: OpScheme.from_dict(static) for key in executor.graph.ops() if key[1] == "Dense"})
+    executor.run(plan, lambda model: model.predict(loader[0], verbose=0), loader)
+    del loader
+    gc.collect()
+    assert there() is not None

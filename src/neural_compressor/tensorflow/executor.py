@@ -55,6 +55,7 @@ class Executor:
     graph: Graph = field(init=False)
     _seen: dict[Any, dict[Any, Any]] = field(default_factory=dict, init=False)
     _changed: dict[Any, Graph] = field(default_factory=dict, init=False)
+    _sources: dict[int, object] = field(default_factory=dict, init=False)  # while they are there no other has their id
 
     def __post_init__(self) -> None:
         self.graph = simplify(self.model)
@@ -63,6 +64,7 @@ class Executor:
         """The model quantized as ``plan`` says. What was seen of one ``source`` of data serves later plans."""
         check(plan, self.graph)
         steps = read_passes(plan.passes)
+        self._sources[id(source)] = source
         data = _Data(calibrate, (id(source), plan.calib_sampling_size))
         graph = self._changed_by(steps, plan, data)
         layout = lay_out(graph, plan)

@@ -93,6 +93,7 @@ class LiteExecutor:
 
     model: LiteModel
     _seen: dict[Any, dict[Any, Observer]] = field(default_factory=dict, init=False)
+    _sources: dict[int, object] = field(default_factory=dict, init=False)  # while they are there no other has their id
 
     def __post_init__(self) -> None:
         self.graph = self.model.graph
@@ -151,6 +152,7 @@ class LiteExecutor:
             op_of = self.graph.producers.get(tensor)
             if group in wanted and not (op_of is not None and op_of.kind in _ONE_SCALE and tensor in groups):
                 members.setdefault(group, []).append(tensor)
+        self._sources[id(source)] = source
         seen = self._seen.setdefault((id(source), plan.calib_sampling_size), {})
         keys = {group: (group, scheme, tuple(members[group])) for group, scheme in wanted.items()}
         fresh = {group: make_observer(wanted[group]) for group in wanted if keys[group] not in seen}

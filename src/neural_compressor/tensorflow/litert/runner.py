@@ -90,10 +90,12 @@ class Runner:
         size, count = int(first["shape"][0]), len(next(iter(given.values())))
         if size == count or int(first["shape_signature"][0]) == -1:
             return dict(self._runner(**given))
+        if count < size or count % size:
+            raise CalibrationError(
+                f"the batch has {count} samples, and the file takes {size} at once: give as many, or a multiple of it"
+            )
         parts = [
             dict(self._runner(**{name: array[start : start + size] for name, array in given.items()}))
-            for start in range(0, count - count % size, size)
+            for start in range(0, count, size)
         ]
-        if not parts:
-            raise CalibrationError(f"the batch has {count} samples, and the file takes {size} at once")
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

@@ -2,12 +2,14 @@
 
 import json
 import sys
+import types
 
 import pytest
 import torch
 
 from neural_compressor.errors import ConfigError, EvaluationError, MissingDependencyError
 from neural_compressor.evaluation.lm_eval import LMEvalParser, evaluate
+from neural_compressor.evaluation.lm_eval.evaluate import _model
 
 transformers = pytest.importorskip("transformers", reason="the transformers extra is not installed")
 
@@ -98,6 +100,31 @@ def test_folders_of_float_and_quantized_models(task, tmp_path, monkeypatch):
     letters.save_pretrained(tmp_path / "int2")
     args = LMEvalParser(tasks=str(task), model_args={"pretrained": str(tmp_path / "int2")})
     assert evaluate(args)["results"]["letters"]["acc,none"] == share_of_right_answers(quantized, letters.encode)
+
+
+def test_what_a_loaded_model_is_evaluated_with(monkeypatch):
+    given = {}
+    module = types.SimpleNamespace(HFLM=lambda **options: given.update(options))
+    monkeypatch.setitem(sys.modules, "lm_eval.models.huggingface", module)
+    args = LMEvalParser(tasks="a", user_model=object(), tokenizer=object(), batch_size="auto", max_batch_size=3)
+    _model(args)
+    assert (given["batch_size"], given["max_batch_size"], given["trust_remote_code"]) == ("auto", 3, False)
+
+
+def test_values_in_model_args():
+    read = LMEvalParser(
+        tasks="a", model_args="pretrained=12,add_bos_token=False,max_length=16,dtype=float32"
+    ).model_args
+    assert read == {"pretrained": "12", "add_bos_token": False, "max_length": 16, "dtype": "float32"}
+
+
+def test_a_quantized_folder_is_loaded_as_it_was_saved(tmp_path):
+    from neural_compressor.torch.quantization import RTNConfig, quantize
+
+    quantize(model(), RTNConfig(group_size=32), quiet=True).save(tmp_path / "int4", format="huggingface")
+    args = LMEvalParser(tasks="a", model_args=f"pretrained={tmp_path / 'int4'},dtype=bfloat16")
+    with pytest.raises(ConfigError, match="dtype would have no effect"):
+        evaluate(args)
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -43,8 +44,27 @@ def _model_args(value: Any) -> dict[str, Any]:
         if part.strip() and not equals:
             raise ConfigError(f"got {value!r}, expected name=value, separated by commas, or a dict")
         if name.strip():
-            found[name.strip()] = given.strip()
+            found[name.strip()] = given.strip() if name.strip() in _TEXTS else _value(given.strip())
     return found
+
+
+_TEXTS = ("pretrained", "tokenizer")
+"""Arguments that are names of folders, whatever they look like."""
+
+
+def _value(given: str) -> Any:
+    """What a text stands for: lm-eval reads numbers and words of its command line so, and takes those of a dict as they are.
+
+    >>> [_value(each) for each in ("False", "none", "512", "0.5", "float32")]
+    [False, None, 512, 0.5, 'float32']
+    """
+    words = {"true": True, "false": False, "none": None}
+    if given.lower() in words:
+        return words[given.lower()]
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(given)
+    return given
 
 
 def _batch_size(value: Any) -> int | str:

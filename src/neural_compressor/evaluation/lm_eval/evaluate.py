@@ -13,6 +13,8 @@ from neural_compressor.evaluation.lm_eval.arguments import LMEvalParser
 from neural_compressor.model import unwrapped
 
 _HUGGING_FACE = ("hf", "hf-auto", "huggingface")
+_LOADING = ("dtype", "revision", "subfolder", "parallelize", "peft", "delta", "autogptq", "gptqmodel", "gguf_file")
+"""Arguments that say how a model is loaded, which lm-eval does not read where it is given one."""
 
 
 def evaluate(args: LMEvalParser) -> dict[str, Any]:
@@ -34,7 +36,7 @@ def evaluate(args: LMEvalParser) -> dict[str, Any]:
             model=_model(args),
             model_args=None
             if _is_loaded_here(args)
-            else {**args.model_args, "trust_remote_code": args.trust_remote_code},
+            else {"trust_remote_code": args.trust_remote_code, **args.model_args},
             tasks=args.tasks,
             task_manager=_task_manager(args),
             gen_kwargs=args.gen_kwargs,
@@ -92,6 +94,11 @@ def _check_model(args: LMEvalParser) -> None:
             raise ConfigError(
                 "LMEvalParser: tokenizer goes with user_model; beside model_args write 'tokenizer=FOLDER' there"
             )
+        if _is_loaded_here(args) and (idle := [name for name in _LOADING if name in args.model_args]):
+            raise ConfigError(
+                f"LMEvalParser.model_args: {', '.join(idle)} would have no effect: {str(folder)!r} holds a quantized model, "
+                "which is loaded as it was saved; leave it out"
+            )
 
 
 def _is_loaded_here(args: LMEvalParser) -> bool:
@@ -118,6 +125,9 @@ def _model(args: LMEvalParser) -> Any:
         tokenizer = options.pop("tokenizer", folder)
     elif args.device is not None:
         model = model.to(args.device)
+    options = {"trust_remote_code": args.trust_remote_code, **options}
+    if args.max_batch_size is not None:
+        options["max_batch_size"] = args.max_batch_size
     return HFLM(
         pretrained=model, tokenizer=tokenizer, batch_size=args.batch_size, device=args.device or "cpu", **options
     )

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from neural_compressor.adaptor.torch_utils import waq
-from neural_compressor.errors import ConfigError
+from neural_compressor.errors import CalibrationError, ConfigError
 from neural_compressor.torch.algorithms.smooth_quant import SQLinearWrapper, TorchSmoothQuant
 
 
@@ -80,3 +80,19 @@ def test_convolutions_and_searched_alphas():
 def test_what_is_refused(made, called, message):
     with pytest.raises(ConfigError, match=message):
         TorchSmoothQuant(net(), **made).transform(**called)
+
+
+def test_a_calibration_that_fails_leaves_the_model_as_it_was():
+    model = net().train()
+
+    def fails(given):
+        given(X)
+        raise RuntimeError("no more data")
+
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(CalibrationError, match=r"q_func \(.*fails\) raised RuntimeError"):
+        TorchSmoothQuant(model, q_func=fails).transform()
+    assert all(module.training for module in model.modules())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name])

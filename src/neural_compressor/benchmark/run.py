@@ -106,8 +106,10 @@ def _check(config: Any, b_dataloader: Any, b_func: Any) -> None:
 
 def _run(folder: str, cores: Sequence[Sequence[int]], threads: int) -> list[dict[str, Any]]:
     """Start all, wait until each is ready, let them go, and take what they say."""
-    instances = [_start(folder, own, threads) for own in cores]
+    instances: list[subprocess.Popen[str]] = []
     try:
+        for own in cores:
+            instances.append(_start(folder, own, threads))
         for number, instance in enumerate(instances):
             _line(instance, number)
         for number, instance in enumerate(instances):

@@ -9,11 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from neural_compressor.adaptor.user_code import calibrating
 from neural_compressor.errors import ConfigError
 from neural_compressor.schemes import OpScheme, Pass, Plan
 from neural_compressor.torch.batches import run_batches
 from neural_compressor.torch.checks import require_module
 from neural_compressor.torch.executor import Execution
+from neural_compressor.torch.hooks import evaluating
 from neural_compressor.torch.modules.build import replace_module
 from neural_compressor.torch.modules.input_change import InputChange
 from neural_compressor.torch.passes.model_pass import read_pass
@@ -115,18 +117,19 @@ class TorchSmoothQuant:
         step = Pass("smooth", {**asked, **(auto_alpha_args or {})})
         plan = Plan({key: _INT8 for key in find_ops(self.model)[0] if key[1] in op_types}, passes=(step,))
         read_pass(step).check(self.model, plan)
-        modes = [(module, module.training) for module in self.model.modules()]
-        execution = Execution(self.model, plan)
-        with execution.listening():
-            self._run(calib_iter)
-        kept = {name: parameters_of(module) for name, module in self.model.named_modules()}
-        changes = execution.passed_over().changes
-        self._kept = kept
-        for name, change in {} if folding else changes.items():
-            self._wrapped[name] = self.model.get_submodule(name)
-            replace_module(self.model, name, SQLinearWrapper(self._wrapped[name], change))
-        for module, training in modes:
-            module.training = training
+        with evaluating(self.model):
+            execution = Execution(self.model, plan)
+            with execution.listening():
+                self._run(execution, calib_iter)
+            self._kept = {name: parameters_of(module) for name, module in self.model.named_modules()}
+            try:
+                changes = execution.passed_over().changes
+            except BaseException:
+                self.recover()
+                raise
+            for name, change in {} if folding else changes.items():
+                self._wrapped[name] = self.model.get_submodule(name)
+                replace_module(self.model, name, SQLinearWrapper(self._wrapped[name], change))
         return self.model
 
     def recover(self) -> None:
@@ -138,9 +141,10 @@ class TorchSmoothQuant:
         self._wrapped, self._kept = {}, {}
 
     @torch.no_grad()
-    def _run(self, calib_iter: int) -> None:
+    def _run(self, execution: Execution, calib_iter: int) -> None:
         if self._q_func is not None:
-            self._q_func(self.model)
+            with calibrating(self._q_func, "q_func", lambda: execution.runs):
+                self._q_func(self.model)
         else:
             assert self._data is not None
             run_batches(self.model, islice(self._data, calib_iter), 2**62)

@@ -182,11 +182,12 @@ def test_what_was_seen_is_known_by_data_that_is_still_there():
     class Loader(list):
         pass
 
-    loader = Loader([np.ones((2, 32), "float32")])
+    data = np.ones((2, 32), "float32")
+    loader = Loader([data])
     there, executor = weakref.ref(loader), Executor(mlp())
     static = {"weight": {"dtype": "int8"}, "activation": {"dtype": "int8", "quant_mode": "static"}}
     plan = Plan({key: OpScheme.from_dict(static) for key in executor.graph.ops() if key[1] == "Dense"})
-    executor.run(plan, lambda model: model.predict(loader[0], verbose=0), loader)
+    executor.run(plan, lambda model: model.predict(data, verbose=0), loader)
     del loader
     gc.collect()
     assert there() is not None

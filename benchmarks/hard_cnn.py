@@ -1,7 +1,7 @@
 """What helps a CNN that int8 hurts: each way to choose ranges, corrections, equalization, learned rounding, beside float.
 
     python benchmarks/hard_cnn.py --data DIR [--images 1000]
-    python benchmarks/hard_cnn.py --data DIR --model resnet20 --only "int4" "int3"
+    python benchmarks/hard_cnn.py --data DIR --model resnet20 --only "4 bits" "3 bits"
 
 ``vision_models.py`` says what DIR holds. Everything is one run on one thread. Top-1 is paired: "won" and "lost" are images
 that only the quantized, or only the float model gets right; the error is the standard error of the difference, in points.
@@ -38,12 +38,15 @@ VARIANTS: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "one scale, kl": ("per_tensor", "kl", {}, "int8"),
     "one scale, kl, equalized": ("per_tensor", "kl", {"equalization": True}, "int8"),
     "one scale, kl, equalized, learned": ("per_tensor", "kl", {"equalization": True, **LEARNED}, "int8"),
-    "int4 weights, kl": ("per_channel", "kl", {}, "int4"),
-    "int4 weights, kl, learned": ("per_channel", "kl", LEARNED, "int4"),
-    "int3 weights, kl": ("per_channel", "kl", {}, "int3"),
-    "int3 weights, kl, learned": ("per_channel", "kl", LEARNED, "int3"),
+    "4 bits, kl": ("per_channel", "kl", {}, "int4"),
+    "4 bits, kl, learned": ("per_channel", "kl", LEARNED, "int4"),
+    "3 bits, kl": ("per_channel", "kl", {}, "int3"),
+    "3 bits, kl, learned": ("per_channel", "kl", LEARNED, "int3"),
 }
-"""Granularity of weights, estimator of activation ranges, recipes, type of weights (below int8 simulated)."""
+"""Granularity of weights, estimator of activation ranges, recipes, type of weights.
+
+Below int8 activations have as few bits, and ops are simulated.
+"""
 
 
 def quantized(

@@ -43,7 +43,7 @@ def test_a_name_that_level_0_overrides_is_told(caplog: pytest.LogCaptureFixture)
     assert "random" in caplog.text
 
 
-@pytest.mark.parametrize("name", ["sigopt", "mse_v3", "basik"])
+@pytest.mark.parametrize("name", ["mse_v3", "basik"])
 @pytest.mark.parametrize("level", [0, 1, "auto"])
 def test_an_unknown_strategy_is_an_error_with_the_known_ones(name: str, level: str | int) -> None:
     known = "auto, auto_mixed_precision, basic, bayesian, conservative, exhaustive, hawq_v2, mse, mse_v2, random, tpe"

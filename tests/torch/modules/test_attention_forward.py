@@ -117,6 +117,13 @@ class Curious(Attention):
         return super().forward(hidden, angles, mask, past_key_values, **kwargs)
 
 
+class Shortsighted(Attention):
+    """Which looks at the last tokens alone, and does not leave that to its cache."""
+
+    def attended(self, q, k, v, mask, **kwargs):
+        return super().attended(q, k[:, :, -4096:], v[:, :, -4096:], mask)
+
+
 class Weighed(Attention):
     """Which tells how much it looked at what."""
 
@@ -190,7 +197,7 @@ def test_the_bits_are_those_of_the_own_forward(part, batch):
     assert forward_of(model).active
 
 
-@pytest.mark.parametrize("part", [Clipped, FarAway, Curious, Weighed], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("part", [Clipped, FarAway, Curious, Shortsighted, Weighed], ids=lambda kind: kind.__name__)
 def test_another_attention_is_left_as_it_was(part):
     model = quantized(part())
     assert_same(model)

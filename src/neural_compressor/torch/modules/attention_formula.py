@@ -26,7 +26,9 @@ _MAGNITUDES = (1.0, 0.1, 30.0)
 _POSITION = 10_000_019
 """A position that is tried beside the given ones: some modules scale queries far from the start."""
 _PAST = 7
-"""Tokens that the cache of a trial holds."""
+_REPEATS = (1, 715, 1)
+"""The cache of a trial holds so many tokens, so often: many, for small inputs, show where a module
+looks at the last ones alone."""
 
 Attend = Callable[[Tensor, Tensor, Tensor, Any], Tensor]
 """The output for an input, the cosines and sines of its position, and a cache."""
@@ -238,6 +240,7 @@ def _probe(kind: type, seed: int) -> Any:
         generator = torch.Generator().manual_seed(seed)
         vars(self).setdefault("given", []).append((keys, values, rest, named))
         past = (torch.randn(*t.shape[:2], _PAST, t.shape[3], generator=generator) for t in (keys, values))
+        past = (each.repeat(1, 1, _REPEATS[seed], 1) for each in past)
         found = tuple(torch.cat(both, dim=2) for both in zip(past, (keys, values), strict=True))
         return found[0], found[1]
 

@@ -22,7 +22,7 @@ from neural_compressor.schemes import OpScheme, Plan, QParams, choose_qparams
 from neural_compressor.tensorflow.layers import FakeQuant, QuantizeDequantize
 from neural_compressor.tensorflow.layout import Layout, Site, lay_out, tensor_names
 from neural_compressor.tensorflow.passes.model_pass import CorrectBiases, read_passes
-from neural_compressor.tensorflow.statistics import ChannelMeans, LayerInputs
+from neural_compressor.tensorflow.statistics import ChannelMeans, ChannelVariance, LayerInputs
 from neural_compressor.tensorflow.structure.ops import Graph, bias_of, weights_of
 from neural_compressor.tensorflow.structure.simplify import copy_of, simplify
 from neural_compressor.tensorflow.structure.trace import rebuild
@@ -124,8 +124,8 @@ class Executor:
                 and not scheme.is_float
                 and is_corrected(op)
             ):
-                for side, tensor in (("in", nodes[0].input_tensors[0]), ("out", nodes[0].outputs[0])):
-                    wanted["means", name, side] = ([id(tensor)], ChannelMeans)
+                wanted["means", name] = ([id(nodes[0].input_tensors[0])], ChannelMeans)
+                wanted["variance", name] = ([id(nodes[0].outputs[0])], ChannelVariance)
         fresh = {key: make() for key, (_, make) in wanted.items() if key not in kept}
         watchers: dict[int, list[Any]] = {}
         for key, observer in fresh.items():
@@ -137,8 +137,8 @@ class Executor:
         for key in wanted:
             if key[0] == "inputs":
                 seen.inputs[key[1]] = kept[key]
-            elif key[0] == "means" and key[2] == "in":
-                seen.means[key[1]] = (kept[key], kept["means", key[1], "out"])
+            elif key[0] == "means":
+                seen.means[key[1]] = (kept[key], kept["variance", key[1]])
         return seen
 
 
@@ -162,7 +162,7 @@ class _Seen:
     kept: Mapping[Any, Any]
     sites: dict[Site, Any] = field(default_factory=dict)
     inputs: dict[str, LayerInputs] = field(default_factory=dict)
-    means: dict[str, tuple[ChannelMeans, ChannelMeans]] = field(default_factory=dict)
+    means: dict[str, tuple[ChannelMeans, ChannelVariance]] = field(default_factory=dict)
 
     def ranges(self, layout: Layout) -> dict[str, QParams]:
         found = {}

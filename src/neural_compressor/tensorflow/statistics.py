@@ -15,32 +15,46 @@ Array = np.ndarray[Any, Any]
 
 
 class ChannelMeans:
-    """The mean of each channel of each sample, and the variance of channels over all: bounded by ``most`` samples."""
+    """The mean of each channel of each sample, of ``most`` samples."""
 
     def __init__(self, most: int = 4096) -> None:
-        self._most = most
+        self._most, self._count = most, 0
         self._rows: list[Array] = []
-        self._count, self._sum, self._square = 0, np.zeros(()), np.zeros(())
 
     def update(self, x: Array) -> None:
         """Take a batch into account."""
-        flat = np.asarray(x, np.float64).reshape(x.shape[0], -1, x.shape[-1])
-        if sum(map(len, self._rows)) < self._most:
-            self._rows.append(flat.mean(1).astype(np.float32))
-        self._count += flat.shape[0] * flat.shape[1]
-        self._sum = self._sum + flat.sum((0, 1))
-        self._square = self._square + (flat * flat).sum((0, 1))
+        if self._count < self._most:
+            self._rows.append(_by_sample(x).mean(1, dtype=np.float32))
+            self._count += len(x)
 
     @property
     def means(self) -> Array:
         """One row a sample."""
         return np.concatenate(self._rows)
 
+
+class ChannelVariance:
+    """The variance of each channel over places and samples."""
+
+    def __init__(self) -> None:
+        self._count, self._sum, self._square = 0, np.zeros(()), np.zeros(())
+
+    def update(self, x: Array) -> None:
+        """Take a batch into account."""
+        flat = _by_sample(x)
+        self._count += flat.shape[0] * flat.shape[1]
+        self._sum = self._sum + flat.mean((0, 1), dtype=np.float32).astype(np.float64) * flat.shape[0] * flat.shape[1]
+        self._square = self._square + np.einsum("nsc,nsc->c", flat, flat).astype(np.float64)
+
     @property
     def variance(self) -> Array:
         """One value a channel."""
         found = self._square / self._count - (self._sum / self._count) ** 2
         return np.asarray(np.maximum(found, 0), np.float32)
+
+
+def _by_sample(x: Array) -> Array:
+    return np.asarray(x, np.float32).reshape(x.shape[0], -1, x.shape[-1])
 
 
 class ChannelReach:

@@ -9,7 +9,7 @@ import numpy as np
 from neural_compressor.algorithms import ALGORITHMS, LayerResult, errors_of_means, mean_error, needs_data, options_of
 from neural_compressor.errors import ConfigError, QuantizationError
 from neural_compressor.schemes import OpKey, OpScheme, QuantizedArray, quantize
-from neural_compressor.tensorflow.statistics import ChannelMeans, LayerInputs, sees_inputs
+from neural_compressor.tensorflow.statistics import ChannelMeans, ChannelVariance, LayerInputs, sees_inputs
 from neural_compressor.tensorflow.structure.ops import CONVOLUTIONS, DEPTHWISE, bias_of, type_of, weights_of
 
 Array = np.ndarray[Any, Any]
@@ -67,7 +67,7 @@ def is_corrected(layer: Any) -> bool:
     return plain and bias_of(layer) is not None
 
 
-def corrected_bias(layer: Any, result: LayerResult, inputs: ChannelMeans, outputs: ChannelMeans) -> Array:
+def corrected_bias(layer: Any, result: LayerResult, inputs: ChannelMeans, outputs: ChannelVariance) -> Array:
     """The bias less what the rounding of the weight adds to each output in the mean."""
     view = weights_of(layer)["kernel"]
     error = np.asarray(result.dequantize()) - view.matrix()

@@ -22,7 +22,7 @@ from neural_compressor.adaptor.query import QueryBackendCapability
 from neural_compressor.adaptor.records import OpRecord
 from neural_compressor.adaptor.user_code import calibrating
 from neural_compressor.config.recipes import with_recipes
-from neural_compressor.errors import ConfigError, NeuralCompressorError, QuantizationError
+from neural_compressor.errors import CalibrationError, ConfigError, NeuralCompressorError, QuantizationError
 from neural_compressor.schemes import OpKey, Pass, Plan, float_op, sqnr_db
 from neural_compressor.tensorflow.adaptor.requirements import require_tensorflow
 
@@ -223,6 +223,20 @@ class KerasAdaptor(Adaptor):
         from neural_compressor.tensorflow.inspection import with_tensors
 
         return with_tensors(self._graph_of(model), tensor_dict)
+
+    def op_errors(self, plan: Plan, model: Any, dataloader: Iterable[Any] | None = None) -> dict[OpKey, float]:
+        """Those of ops that the graph calls once."""
+        from neural_compressor.tensorflow.batches import feeds
+        from neural_compressor.tensorflow.sensitivity import op_errors
+
+        loader = dataloader if dataloader is not None else self.info.get("dataloader")
+        if not any(not scheme.is_float for scheme in plan.values()):
+            return {}
+        if loader is None:
+            raise CalibrationError("errors of ops are seen on data: give a calibration data loader")
+        quantized = self.quantize(plan.to_tune_cfg(), model, loader)
+        found = self._prepared(model).graph.model
+        return op_errors(quantized.quantization, feeds(found, loader, plan.calib_sampling_size))
 
     def _graph_of(self, model: Any) -> Any:
         """The graph whose tensors are shown: that of a quantized model itself, of others the one that plans name."""

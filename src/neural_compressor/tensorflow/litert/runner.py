@@ -83,9 +83,13 @@ class Runner:
         self.outputs: list[str] = sorted(self._runner.get_output_details())
         self._details = self._runner.get_input_details()
 
+    def given(self, inputs: Any) -> dict[str, np.ndarray[Any, Any]]:
+        """Inputs by name in the types of the file, as it is called with them."""
+        return by_name(inputs, self.inputs, self._details, "the batch")
+
     def __call__(self, inputs: Any) -> dict[str, np.ndarray[Any, Any]]:
         """The outputs for one batch, which may be larger than that of the file: samples are run in as many calls."""
-        given = by_name(inputs, self.inputs, self._details, "the batch")
+        given = self.given(inputs)
         first = next(iter(self._details.values()))
         size, count = int(first["shape"][0]), len(next(iter(given.values())))
         if size == count or int(first["shape_signature"][0]) == -1:

@@ -16,7 +16,9 @@ from neural_compressor.schemes import PerGroup, TensorScheme
 from neural_compressor.strategy.build import build_space
 from neural_compressor.torch import functional
 from neural_compressor.torch.adaptor import PyTorchAdaptor
+from neural_compressor.torch.files.onnx_export import to_onnx
 from neural_compressor.torch.modules import WeightOnlyLinear
+from neural_compressor.torch.quantization import RTNConfig, quantize
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:TF32 acceleration on top of oneDNN")
 
@@ -121,6 +123,12 @@ def test_a_model_is_compiled_as_one_graph(case):
         found = torch.compile(new, fullgraph=True, backend="aot_eager")(x)
         near(found, new(x), model(x))
     torch.compiler.reset()
+
+
+def test_weight_only_layers_are_not_written_to_onnx():
+    model = quantize(nn.Sequential(nn.Linear(32, 8)).eval(), RTNConfig(group_size=32), quiet=True)
+    with pytest.raises(ConfigError, match=r"layer '0'.*not written to ONNX"):
+        to_onnx(model, (torch.randn(1, 32),), {})
 
 
 def test_weight_only_layers_are_exported():

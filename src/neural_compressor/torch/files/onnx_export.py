@@ -20,7 +20,7 @@ from neural_compressor.registry import close_matches
 from neural_compressor.schemes import PerTensor
 from neural_compressor.torch.batches import feed, tensors_in
 from neural_compressor.torch.hooks import forward_replaced
-from neural_compressor.torch.modules import QuantModule
+from neural_compressor.torch.modules import QuantModule, WeightOnlyLinear
 from neural_compressor.torch.modules.kernels.integer import takes_int8
 from neural_compressor.torch.modules.linear import QuantLinear
 from neural_compressor.torch.modules.portable import as_type, constant
@@ -48,6 +48,13 @@ def to_onnx(
         import onnx
     except ImportError as error:
         raise MissingDependencyError("converting to ONNX needs the package onnx: pip install onnx") from error
+    for name, module in model.named_modules():
+        if isinstance(module, WeightOnlyLinear):
+            raise ConfigError(
+                f"layer {name!r} ({module.scheme.precision}): weights that are quantized alone are not written to ONNX from "
+                "here, a trace would hold one result in their place; export the float model, and quantize that with "
+                "neural_compressor.onnx"
+            )
     parameters = list(inspect.signature(model.forward).parameters)
     names = [*parameters[: len(args)], *(name for name in parameters if name in kwargs)]
     names = _named("input", input_names, names)

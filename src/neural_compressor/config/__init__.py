@@ -43,8 +43,8 @@ _OUT_OF_SCOPE = {
 def __getattr__(name: str) -> object:
     if name in _OUT_OF_SCOPE:
         raise ImportError(
-            f"{name} is not here: this toolkit quantizes models of PyTorch and ONNX, and {_OUT_OF_SCOPE[name]} is out of "
-            "its scope"
+            f"{name} is not here: this toolkit quantizes models of PyTorch, ONNX, Keras and TensorFlow, and "
+            f"{_OUT_OF_SCOPE[name]} is out of its scope"
         )
     if name == "TF2ONNXConfig":
         raise ImportError(

@@ -128,6 +128,14 @@ def test_experts_are_written_as_layers_and_read_again(
     assert torch.allclose(logits(read), logits(new), atol=1e-5)
 
 
+@pytest.mark.parametrize(("dtype", "told"), [("nvfp4", True), ("mxfp4", False)])
+def test_that_transformers_loses_scales_of_experts_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, dtype: str, told: bool
+) -> None:
+    save(quantize(mixtral(), RTNConfig(dtype=dtype)), tmp_path / "moe", format="huggingface")
+    assert ("drops the global scales of experts" in caplog.text) == told
+
+
 def test_experts_that_checkpoints_have_no_names_for_are_refused(tmp_path: Path) -> None:
     new = quantize(gpt_oss(96), RTNConfig(bits=4, group_size=32))
     with pytest.raises(FormatError, match="by which names"):

@@ -11,6 +11,7 @@ from neural_compressor.torch.modules import WeightOnlyLinear
 from neural_compressor.torch.quantization import (
     AutoRoundConfig,
     AWQConfig,
+    FP8Config,
     GPTQConfig,
     HQQConfig,
     RTNConfig,
@@ -190,3 +191,19 @@ def test_layouts_are_known_to_the_formats_room():
     from neural_compressor.torch.files.huggingface_writer import LAYOUTS
 
     assert set(LAYOUTS.values()) <= set(FORMATS)
+
+
+def test_a_folder_that_is_not_there_or_holds_a_package_is_said_to_be_so(tmp_path):
+    with pytest.raises(ConfigError, match="does not exist"):
+        load(tmp_path / "nowhere")
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "model.pt2").write_bytes(b"")
+    with pytest.raises(ConfigError, match="format='aoti'"):
+        load(tmp_path / "package")
+
+
+def test_fp8_settings_read_from_a_file_equal_those_written(tmp_path):
+    config = FP8Config(fp8_config="E5M2").set_local("fc", FP8Config(fp8_config="E4M3"))
+    config.to_json_file(tmp_path / "fp8.json")
+    assert FP8Config.from_json_file(tmp_path / "fp8.json") == config
+    assert FP8Config(fp8_config="E4M3") != config

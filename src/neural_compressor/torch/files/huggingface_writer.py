@@ -83,6 +83,7 @@ def write_checkpoint(
     if output_head(model) in layers.values():
         settings["tie_word_embeddings"] = False  # readers would put the table of embeddings in its place
     _tell_own_scales(layers)
+    _tell_experts(layers)
     _tell_own_rounding(layers, _float_type(model))
     if as_float:
         logger.warning("stored in the float type of the model, as engines read these: %s", ", ".join(as_float))
@@ -178,6 +179,17 @@ def _tell_own_scales(layers: Mapping[str, QuantModule]) -> None:
         )
 
 
+def _tell_experts(layers: Mapping[str, QuantModule]) -> None:
+    """Say that transformers loses what experts in NVFP4 are scaled by."""
+    stacks = [name for name, module in layers.items() if isinstance(module, QuantMatrixStack)]
+    if stacks and any(layers[name].scheme.precision == "nvfp4" for name in stacks):
+        logger.warning(
+            "transformers drops the global scales of experts in NVFP4 (%s, ...) when it puts them into one parameter, and "
+            "then computes something else; serving engines and load() read them. MXFP4 has no such scale",
+            stacks[0],
+        )
+
+
 def _tell_own_rounding(layers: Mapping[str, QuantModule], result: torch.dtype) -> None:
     """Say which layers round inputs or results in a way that no layout has a place for."""
     rounded = [
@@ -188,7 +200,8 @@ def _tell_own_rounding(layers: Mapping[str, QuantModule], result: torch.dtype) -
     if rounded:
         logger.warning(
             "engines round inputs half way between two values to the even one, and a checkpoint does not say otherwise; "
-            "results differ in the last digits from those of %d layers (%s, ...). round_method='even' does as engines do",
+            "their results differ from those of %d layers (%s, ...), the more the fewer bits inputs have. "
+            "round_method='even' does as engines do",
             len(rounded),
             rounded[0],
         )

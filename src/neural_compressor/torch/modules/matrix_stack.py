@@ -120,6 +120,9 @@ class QuantMatrixStack(TensorLike, WeightOnlyLinear):
     def _choice(self, stored: StoredWeight) -> Choice:
         return Choice()
 
+    def _why_no_kernel(self) -> str:
+        return "experts in one parameter, whose products the model computes itself: an expert is dequantized for each"
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         # The codes and scales are never cast; what they are read as is.
         self.dtype = fn(torch.empty(0, dtype=self.dtype)).dtype

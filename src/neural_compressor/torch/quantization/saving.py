@@ -22,7 +22,7 @@ from neural_compressor.torch.files.checkpoint import load_model, save_model, sto
 from neural_compressor.torch.files.gguf import write_gguf_model
 from neural_compressor.torch.files.huggingface import load_checkpoint
 from neural_compressor.torch.files.huggingface_writer import write_checkpoint
-from neural_compressor.torch.pt2e.aoti import load_package, write_package
+from neural_compressor.torch.pt2e.aoti import SUFFIX, load_package, write_package
 from neural_compressor.torch.pt2e.checkpoint import FORMAT as GRAPH_FORMAT
 from neural_compressor.torch.pt2e.checkpoint import load_graph, save_graph
 from neural_compressor.torch.pt2e.exported import exported_of
@@ -92,6 +92,7 @@ def load(
         require_module(original_model, "load")
     if format == "default":
         if original_model is None:
+            _require_model_in(path)
             raise ConfigError(
                 "the default format holds tensors, not code: pass original_model, the float model it was made from"
             )
@@ -103,6 +104,14 @@ def load(
     if not path.is_dir():
         raise ConfigError(f"{path} is not a folder; download the checkpoint first and pass where it is")
     return _saving(load_checkpoint(path, original_model, device, torch_dtype, **kwargs))
+
+
+def _require_model_in(path: Path) -> None:
+    """Say of a folder that is not there, or that holds a model in another format, that it is so."""
+    if not path.exists():
+        raise ConfigError(f"load: {path} does not exist")
+    if path.suffix == SUFFIX or any(path.glob(f"*{SUFFIX}")):
+        raise ConfigError(f"load: {path} holds a compiled package; load it with format='aoti'")
 
 
 def _saving(model: nn.Module) -> nn.Module:

@@ -173,7 +173,7 @@ class FP8Config(ComposableConfig):
 
     def __eq__(self, other: object) -> bool:
         """Whether all fields are the same; from which file they were read is no difference."""
-        return type(other) is type(self) and self.to_dict() == other.to_dict()  # type: ignore[attr-defined]
+        return type(other) is type(self) and self.to_dict() == other.to_dict()
 
     __hash__ = None  # type: ignore[assignment]
 

@@ -43,8 +43,10 @@ _NO_INT8_FORM: dict[Any, tuple[str, str]] = {
     _aten.matmul.default: ("matmul", _PRODUCT),
     _aten.bmm.default: ("bmm", _PRODUCT),
     _aten.mm.default: ("mm", _PRODUCT),
+    _aten.addmm.default: ("addmm", _PRODUCT),
     _aten.scaled_dot_product_attention.default: ("scaled_dot_product_attention", _PRODUCT),
 }
+_ADDMM = "aten.addmm, of which torchao's x86 quantizer has no int8 form; an nn.Linear in its place has one"
 _MODULES = {
     *(f"torch.nn.modules.conv.{name}" for name in ("Conv1d", "Conv2d", "Conv3d")),
     *(f"torch.nn.modules.conv.ConvTranspose{n}d" for n in (1, 2, 3)),
@@ -69,7 +71,7 @@ def find_graph_ops(model: GraphModule, quantized: bool = False) -> tuple[dict[Op
     skipped: dict[OpKey, str] = {}
     taken: set[str] = set()
     for node in model.graph.nodes:
-        kind, reason = (kind_of(node), "") if kind_of(node) else _NO_INT8_FORM.get(node.target, ("", ""))
+        kind, reason = (kind_of(node), "") if kind_of(node) else _no_int8_form(node)
         if not kind:
             continue
         name, is_module = _name(node, kind)
@@ -87,11 +89,24 @@ def find_graph_ops(model: GraphModule, quantized: bool = False) -> tuple[dict[Op
     return ops, skipped
 
 
-def _name(node: Node, kind: str) -> tuple[str, bool]:
+def _no_int8_form(node: Node) -> tuple[str, str]:
+    """The op type of a node of which there is no int8 form, and the reason; nothing for what is no op."""
+    if node.target is _aten.addmm.default and isinstance(node.args[2], Node) and node.args[2].op == "get_attr":
+        # transformers' linear layer with a transposed weight (GPT-2) is one addmm
+        return ("Conv1D" if _module_of(node)[1].rpartition(".")[2] == "Conv1D" else "addmm"), _ADDMM
+    return _NO_INT8_FORM.get(node.target, ("", ""))
+
+
+def _module_of(node: Node) -> tuple[str, str]:
+    """The name of the module whose forward calls a node, and the path of its class."""
     stack: Mapping[str, tuple[str, Any]] = node.meta.get("nn_module_stack") or {}
     name, cls = list(stack.values())[-1] if stack else ("", "")
-    name = name.removeprefix("L['self'].").partition("@")[0]
     path = cls if isinstance(cls, str) else f"{cls.__module__}.{cls.__qualname__}"
+    return name.removeprefix("L['self'].").partition("@")[0], path
+
+
+def _name(node: Node, kind: str) -> tuple[str, bool]:
+    name, path = _module_of(node)
     if path in _MODULES or path == f"torch.nn.{path.rpartition('.')[2]}" or path.rpartition(".")[2] == kind:
         return name, True
     function = str(node.target).split(".")[1]

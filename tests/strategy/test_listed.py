@@ -3,7 +3,7 @@
 from neural_compressor.dtypes import dtype
 from neural_compressor.schemes import OpScheme, Pass, Plan, TensorScheme
 from neural_compressor.strategy.base import Outcome, Proposal
-from neural_compressor.strategy.listed import ListedFallbackStrategy
+from neural_compressor.strategy.listed import ListedFallbackStrategy, is_from
 
 KEYS = [("a", "Conv"), ("b", "Conv"), ("c", "Relu")]
 COST = {"a": 3.0, "b": 1.0, "c": 0.5}
@@ -73,3 +73,15 @@ def test_ops_that_the_plan_leaves_in_float_are_not_tried():
 
 def test_nothing_listed_is_nothing_to_try():
     assert run([], {}, 0.0) == []
+
+
+def test_plans_are_from_the_one_that_falls_back():
+    fewer, best, other = plan(8, "ab"), plan(8), plan(4)
+    strategy, seen = ListedFallbackStrategy([fewer, best, other]), []
+    while proposals := strategy.ask():
+        for proposal in proposals:
+            seen.append([is_from(proposal.plan, listed.plan) for listed in (fewer, best, other)])
+            strategy.tell(proposal, Outcome(0.1 if proposal == best else 0.9, False, 2.0))
+    assert seen[:3] == [[True, False, False], [False, True, False], [False, False, True]]
+    assert len(seen) > 3
+    assert all(each == [False, True, False] for each in seen[3:])

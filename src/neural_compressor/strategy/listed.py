@@ -32,6 +32,18 @@ class ListedFallbackStrategy(Strategy):
         yield from _Fallback(_space(self.listed[best].plan), self.seed).proposals_after(outcomes[best])
 
 
+def is_from(plan: Plan, listed: Plan) -> bool:
+    """Whether ``plan`` is the one ``listed``, or that with ops back in float.
+
+    >>> fc = ("fc", "Linear")
+    >>> is_from(Plan({fc: float_op("fp32")}), Plan({fc: float_op("bf16")})), is_from(Plan(), Plan({fc: float_op("fp32")}))
+    (True, False)
+    """
+    alike = all(scheme.is_float or listed.ops.get(key) == scheme for key, scheme in plan.items())
+    same_run = plan.passes == listed.passes and plan.calib_sampling_size == listed.calib_sampling_size
+    return plan.keys() == listed.keys() and alike and same_run
+
+
 class _Fallback(SearchStrategy):
     """Fall-back from the only plan of a space that quantizes all its ops."""
 

@@ -79,8 +79,8 @@ class PyTorchAdaptor(Adaptor):
 
     ``framework_specific_info`` may hold ``dataloader`` (calibration batches), ``example_inputs``, ``calib_func`` (whose
     first inputs are the example where there is no other), ``framework_yaml`` (over the built-in capability), ``workspace``;
-    ``passes`` of plans that say nothing of them (batch normalisation is folded), and ``reasons`` why ops that no plan names
-    stay in float.
+    ``passes`` of plans that say nothing of them (batch normalisation is folded), and ``reasons``, which says of a plan why
+    ops that it does not name stay in float.
     """
 
     def __init__(self, framework_specific_info: Mapping[str, Any] | None = None) -> None:
@@ -95,7 +95,7 @@ class PyTorchAdaptor(Adaptor):
         self._ranges = Ranges()
         self._calls: dict[Any, list[Arguments]] = {}
         self._sources: list[Any] = []
-        self._skipped: dict[OpKey, str] = dict(self.info.get("reasons", {}))
+        self._skipped: dict[OpKey, str] = {}
 
     @classmethod
     def handles(cls, model: Any) -> bool:
@@ -142,7 +142,7 @@ class PyTorchAdaptor(Adaptor):
         execution = prepare(
             copy_of(model).eval(),
             plan,
-            reasons=self._skipped,
+            reasons=self._reasons(plan),
             survey=survey,
             ranges=self._ranges,
             source=source,
@@ -157,13 +157,16 @@ class PyTorchAdaptor(Adaptor):
                 execution.calibrate(data, q_func)
             self.samples_seen[plan.calib_sampling_size] = execution.samples_seen
             self._calls = {place: execution.calls}  # for the next plan, which often asks for the same
-        execution.reasons = self._skipped
+        execution.reasons = self._reasons(plan)
         if not with_example:
             execution.example = None
         new = execution.apply()
         if execution.floats is not None:
             self._floats[new] = execution.floats
         return new
+
+    def _reasons(self, plan: Plan) -> dict[OpKey, str]:
+        return dict(self.info["reasons"](plan)) if "reasons" in self.info else self._skipped
 
     def predict(self, model: nn.Module, inputs: Any) -> Any:
         with torch.no_grad():

@@ -82,6 +82,46 @@ def test_static_and_dynamic_configurations_are_tried_in_turn(mlp, tmp_path):
     assert q_model.tuning.met
 
 
+class TestReasonsAreThoseOfTheWinner:
+    """Convolutions have a static int8 form and no dynamic one."""
+
+    @pytest.fixture
+    def tuned(self, cnn, tmp_path):
+        x = torch.randn(4, 3, 8, 8)
+        configs = [StaticQuantConfig(), DynamicQuantConfig()]
+
+        def run(keeps_the_promise):
+            def score(model):
+                return 1.0 if not hasattr(model, "quantization") or keeps_the_promise(model.quantization.plan) else 0.5
+
+            tune_config = TuningConfig(config_set=configs, workspace=tmp_path)
+            q_model = autotune(export(cnn, x), tune_config, eval_fn=score, run_fn=lambda m: m(x))
+            ops = [(op.name, op.op_type) for op in q_model.tuning.ops]
+            assert sorted(ops) == [("body", "Conv2d"), ("head", "Linear"), ("stem", "Conv2d")]  # each op once
+            return q_model.quantization
+
+        return run
+
+    def test_the_first(self, tuned, capsys):
+        done = tuned(lambda plan: True)
+        assert len(done.plan) == 3
+        assert done.reasons == {}
+        shown = capsys.readouterr().out
+        assert "integers: 2 Conv2d" in shown
+        assert "float:" not in shown
+
+    def test_the_second(self, tuned):
+        done = tuned(lambda plan: plan["head", "Linear"].mode == "dynamic")
+        assert list(done.plan) == [("head", "Linear")]
+        assert done.reasons.keys() == {("stem", "Conv2d"), ("body", "Conv2d")}
+        assert all("no capability for approach 'dynamic'" in why for why in done.reasons.values())
+
+    def test_the_first_with_an_op_back_in_float(self, tuned):
+        done = tuned(lambda plan: ("stem", "Conv2d") in plan and ("body", "Conv2d") not in plan)
+        assert done.plan.keys() == {("stem", "Conv2d"), ("head", "Linear")}
+        assert done.reasons == {("body", "Conv2d"): "tuning has it in float"}
+
+
 def test_a_run_goes_on_where_it_was(mlp, tmp_path):
     x = torch.randn(16, 16)
     tune_config = TuningConfig(config_set=[DynamicQuantConfig()], workspace=tmp_path)

@@ -146,3 +146,23 @@ def test_a_configuration_that_fits_nothing_in_the_model_is_passed_over(tmp_path,
         tuned(StaticQuantConfig(), StaticQuantConfig().set_local("nowhere", StaticQuantConfig(w_dtype="fp32")))
     with pytest.raises(ConfigError, match="asks for what cannot be done"):
         tuned(StaticQuantConfig(), StaticQuantConfig().set_local("0", RTNConfig()))
+
+
+@pytest.mark.parametrize("winner", [0, 1])
+def test_the_reasons_are_those_of_the_configuration_that_won(winner, tmp_path):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 4)).eval()
+    x = torch.randn(8, 3, 8, 8)
+    in_float = StaticQuantConfig(w_dtype="fp32", act_dtype="fp32")
+    configs = [RTNConfig(), StaticQuantConfig().set_local("0", in_float)]
+
+    def score(model):
+        modes = {op.mode for op in model.quantization.plan.values()} if hasattr(model, "quantization") else set()
+        return 0.5 if modes == {("static", "weight_only")[winner]} else 1.0
+
+    tune_config = TuningConfig(config_set=configs, workspace=tmp_path)
+    q_model = autotune(net, tune_config, eval_fn=score, run_fn=lambda model: model(x), quiet=True)
+    expected = ("a convolution: weight-only algorithms", "its configuration leaves it in float")[winner]
+    assert list(q_model.quantization.plan) == [("2", "Linear")]
+    assert expected in q_model.quantization.reasons["0", "Conv2d"]
+    assert [expected in op.reason for op in q_model.tuning.ops if op.name == "0"] == [True]

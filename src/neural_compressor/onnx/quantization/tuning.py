@@ -25,6 +25,7 @@ from neural_compressor.onnx.runtime.data_reader import Samples, example_of
 from neural_compressor.report.run_report import RunReport
 from neural_compressor.schemes import Plan
 from neural_compressor.strategy.base import Proposal
+from neural_compressor.strategy.listed import is_from
 from neural_compressor.tuning.evaluator import with_arguments
 from neural_compressor.tuning.loop import tune
 
@@ -71,7 +72,7 @@ class _ListedPlans(ONNXRTAdaptor):
     def _run_options(
         self, plan: Plan, dataloader: Iterable[Any] | None, q_func: Callable[[Any], Any] | None
     ) -> RunOptions:
-        resolution = next(each for each in self._listed if _is_of(plan, each.plan))
+        resolution = next(each for each in self._listed if is_from(plan, each.plan))
         for reader in list(resolution.readers.values())[:1]:
             if id(reader) not in self._examples:
                 self._examples[id(reader)] = example_of(reader)
@@ -79,12 +80,6 @@ class _ListedPlans(ONNXRTAdaptor):
         options = resolution.run_options(self._samples)
         floats = {key: "kept in float" for key, scheme in plan.items() if scheme.is_float}
         return replace(options, reasons={**options.reasons, **floats})
-
-
-def _is_of(plan: Plan, listed: Plan) -> bool:
-    """Whether ``plan`` is the one ``listed``, or that with ops back in float."""
-    alike = all(scheme.is_float or listed.ops.get(key) == scheme for key, scheme in plan.items())
-    return alike and plan.passes == listed.passes and plan.calib_sampling_size == listed.calib_sampling_size
 
 
 VERDICT = "neural_compressor.verdict"

@@ -26,24 +26,25 @@ from neural_compressor.torch.pt2e.records import graph_records
 class ExportedAdaptor(Adaptor):
     """Quantizes graphs that :func:`~neural_compressor.torch.export.export` made.
 
-    ``framework_specific_info`` may hold ``reasons`` why ops that no plan names stay in float. Graphs are evaluated as they
-    are, op by op: the numbers are those of the compiled graph but for roundings, the times are not, and so none is taken.
+    ``framework_specific_info`` may hold ``reasons``, which says of a plan why ops that it does not name stay in float.
+    Graphs are evaluated as they are, op by op: the numbers are those of the compiled graph but for roundings, the times are
+    not, and so none is taken.
     """
 
     def __init__(self, framework_specific_info: Mapping[str, Any] | None = None) -> None:
         super().__init__(framework_specific_info)
         self.query_handler = InductorQuery()
         self._modules = PyTorchAdaptor()  # what holds of every module
-        self._reasons: dict[OpKey, str] = dict(self.info.get("reasons", {}))
+        self._skipped: dict[OpKey, str] = {}
 
     @classmethod
     def handles(cls, model: Any) -> bool:
         return isinstance(model, GraphModule) and is_exported(model)
 
     def query_fw_capability(self, model: GraphModule) -> dict[str, Any]:
-        ops, self._reasons = find_graph_ops(model)
+        ops, self._skipped = find_graph_ops(model)
         details = graph_opwise(ops)
-        return {"opwise": details, "optypewise": self.get_optype_wise_ability(details), "skipped": dict(self._reasons)}
+        return {"opwise": details, "optypewise": self.get_optype_wise_ability(details), "skipped": dict(self._skipped)}
 
     def quantize(
         self,
@@ -57,7 +58,8 @@ class ExportedAdaptor(Adaptor):
         kept = Plan(
             {key: scheme for key, scheme in plan.items() if key not in fallen}, plan.calib_sampling_size, plan.passes
         )
-        execution = GraphExecution(model, kept, {**self._reasons, **fallen})
+        reasons = self.info["reasons"](plan) if "reasons" in self.info else self._skipped
+        execution = GraphExecution(model, kept, {**reasons, **fallen})
         if execution.needs_data:
             _run(execution, dataloader, q_func)
         new = execution.apply()

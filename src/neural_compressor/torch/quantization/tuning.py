@@ -15,7 +15,7 @@ from neural_compressor.errors import CalibrationError, ConfigError, NothingToQua
 from neural_compressor.report.run_report import RunReport
 from neural_compressor.schemes import OpKey, Plan
 from neural_compressor.strategy.base import Proposal
-from neural_compressor.strategy.listed import ListedFallbackStrategy
+from neural_compressor.strategy.listed import ListedFallbackStrategy, is_from
 from neural_compressor.torch.adaptor import PyTorchAdaptor
 from neural_compressor.torch.checks import require_module, require_values
 from neural_compressor.torch.executor import prepare
@@ -63,7 +63,7 @@ def autotune(
             f"tune_config is a {type(tune_config).__name__}; expected TuningConfig(config_set=...), with what is to be tried"
         )
     plans: dict[Plan, Proposal] = {}
-    left: dict[OpKey, str] = {}
+    left: dict[Plan, Mapping[OpKey, str]] = {}
     idle: list[NothingToQuantizeError] = []
     without_data = 0
     for config in tune_config.candidates():
@@ -80,7 +80,7 @@ def autotune(
             without_data += 1
             continue
         plans.setdefault(plan, Proposal(plan, str(config)))
-        left |= reasons
+        left.setdefault(plan, reasons)
     if not plans and not without_data:
         raise idle[0]
     if not plans:
@@ -88,7 +88,7 @@ def autotune(
             "every configuration that fits needs calibration data: give a run_fn that runs the model on some"
         )
     workspace = str(options.folder(tune_config.workspace))
-    info = {"example_inputs": example_inputs, "workspace": workspace, "passes": (), "reasons": left}
+    info = {"example_inputs": example_inputs, "workspace": workspace, "passes": (), "reasons": partial(_reasons, left)}
     best, result = tune(
         _adaptor(info, is_graph),
         model,
@@ -102,6 +102,11 @@ def autotune(
     best.tuning = result
     best.save = partial(save, best)
     return best  # type: ignore[no-any-return]
+
+
+def _reasons(left: Mapping[Plan, Mapping[OpKey, str]], plan: Plan) -> Mapping[OpKey, str]:
+    """Why ops that ``plan`` does not name stay in float, by the configuration that it is from."""
+    return next((reasons for listed, reasons in left.items() if is_from(plan, listed)), {})
 
 
 def _needs_data(model: nn.Module, plan: Plan, is_graph: bool) -> bool:

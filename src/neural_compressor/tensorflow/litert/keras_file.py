@@ -239,6 +239,9 @@ class _Writer:
         integer = {
             op.outputs[0]: schemes[op.index] for op in self.lite.ops if op.index in schemes and schemes[op.index].static
         }
+        if len({each.config.activation_tensor_config.num_bits for each in integer.values()}) == 1:
+            # What is moved before the first op is quantized first, and moved as integers.
+            integer |= {tensor: static for tensor in self.lite.inputs if tensor in self.ranges}
         for op in self.lite.ops:
             if op.kind not in MOVING or op.index in schemes or not op.inputs or not self.lite.is_float(op.outputs[0]):
                 continue

@@ -107,7 +107,7 @@ def test_pytorch_int8(tmp_path, monkeypatch):
         if number == 1:
             assert [type(names["model"][place]).__name__ for place in (0, 4)] == ["QuantConv2d", "WeightOnlyLinear"]
     assert torch.isfinite(names["q_model"](loader[0][0])).all()
-    assert [step.name for step in names["smoothed"].quantization.plan.passes][-1] == "smooth"
+    assert [step.name for step in names["smoothed"].quantization.plan.passes][-2:] == ["smooth", "correct_biases"]
 
     (yaml,) = blocks("pytorch_int8.md", "yaml")
     Path("everywhere.yaml").write_text(yaml)

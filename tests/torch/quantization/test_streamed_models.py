@@ -123,7 +123,7 @@ def test_a_block_is_run_through_in_bfloat16_with_the_same_result(folder, monkeyp
     for module in (block_quantizer, lockstep):
         monkeypatch.setattr(module, "gains_from_bf16", lambda block: True)
     ids = torch.randint(0, 64, (4, 16), generator=torch.Generator().manual_seed(0))
-    config = GPTQConfig(bits=4, group_size=32, model_path=str(folder))
+    config = GPTQConfig(bits=4, group_size=32, model_path=str(folder), amp=True)
     collect, kinds = block_quantizer.collect, []
 
     def looking(block, layers, *args, **kwargs):

@@ -239,8 +239,9 @@ def _probe(kind: type, seed: int) -> Any:
     def update(self: Any, keys: Tensor, values: Tensor, *rest: Any, **named: Any) -> tuple[Tensor, Tensor]:
         generator = torch.Generator().manual_seed(seed)
         vars(self).setdefault("given", []).append((keys, values, rest, named))
-        past = (torch.randn(*t.shape[:2], _PAST, t.shape[3], generator=generator) for t in (keys, values))
-        past = (each.repeat(1, 1, _REPEATS[seed], 1) for each in past)
+        past = [torch.randn(*t.shape[:2], _PAST, t.shape[3], generator=generator) for t in (keys, values)]
+        past = [each.repeat(1, 1, _REPEATS[seed], 1) for each in past]
+        past[1][:, :, 0] *= 2 * _PAST * _REPEATS[seed]  # one of many has a small share: so it is seen to be left out
         found = tuple(torch.cat(both, dim=2) for both in zip(past, (keys, values), strict=True))
         return found[0], found[1]
 

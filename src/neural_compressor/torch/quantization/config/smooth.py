@@ -60,8 +60,3 @@ class SmoothQuantConfig(StaticQuantConfig):
         alphas_between(self.alpha_min, self.alpha_max, self.alpha_step)
         options = {name: value for name, (value, _) in self.changed(*_SMOOTHING).items()}
         return (*super().passes, Pass("smooth", options))
-
-    @property
-    def left_open(self) -> tuple[tuple[str, str], ...]:
-        """Nothing: where outliers are in the weights, ranges keep all that is left of them."""
-        return ()

@@ -53,6 +53,16 @@ def test_code_in_a_file_is_not_run(tmp_path, suffix):
         quantization.fit(str(path), CONF, calib_dataloader=DATA)
 
 
+@pytest.mark.parametrize("name", ["layers.Lambda", "keras>Lambda", "Custom>TFSMLayer"])
+def test_code_in_a_file_is_known_by_the_last_part_of_its_name(tmp_path, name):
+    path = tmp_path / "model.keras"
+    settings = {"config": {"layers": [{"class_name": name, "config": {"name": "twice"}}]}}
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("config.json", json.dumps(settings))
+    with pytest.raises(FormatError, match=r"twice.*not run"):
+        quantization.fit(str(path), CONF, calib_dataloader=DATA)
+
+
 def test_a_pickle_beside_the_model_is_refused(tmp_path):
     path = tmp_path / "model.keras"
     dense_model().save(path)

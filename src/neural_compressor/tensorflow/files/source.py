@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,16 +51,12 @@ def _config_of(path: Path) -> Any:
         raise FormatError(f"{path} is no whole Keras file: {error}") from error
 
 
+_WITH_CODE = ("Lambda", "__lambda__", "TorchModuleWrapper", "FlaxLayer", "JaxLayer", "TFSMLayer")
+
+
 def _check_config(config: Any, path: Path) -> None:
     for part in _mappings(config):
-        if part.get("class_name") in (
-            "Lambda",
-            "__lambda__",
-            "TorchModuleWrapper",
-            "FlaxLayer",
-            "JaxLayer",
-            "TFSMLayer",
-        ):
+        if re.split(r"[.>]", str(part.get("class_name")))[-1] in _WITH_CODE:  # a name may have its package before it
             name = (part.get("config") or {}).get("name") if isinstance(part.get("config"), dict) else None
             raise FormatError(
                 f"{path} has a {part['class_name']} layer{f' ({name})' if name else ''}, whose code is in the file and is "

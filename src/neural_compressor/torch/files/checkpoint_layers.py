@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from neural_compressor.algorithms import LayerResult
 from neural_compressor.errors import CalibrationError, ConfigError, FormatError
 from neural_compressor.formats import Layer, LinearWeight, QuantizedLinear
-from neural_compressor.schemes import OpScheme, PerBlock, PerGroup, QuantizedArray, TensorScheme
+from neural_compressor.schemes import OpScheme, PerBlock, PerGroup, QuantizedArray, TensorScheme, is_pair_safe
 from neural_compressor.torch.batches import feed
 from neural_compressor.torch.hooks import evaluating, forward_replaced, hooked
 from neural_compressor.torch.modules import QuantModule, WeightOnlyLinear
 from neural_compressor.torch.modules.activation import calibrated_qparams
+from neural_compressor.torch.modules.kernels.integer import kernel_pairs, safe_weight
 from neural_compressor.torch.modules.linear import QuantLinear
 from neural_compressor.torch.modules.matrix_stack import QuantMatrixStack
 from neural_compressor.torch.structure.feeds import by_input, inputs_seen, reads_of_tensors
@@ -100,8 +101,17 @@ def module_of(layer: Layer, module: nn.Module) -> QuantModule:
     state = {"weight_packed": (packed := layer.weight.pack()).data, "weight_scale": packed.scale}
     state |= {"weight_tensor_scale": packed.tensor_scale, "bias": layer.bias}
     state |= {"input_scale": layer.input_scale, "input_zero_point": layer.input_zero_point}
-    scheme = OpScheme(layer.weight.scheme, layer.activation, layer.mode)
+    scheme = OpScheme(_known_weight(layer), layer.activation, layer.mode)
     return QuantLinear.from_state(module, scheme, {name: each for name, each in state.items() if each is not None})
+
+
+def _known_weight(layer: QuantizedLinear) -> TensorScheme:
+    """The scheme of a weight; checkpoints do not say of theirs that it is safe in pairs, so the codes are looked at."""
+    array = layer.weight
+    safe = safe_weight("Linear", OpScheme(array.scheme, layer.activation, layer.mode))
+    if safe is None or not safe.pair_safe:
+        return array.scheme
+    return safe if is_pair_safe(array.codes, kernel_pairs("Linear", array.shape)) else array.scheme
 
 
 def in_groups(array: QuantizedArray) -> QuantizedArray:

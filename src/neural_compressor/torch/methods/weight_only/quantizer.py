@@ -19,6 +19,7 @@ from neural_compressor.torch.methods.weight_only.layer_groups import LayerGroups
 from neural_compressor.torch.methods.weight_only.lockstep import Lockstep
 from neural_compressor.torch.methods.weight_only.methods import is_block_method, method_of, option
 from neural_compressor.torch.modules.activation import Range
+from neural_compressor.torch.modules.kernels.dequantized_product import is_fast_at_bf16
 from neural_compressor.torch.modules.matrix_stack import open_stacks
 from neural_compressor.torch.modules.weight_only import matrix_of
 from neural_compressor.torch.structure.ops import is_parameter, outer_blocks
@@ -56,7 +57,7 @@ class WeightOnlyQuantizer:
                 f"{len(waiting)} layers need calibration ({some}): run the prepared model on data before convert"
             )
         # What runs beside a method that is calibrated in float32 is part of what that one sees.
-        exact = not all(option(self.ops[name], "amp") for name in waiting)
+        exact = not (self._is_fast_at_bf16() and all(option(self.ops[name], "amp") for name in waiting))
         groups = LayerGroups(self.model, self.ops, self.source, self.ranges, exact)
         for names in self._together([name for name in self.ops if name not in waiting]):
             for name in names:
@@ -72,6 +73,11 @@ class WeightOnlyQuantizer:
         if self.source is not None:
             self.source.finish(self.model)
         return groups.missed
+
+    def _is_fast_at_bf16(self) -> bool:
+        """Whether the devices of the model are; weights still to be read come to the CPU."""
+        devices = {tensor.device.type for tensor in self.model.parameters()} - {"meta"} or {"cpu"}
+        return all(is_fast_at_bf16(device) for device in devices)
 
     def _together(self, layers: Sequence[str]) -> list[list[str]]:
         """``layers`` one by one, but those of one module that have a scale of the whole tensor (nvfp4) with each other.

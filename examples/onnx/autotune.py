@@ -68,6 +68,7 @@ best_model = tuning.autotune(
     eval_fn=eval_fn,
     calibration_data_reader=DataReader(calibration),
 )
+args.output.parent.mkdir(parents=True, exist_ok=True)
 onnx.save(best_model, args.output)
 sizes = [file.stat().st_size / 1e6 for file in (args.model, args.output)]
 print(f"accuracy {eval_fn(args.model):.1%} -> {eval_fn(args.output):.1%}, {sizes[0]:.1f} -> {sizes[1]:.1f} MB")

@@ -1,5 +1,7 @@
 """Names of ``neural_compressor.torch.utils`` and ``.algorithms``."""
 
+import copy
+
 import pytest
 import torch
 from packaging.version import Version
@@ -131,6 +133,21 @@ def test_names_of_types():
         convert_dtype_str2torch("nf4")
 
 
-def test_a_configuration_for_other_devices():
-    with pytest.raises(ConfigError, match="GPTQConfig for the weights"):
-        HybridGPTQConfig(fp8_config="E4M3")
+def test_few_bits_beside_fp8_inputs():
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8)).eval()
+    x = torch.randn(64, 64)
+    expected = net(x)
+
+    def found(config):
+        model = prepare(copy.deepcopy(net), config)
+        model(x)
+        return convert(model, quiet=True)
+
+    hybrid, alone = found(HybridGPTQConfig(fp8_config="E4M3")), found(GPTQConfig(use_full_range=False))
+    assert str(hybrid[0].scheme.activation.dtype.name) == "fp8_e4m3"
+    # The weights of the first layer, which sees the same inputs, are those of GPTQ; fp8 inputs add little to the error.
+    assert torch.equal(hybrid[0].dequantized_weight(), alone[0].dequantized_weight())
+    assert (hybrid(x) - expected).norm() < 1.5 * (alone(x) - expected).norm()
+    with pytest.raises(ConfigError, match="use_double_quant"):
+        HybridGPTQConfig(use_double_quant=True)

@@ -11,8 +11,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 CONFIGS = sorted(
     name
     for name in q.__all__
-    if name.endswith("Config")
-    and name not in ("ComposableConfig", "ComposedConfig", "HybridGPTQConfig", "TuningConfig")
+    if name.endswith("Config") and name not in ("ComposableConfig", "ComposedConfig", "TuningConfig")
 )
 
 

@@ -8,9 +8,12 @@ from torch import nn
 
 from neural_compressor.adaptor.capability import check_no_method, check_weight_range
 from neural_compressor.algorithms import options_of
+from neural_compressor.algorithms.qat import NAME as QAT
+from neural_compressor.algorithms.weight_qparams import has_full_range
 from neural_compressor.errors import ConfigError, QuantizationError
 from neural_compressor.registry import close_matches
 from neural_compressor.schemes import OpKey, OpScheme, Plan
+from neural_compressor.schemes.scheme import RTN
 from neural_compressor.torch.methods import learned_rounding  # noqa: F401 - registered by being imported
 from neural_compressor.torch.methods.weight_only.methods import is_block_method, method_of, option
 from neural_compressor.torch.methods.weight_only.quantizer import sees_data
@@ -41,8 +44,8 @@ def has_method(model: nn.Module, key: OpKey, op: OpScheme) -> bool:
     """Whether a method finds the weight of an op, and not the range of it alone."""
     if op.method is None or op.weight is None or op.precision == "fp32":
         return False
-    if op.mode != "weight_only" and op.weight.dtype.scale_type is None:
-        return False  # rounded to nearest beside integer activations
+    if op.mode != "weight_only" and op.weight.dtype.scale_type is None and op.method.name in (RTN.name, QAT):
+        return False  # rounded to nearest by the layer itself
     return is_parameter(model, key[0]) or is_linear(model.get_submodule(key[0]))
 
 
@@ -89,6 +92,13 @@ def _check_op(model: nn.Module, key: OpKey, op: OpScheme) -> None:
 def _check_beside_activations(model: nn.Module, key: OpKey, op: OpScheme) -> None:
     """Refuse what a layer with quantized activations cannot do to its input: calibration saw that as it came."""
     quant_class(model.get_submodule(key[0]))
+    assert op.weight is not None
+    if op.weight.scales is not None or op.weight.zeros is not None:
+        raise ConfigError("scales are quantized of weights that are quantized alone; leave out double quantization")
+    if has_full_range(op.weight) and option(op, "full_range", False) is not False:
+        raise ConfigError("scales beside quantized activations are above zero; give the method full_range=False")
+    if op.weight.pair_safe:
+        raise ConfigError("weights that are safe in pairs are rounded to nearest; leave out the method, or pair_safe")
     for name in ("act_order", "hadamard", "auto_scale") if op.mode == "static" else ():
         if option(op, name):
             raise ConfigError(

@@ -18,9 +18,10 @@ from neural_compressor.torch.quantization import (
     quantize,
 )
 
-REFUSED, SAME, IDLE_HERE = "refused", "same", "idle here"
+REFUSED, SAME, IDLE_HERE, OUTPUTS = "refused", "same", "idle here", "outputs"
 AMP = [{"amp": True}, {"amp": False}, *([] if is_fast_at_bf16("cpu") else [IDLE_HERE])]
 SCALES = {"use_double_quant": True}
+EIGHT = {"act_bits": 8}
 NORM = {"blocks.0.norm": ["blocks.0.up", "blocks.0.gate"]}
 
 WEIGHT = {
@@ -98,11 +99,11 @@ SETTINGS = {
     },
     AutoRoundConfig: {
         **{name: WEIGHT[name] for name in ("dtype", "bits", "use_sym", "group_size", "quant_lm_head")},
-        "act_bits": [{"act_bits": 8}, {}, REFUSED],
-        "act_group_size": [{"act_group_size": 16}, {}, REFUSED],
-        "act_sym": [{"act_sym": True}, {}, REFUSED],
-        "act_dtype": [{"act_dtype": "int"}, {}, REFUSED],
-        "act_dynamic": [{"act_dynamic": False}, {}, REFUSED],
+        "act_bits": [{"act_bits": 8}, {}, OUTPUTS],
+        "act_group_size": [{**EIGHT, "act_group_size": -1}, EIGHT, OUTPUTS],
+        "act_sym": [{**EIGHT, "act_sym": False}, EIGHT, OUTPUTS],
+        "act_dtype": [{**EIGHT, "act_dtype": "fp8_e4m3"}, EIGHT, OUTPUTS],
+        "act_dynamic": [{"act_dynamic": False, **EIGHT}, {}, REFUSED],
         "iters": [{"iters": 9}],
         "nsamples": [{"nsamples": 5}],
         "seqlen": [{"seqlen": 7}],
@@ -148,13 +149,17 @@ def _split(case):
     ("cls", "changed", "usual", "verdict"),
     [pytest.param(p.values[0], *_split(p.values[1:]), id=p.id) for p in CASES],
 )
-def test_each_field_does_what_it_says(stack, run, cls, changed, usual, verdict):
+def test_each_field_does_what_it_says(stack, run, tokens, cls, changed, usual, verdict):
     if verdict == REFUSED:
         with pytest.raises(ConfigError, match=rf"{cls.__name__}\.{next(iter(changed))}"):
             prepare(stack, cls(**{**USUAL[cls], **changed}))
         return
     one, other = (cls(**{**USUAL[cls], **fields}) for fields in (changed, usual))
-    first, second = (quantize(copy.deepcopy(stack), config, run_fn=run).state_dict() for config in (one, other))
+    models = [quantize(copy.deepcopy(stack), config, run_fn=run) for config in (one, other)]
+    if verdict == OUTPUTS:
+        assert not torch.equal(*(model(tokens[0]) for model in models))
+        return
+    first, second = (model.state_dict() for model in models)
     if verdict == "changed":
         assert first.keys() != second.keys() or any(not torch.equal(first[key], second[key]) for key in first)
     else:
@@ -195,10 +200,11 @@ def test_who_needs_more_data_gets_it(stack, run):
     [
         (AWQConfig(absorb_layer_dict={"blocks.0.nrm": ["blocks.0.up"]}), r"'blocks\.0\.nrm'.*blocks\.0\.norm"),
         (AWQConfig(absorb_layer_dict={"blocks.0.norm": ["blocks.0.pu"]}), r"'blocks\.0\.pu'.*blocks\.0\.up"),
-        (AutoRoundConfig(scheme="W8A8"), "act_bits=8.*StaticQuantConfig"),
+        (AutoRoundConfig(scheme="W8A8", act_dynamic=False), "act_dynamic=False.*int8.*StaticQuantConfig"),
+        (AutoRoundConfig(act_dtype="mxfp4"), "act_dtype='mxfp4'.*weights in blocks"),
         (
             AutoRoundConfig(scheme="MXFP4", act_dynamic=False),
-            "act_dynamic=False: the scales of mxfp4 are of each input",
+            "act_dynamic=False: beside trained weights mxfp4 inputs have scales of their own",
         ),
         (AutoRoundConfig(scheme="NVFP4", act_sym=False), "act_sym: nvfp4 has blocks of its own"),
         (AutoRoundConfig().set_local("blocks.1.down", AutoRoundConfig(iters=7)), r"trained together.*same iters"),
@@ -231,3 +237,8 @@ def test_scales_go_into_the_norm_that_is_named(stack, tokens, run):
     with torch.no_grad():
         error = (model(tokens[0]) - reference(tokens[0])).norm() / reference(tokens[0]).norm()
     assert float(error) < 0.1
+
+
+def test_what_activations_are_like_says_nothing_of_those_in_float(caplog):
+    AutoRoundConfig(act_sym=True, act_group_size=16)
+    assert "with act_bits=16 activations stay in float; not read: act_group_size, act_sym" in caplog.text

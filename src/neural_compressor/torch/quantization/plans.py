@@ -177,12 +177,12 @@ class _Resolver:
             reason = self._not_alone.get(key, "")
             if reason and not ("output head" in reason and given.explicit):
                 return None, reason
-            if wanted.method is not None and needs_data(wanted.method) and is_parameter(self._model, key[0]):
-                return None, _needs_each_expert(config)
         elif not given.explicit and wanted.weight is not None and wanted.weight.dtype.bits < 8:
             reason = self._not_alone.get(key, "")
             if "output head" in reason:
                 return None, _loses_much(config)
+        if wanted.method is not None and needs_data(wanted.method) and is_parameter(self._model, key[0]):
+            return None, _needs_each_expert(config)
         if wanted.output is not None and is_parameter(self._model, key[0]):
             return None, _output_of_experts(config)
         space = self._space(key, config, wanted)

@@ -22,12 +22,12 @@ from neural_compressor.torch.quantization.config.defaults import (
     get_woq_tuning_config,
 )
 from neural_compressor.torch.quantization.config.fp8 import FP8Config
+from neural_compressor.torch.quantization.config.hybrid import HybridGPTQConfig
 from neural_compressor.torch.quantization.config.int8 import DynamicQuantConfig, StaticQuantConfig
 from neural_compressor.torch.quantization.config.layerwise import AWQConfig, GPTQConfig, HQQConfig, RTNConfig, TEQConfig
 from neural_compressor.torch.quantization.config.mixed_precision import MixedPrecisionConfig
 from neural_compressor.torch.quantization.config.mx import MXQuantConfig
 from neural_compressor.torch.quantization.config.sets import (
-    HybridGPTQConfig,
     INT8StaticQuantConfig,
     get_all_config_set,
     get_default_fp8_config_set,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import logging
 import re
-from dataclasses import replace
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -22,7 +22,7 @@ from neural_compressor.config.validators import (
     whole_between,
 )
 from neural_compressor.errors import ConfigError
-from neural_compressor.schemes import PER_CHANNEL, PER_TENSOR, OpScheme, PerGroup, TensorScheme
+from neural_compressor.schemes import PER_TENSOR, PER_TOKEN, OpScheme, PerGroup, TensorScheme
 from neural_compressor.torch.quantization.config.autoround_names import checked, layer_rules
 from neural_compressor.torch.quantization.config.fields import (
     FLOAT,
@@ -36,10 +36,12 @@ from neural_compressor.torch.quantization.config.fields import (
 )
 from neural_compressor.torch.quantization.config.weight_only import WeightOnlyConfig
 
+logger = logging.getLogger("neural_compressor")
 _SCHEME = re.compile(r"W([1-8])A([1-8]|16|32)(?:G(\d+))?")
 _BLOCK_SCHEMES = {"MXFP4": "mxfp4", "MXFP8": "mxfp8", "NVFP4": "nvfp4"}
 """Schemes named after the format of both weights and activations."""
 _FLOAT_BITS = (16, 32)
+_ACTIVATION = ("act_dtype", "act_group_size", "act_sym", "act_dynamic")
 _RULES = frozenset({"white_list", "local", "scheme"})
 """Fields that a rule for some layers does not take over from the whole: ``scheme`` says what others say."""
 _USUAL = AutoRoundOptions()
@@ -89,8 +91,8 @@ class AutoRoundConfig(WeightOnlyConfig):
     ``scheme`` is short for bits of weights and activations (and the group size), and follows them where it is not given.
     ``lr`` is 1 / ``iters`` by default and ``minmax_lr`` smaller, the more bits there are. Of the calibration data the first
     ``nsamples`` samples are used, and ``seqlen`` tokens of each; other algorithms beside it may ask for more. Activations
-    stay in float, or are rounded to blocks as the weights are (``scheme`` MXFP4, MXFP8, NVFP4; weights are trained on
-    float ones): other ``act_bits`` are refused when a model is prepared.
+    stay in float, or are rounded as they come: to integers in groups or token by token (``act_bits=8``), or to blocks as
+    the weights are (``scheme`` MXFP4, MXFP8, NVFP4). Weights are trained on float ones.
     With ``iters=0`` weights go to the nearest value of grids whose scales were searched. A step sees
     ``gradient_accumulate_steps`` batches of ``batch_size`` samples. What was learned is given up where the error of a block
     is no smaller than before, unless ``not_use_best_mse``. ``layer_config`` (fields by name of layer) and ``ignore_layers``
@@ -143,12 +145,8 @@ class AutoRoundConfig(WeightOnlyConfig):
         """How an op computes: weights are trained, activations stay in float or are rounded to blocks."""
         activation = self.activation_scheme()
         if activation is not None:
-            return OpScheme(*self._in_blocks(activation), self._mode, self.method())
-        if idle := self.changed("act_dtype", "act_group_size", "act_sym", "act_dynamic"):
-            raise ConfigError(
-                f"AutoRoundConfig.{next(iter(idle))} says how activations are quantized, and with act_bits={self.act_bits} "
-                "they stay in float; leave it out"
-            )
+            self._check_activation(activation)
+            return self._beside(activation, "dynamic" if self.act_dynamic else "static")
         return super().wanted
 
     @property
@@ -160,28 +158,21 @@ class AutoRoundConfig(WeightOnlyConfig):
         tensors = {"weight": self.weight_scheme(), "activation": activation}
         return {(name, "dtype"): tensor.dtype.name for name, tensor in tensors.items()}
 
-    @property
-    def _mode(self) -> str:
-        return "dynamic" if self.act_dynamic else "static"
-
-    def _in_blocks(self, activation: TensorScheme) -> tuple[TensorScheme, TensorScheme]:
-        """The schemes of both tensors; others than block formats are refused."""
-        weight = replace(self.weight_scheme(), algorithm="minmax")
-        if weight.dtype.scale_type is None or activation.dtype.scale_type is None:
+    def _check_activation(self, activation: TensorScheme) -> None:
+        """Refuse what has no form beside weights that are trained."""
+        kind = activation.dtype
+        if kind.scale_type is not None and self.weight_scheme().dtype.scale_type is None:
             raise ConfigError(
-                f"AutoRoundConfig.act_bits={self.act_bits}: layers with learned rounding take float activations, or both "
-                "weights and activations of block formats (scheme 'MXFP4', 'MXFP8', 'NVFP4'); leave act_bits at 16 (scheme "
-                "'W4A16'), or use StaticQuantConfig or DynamicQuantConfig for both"
+                f"AutoRoundConfig.act_dtype={kind.name!r}: inputs in blocks are multiplied with weights in blocks; say both "
+                f"as in the schemes {', '.join(_BLOCK_SCHEMES)}"
             )
-        if not self.act_dynamic and not activation.dtype.has_tensor_scale:
+        if not self.act_dynamic and not kind.has_tensor_scale:
             raise ConfigError(
-                f"AutoRoundConfig.act_dynamic=False: the scales of {activation.dtype.name} are of each input; leave it out"
+                f"AutoRoundConfig.act_dynamic=False: beside trained weights {kind.name} inputs have scales of their own, "
+                "none beforehand; leave it out, or use StaticQuantConfig or FP8Config"
             )
-        if idle := self.changed("act_group_size", "act_sym"):
-            raise ConfigError(
-                f"AutoRoundConfig.{next(iter(idle))}: {activation.dtype.name} has blocks of its own; leave it out"
-            )
-        return weight, activation
+        if kind.block_size and (idle := self.changed("act_group_size", "act_sym")):
+            raise ConfigError(f"AutoRoundConfig.{next(iter(idle))}: {kind.name} has blocks of its own; leave it out")
 
     def activation_scheme(self) -> TensorScheme | None:
         """How activations are quantized: as the weights where nothing else is said; None where they stay in float."""
@@ -191,7 +182,7 @@ class AutoRoundConfig(WeightOnlyConfig):
         kind = dtype_of(self.act_dtype or "int", self.act_bits)
         size = self.group_size if self.act_group_size is None else self.act_group_size
         symmetric = self.use_sym if self.act_sym is None else self.act_sym
-        dynamic = PER_CHANNEL if size == -1 else PerGroup(size)
+        dynamic = PER_TOKEN if size == -1 else PerGroup(size)
         return TensorScheme(kind, symmetric, dynamic if self.act_dynamic or kind.block_size else PER_TENSOR)
 
     @classmethod
@@ -211,6 +202,13 @@ class AutoRoundConfig(WeightOnlyConfig):
     @classmethod
     def _settled_activation(cls, values: dict[str, Any], given: frozenset[str]) -> dict[str, Any]:
         name = values["act_dtype"]
-        if name in (None, "int"):
-            return values
-        return cls._with(values, {"act_bits": dtype_of(name, 0).bits}, given, f"act_dtype {name!r}")
+        if name not in (None, "int"):
+            values = cls._with(values, {"act_bits": dtype_of(name, 0).bits}, given, f"act_dtype {name!r}")
+        idle = [name for name in _ACTIVATION if name in given and values[name] != cls.model_fields[name].default]
+        if idle and values["act_bits"] in _FLOAT_BITS:
+            logger.warning(
+                "AutoRoundConfig: with act_bits=%d activations stay in float; not read: %s",
+                values["act_bits"],
+                ", ".join(idle),
+            )
+        return values

@@ -6,7 +6,6 @@ from typing import Any
 
 from neural_compressor.config.composable import ComposableConfig
 from neural_compressor.config.queries import FRAMEWORK_QUERIES, FrameworkQueries
-from neural_compressor.errors import ConfigError
 from neural_compressor.torch.quantization.config.defaults import get_default_double_quant_config, get_woq_tuning_config
 from neural_compressor.torch.quantization.config.fp8 import FP8Config
 from neural_compressor.torch.quantization.config.int8 import DynamicQuantConfig, StaticQuantConfig
@@ -16,16 +15,6 @@ from neural_compressor.torch.quantization.config.smooth import SmoothQuantConfig
 from neural_compressor.torch.structure.ops import find_ops
 
 INT8StaticQuantConfig = StaticQuantConfig
-
-
-class HybridGPTQConfig:
-    """4-bit weights multiplied with fp8 activations, for which there is no kernel here: a call says what to take."""
-
-    def __init__(self, *args: Any, **fields: Any) -> None:
-        raise ConfigError(
-            "HybridGPTQConfig is for devices that multiply 4-bit weights with fp8 activations; take GPTQConfig for the "
-            "weights, or FP8Config for both"
-        )
 
 
 def get_rtn_double_quant_config_set() -> list[RTNConfig]:

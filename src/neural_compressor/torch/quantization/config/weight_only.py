@@ -71,6 +71,11 @@ class WeightOnlyConfig(ComposableConfig):
         return self.dtype != FLOAT
 
     @property
+    def algorithm(self) -> str:
+        """The registered algorithm that finds the weights."""
+        return self.name
+
+    @property
     def symmetric(self) -> bool:
         """Whether zero is in the middle of the grid."""
         return bool(getattr(self, "use_sym", False))
@@ -88,7 +93,7 @@ class WeightOnlyConfig(ComposableConfig):
     def method(self) -> Method:
         """How the weights are found."""
         self.require_single()
-        return method_of(self.name, self._option_fields(), TORCH_OPTIONS)
+        return method_of(self.algorithm, self._option_fields(), TORCH_OPTIONS)
 
     def _option_fields(self) -> dict[str, Any]:
         """The fields that may stand for options, less what means nothing on the grid of the weights."""
@@ -102,7 +107,7 @@ class WeightOnlyConfig(ComposableConfig):
         if not self.quantizes:
             return TensorScheme(kind)
         granularity = PER_CHANNEL if self.group_size == -1 else PerGroup(self.group_size)
-        return TensorScheme(kind, self.symmetric, granularity, self.name)
+        return TensorScheme(kind, self.symmetric, granularity, self.algorithm)
 
     @property
     def wanted(self) -> OpScheme:
@@ -117,8 +122,15 @@ class WeightOnlyConfig(ComposableConfig):
         scheme = self.weight_scheme()
         size = self.group_size if isinstance(scheme.granularity, PerGroup) else -1
         sign = "sym" if scheme.symmetric else "asym"
-        fields = {"dtype": scheme.dtype.name, "scheme": sign, "group_size": size, "algorithm": self.name}
+        fields = {"dtype": scheme.dtype.name, "scheme": sign, "group_size": size, "algorithm": self.algorithm}
         return {("weight", field): value for field, value in fields.items()}
+
+    def _beside(self, activation: TensorScheme, mode: str) -> OpScheme:
+        """How an op computes whose inputs are quantized too: its scales are above zero, as kernels want them."""
+        scheme, method = replace(self.weight_scheme(), algorithm="minmax"), self.method()
+        if has_full_range(scheme):
+            method = method.with_options(full_range=False)
+        return OpScheme(replace(scheme, scales=self._parameters()[0]), activation, mode, method)
 
     def _parameters(self) -> tuple[TensorScheme | None, TensorScheme | None]:
         """How scales, and zero points that are no integers, are stored; None where they stay floats."""

@@ -61,7 +61,7 @@ def test_fp8(tmp_path, monkeypatch):
     net = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4)).eval()
     names = {"float_model": lambda: copy.deepcopy(net), "run": lambda model: model(torch.randn(8, 16))}
     examples = blocks("fp8.md")
-    assert len(examples) == 4
+    assert len(examples) == 5
     for number, code in enumerate(examples):
         exec(compile(code, f"docs/fp8.md, example {number}", "exec"), names)
         if number == 0:

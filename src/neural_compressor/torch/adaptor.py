@@ -139,8 +139,11 @@ class PyTorchAdaptor(Adaptor):
     ) -> nn.Module:
         survey = self._surveyed(model, data)
         source = self._number_of(q_func if q_func is not None else data)
+        new = copy_of(model).eval()
+        if survey.open_products(new, plan):
+            self._folded = None
         execution = prepare(
-            copy_of(model).eval(),
+            new,
             plan,
             reasons=self._reasons(plan),
             survey=survey,

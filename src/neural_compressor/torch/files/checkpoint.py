@@ -28,6 +28,7 @@ from neural_compressor.schemes import Plan
 from neural_compressor.torch.checks import copy_of, require_module
 from neural_compressor.torch.modules import QuantModule
 from neural_compressor.torch.modules.build import replace_module
+from neural_compressor.torch.modules.function_products import FunctionProduct, open_products
 from neural_compressor.torch.modules.kernels.integer import fits_kernel
 from neural_compressor.torch.modules.kv_cache import kv_scales_of
 from neural_compressor.torch.modules.matrix_stack import open_stacks
@@ -124,6 +125,7 @@ def load_model(path: str | Path, model: nn.Module) -> nn.Module:
     try:
         for name, target in config.aliases.items():
             tensors[name] = tensors[target]
+        open_products(base, {name: FunctionProduct(*each) for name, each in structure.products.items()})
         _check_types(base, done.plan)
         open_stacks(base, (name for name, _ in done.plan))
         for norm, layer in structure.folded.items():
@@ -195,6 +197,7 @@ class _StoredStructure(_Part):
     relus: dict[str, str] = Field(default_factory=dict)
     summed: list[str] = Field(default_factory=list)
     unfolded: dict[str, str] = Field(default_factory=dict)
+    products: dict[str, tuple[str, str]] = Field(default_factory=dict)
 
 
 class _StoredRelays(_Part):

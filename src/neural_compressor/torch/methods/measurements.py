@@ -24,6 +24,7 @@ from neural_compressor.formats.json_files import read_json, write_json
 from neural_compressor.observers.minmax import MinMaxObserver
 from neural_compressor.schemes import OpKey, Plan
 from neural_compressor.torch.hooks import evaluating, hooked
+from neural_compressor.torch.modules.function_products import opened_products
 
 logger = logging.getLogger("neural_compressor")
 
@@ -280,10 +281,12 @@ def _plain(seen: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def model_digest(model: nn.Module) -> str:
-    """What tells models apart: their modules, and the shapes of what these hold."""
+    """What tells models apart: their modules, and the shapes of what these hold; not which products are modules now."""
+    opened = opened_products(model)
     modules = [
         [name, type(module).__name__, *([own, *p.shape] for own, p in module.named_parameters(recurse=False))]
         for name, module in model.named_modules()
+        if name not in opened and name.rpartition(".")[0] not in opened
     ]
     return hashlib.sha256(json.dumps(modules).encode()).hexdigest()
 

@@ -8,11 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from neural_compressor.errors import QuantizationError
+from neural_compressor.formats.kv_cache import KV_SCHEME
 from neural_compressor.torch import functional
 from neural_compressor.torch.modules.activation import Range, calibrated_qparams, has_fixed_range, within_codes
 from neural_compressor.torch.modules.base import QUANT_MODULES, QuantModule
 from neural_compressor.torch.modules.kernels.quint8 import to_quint8
 from neural_compressor.torch.modules.kernels.table import SIMULATED
+from neural_compressor.torch.modules.kv_cache import is_held
 from neural_compressor.torch.modules.layer_operator import is_compiled
 from neural_compressor.torch.modules.portable import as_type, is_leaving
 
@@ -65,9 +67,15 @@ class QuantArithmetic(QuantModule):
     def _operand(self, x: Operand, other: Operand, name: str) -> Operand:
         if not isinstance(x, Tensor) or not (x.is_floating_point() or x.is_quantized):
             return x
+        if self._holds(x):
+            return x.float()
         # Beside a plain number there was one operand to calibrate.
         alone = not isinstance(other, Tensor) and self.qparams("output") is None
         return self._rounded(x, "a" if alone else name)
+
+    def _holds(self, x: Tensor) -> bool:
+        """Whether ``x`` comes from a cache in the type of the op, and is not rounded again."""
+        return is_held(x) and self.scheme.activation is not None and self.scheme.activation.dtype == KV_SCHEME.dtype
 
     def _integer(self, a: Operand, b: Operand) -> Tensor:
         left, right = self._quint8(a, "a"), self._quint8(b, "b")

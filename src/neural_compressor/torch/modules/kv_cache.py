@@ -98,6 +98,21 @@ def kv_scales_for(model: nn.Module, largest: Mapping[str, Sequence[Tensor]]) -> 
     return scales
 
 
+_HELD = "_held_in_fp8"
+
+
+def mark_held(*tensors: Any) -> None:
+    """Say of tensors that their values are those that a cache in fp8 holds."""
+    for tensor in tensors:
+        if isinstance(tensor, Tensor):
+            setattr(tensor, _HELD, True)
+
+
+def is_held(value: Any) -> bool:
+    """Whether :func:`mark_held` said so: to round them to that type again, in another scale, would be once too often."""
+    return getattr(value, _HELD, False) is True
+
+
 class _Cache:
     """A cache that changes or sees what it is given, and hands everything else to the one it stands for."""
 
@@ -113,13 +128,22 @@ class _Cache:
         return getattr(self._cache, name)
 
 
+class _RoundingCache(_Cache):
+    """A cache whose keys and values are all rounded."""
+
+    def update(self, keys: Tensor, values: Tensor, *args: Any, **kwargs: Any) -> Any:
+        held = super().update(keys, values, *args, **kwargs)
+        mark_held(*held)
+        return held
+
+
 def _hand_rounding_cache(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     def rounded(*pair: Tensor) -> tuple[Tensor, ...]:
         scales = (module.k_scale, module.v_scale)
         return tuple(_rounded(x, scale) for x, scale in zip(pair, scales, strict=True))  # type: ignore[arg-type]
 
     name = _argument(module)
-    return args, {**kwargs, name: _Cache(kwargs.get(name), rounded)}
+    return args, {**kwargs, name: _RoundingCache(kwargs.get(name), rounded)}
 
 
 def _rounded(x: Tensor, scale: Tensor) -> Tensor:

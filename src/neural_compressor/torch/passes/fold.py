@@ -24,13 +24,15 @@ class Structure:
 
     ``folded`` maps a batch norm to the layer it went into; ``relus`` maps a layer to the ReLU that follows it; ``summed``
     are layers whose output is added to something. ``unfolded`` says of a layer why a norm that follows it in some runs of
-    the model stays where it is.
+    the model stays where it is. ``products`` are modules that stand for products by functions: the function, and the place
+    of its call.
     """
 
     folded: dict[str, str] = field(default_factory=dict)
     relus: dict[str, str] = field(default_factory=dict)
     summed: list[str] = field(default_factory=list)
     unfolded: dict[str, str] = field(default_factory=dict)
+    products: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     def kept_by(self, model: nn.Module, traces: Iterable[Trace]) -> Structure:
         """What of it holds in further runs; ``model`` may be the folded one, as what became ``Identity`` is still called."""

@@ -12,9 +12,12 @@ import torch
 from torch import fx, nn
 from torch.utils._pytree import tree_map_only
 
+from neural_compressor.schemes import Plan
 from neural_compressor.torch.batches import feed, tensors_in
 from neural_compressor.torch.checks import copy_of
+from neural_compressor.torch.modules.function_products import close_products, open_products, opened_products
 from neural_compressor.torch.passes.fold import Structure, find_structure, fold
+from neural_compressor.torch.structure.ops import find_products
 from neural_compressor.torch.structure.watch import Call, Run, Trace, watched
 
 _COMPARED = 8
@@ -67,6 +70,19 @@ class Survey:
         self._find()
         if self.structure.folded and len(self.traces) <= _COMPARED:
             self._compare(run)
+
+    def open_products(self, model: nn.Module, plan: Plan) -> bool:
+        """Make modules of the products that ``plan`` names, in ``model`` and in its own; whether any is new."""
+        named = {name for name, _ in plan} - dict(model.named_modules()).keys()
+        if not named:
+            return False
+        found = find_products(model, self.traces)
+        wanted = {name: each for name, each in found.items() if any(name + part in named for part in each.parts)}
+        open_products(model, wanted)
+        known = opened_products(self.model)
+        close_products(self.model)
+        open_products(self.model, {**known, **wanted})
+        return bool(wanted.keys() - known.keys())
 
     def _find(self) -> None:
         found = find_structure(self.model, *self.traces, refused=self._refused)

@@ -27,7 +27,8 @@ from neural_compressor.torch.pt2e.graph_race import slower_in_graph
 from neural_compressor.torch.pt2e.ops import find_graph_ops, graph_opwise
 from neural_compressor.torch.quantization.config import FP8Config
 from neural_compressor.torch.quantization.config.fp8 import RUN_FIELDS
-from neural_compressor.torch.structure.ops import find_ops, is_parameter, not_weight_only
+from neural_compressor.torch.quantization.products import are_named, product_names
+from neural_compressor.torch.structure.ops import BY_FUNCTION, find_ops, is_parameter, not_weight_only
 
 _NOT_ALONE = "in an exported graph weights are not quantized alone; give the configuration the eager model"
 
@@ -160,12 +161,15 @@ class _Resolver:
     ) -> None:
         self._model, self._configs, self._not_alone = model, configs, not_alone
         self._spaces: dict[tuple[int, Request], OpSpace] = {}
+        self._products = product_names(model)
 
     def scheme(self, key: OpKey, given: Assignment[ComposableConfig]) -> tuple[OpScheme | None, str]:
         """The scheme of an op under the configuration it is given, or None and the reason."""
         config: Any = given.config
         if not config.quantizes:
             return None, "its configuration leaves it in float"
+        if key[0] in self._products and not are_named(given.claim, key, dict(self._configs.keys())):
+            return None, BY_FUNCTION
         if not hasattr(config, "wanted"):
             raise ConfigError(
                 f"{type(config).__name__} does not say how an op computes; a configuration of PyTorch does so with 'wanted'"

@@ -25,14 +25,21 @@ from neural_compressor.torch.files.streaming import WeightSource, is_empty
 from neural_compressor.torch.inspection import op_records
 from neural_compressor.torch.methods.qat import QatSession, check_trainable
 from neural_compressor.torch.modules import QuantModule
+from neural_compressor.torch.modules.function_products import close_products
 from neural_compressor.torch.passes.fold import Structure, fold
 from neural_compressor.torch.passes.survey import Survey
 from neural_compressor.torch.pt2e.exported import copied, is_exported, torchao_required
 from neural_compressor.torch.pt2e.records import graph_records
 from neural_compressor.torch.quantization.fp8_runs import FP8Run, fp8_run
 from neural_compressor.torch.quantization.plans import plan_for
+from neural_compressor.torch.quantization.products import (
+    NOT_LOOKED_FOR,
+    may_name_products,
+    open_function_products,
+)
 from neural_compressor.torch.quantization.saving import save
 from neural_compressor.torch.quantized_model import Quantization
+from neural_compressor.torch.structure.ops import BY_FUNCTION
 
 _ATTRIBUTE = "_prepared"
 _FP8_RUN = "_fp8_run"
@@ -54,7 +61,7 @@ def prepare(model: nn.Module, quant_config: Any, inplace: bool = True, example_i
                 "prepare: an exported graph has the inputs it was exported with; leave out example_inputs"
             )
         return _prepare_graph(*_planned(model, quant_config, inplace, "prepare"))
-    model, plan, left = _planned(model, quant_config, inplace, "prepare")
+    model, plan, left = _planned(model, quant_config, inplace, "prepare", example_inputs)
     run = fp8_run(model, quant_config, plan)
     if run is not None:
         run.place()
@@ -100,7 +107,7 @@ def prepare_qat(
     is_graph = is_exported(model)
     if is_graph:
         _check_graph_training(example_inputs, learned_step_size)
-    model, plan, left = _planned(model, quant_config, inplace, "prepare_qat")
+    model, plan, left = _planned(model, quant_config, inplace, "prepare_qat", example_inputs)
     if is_graph:
         return _prepare_graph(model, plan, left, training=True)
     check_trainable(plan)
@@ -115,7 +122,7 @@ def prepare_qat(
 
 
 def _planned(
-    model: nn.Module, quant_config: Any, inplace: bool, function: str
+    model: nn.Module, quant_config: Any, inplace: bool, function: str, example_inputs: Any = None
 ) -> tuple[nn.Module, Plan, dict[OpKey, str]]:
     """A float model, checked, with what the configuration makes of it and why other ops stay in float."""
     require_module(model, function)
@@ -124,10 +131,23 @@ def _planned(
     if isinstance(getattr(model, "quantization", None), Quantization):
         raise ConfigError(f"the model is quantized already; {function} takes a float model")
     check_finite(model)
-    plan, left = plan_for(model, quant_config, without_runs="" if function == "prepare" else function)
-    if not inplace:
-        model = copied(model) if isinstance(model, GraphModule) and is_exported(model) else copy_of(model)
-    return model, plan, left
+    without_runs = "" if function == "prepare" else function
+    if is_exported(model) or not may_name_products(model, quant_config):
+        plan, left = plan_for(model, quant_config, without_runs)
+        if not inplace:
+            model = copied(model) if isinstance(model, GraphModule) and is_exported(model) else copy_of(model)
+        return model, plan, left
+    model = model if inplace else copy_of(model)
+    looked = open_function_products(model, example_inputs)
+    try:
+        plan, left = plan_for(model, quant_config, without_runs)
+    except BaseException as error:
+        close_products(model)
+        if isinstance(error, ConfigError) and not looked:
+            raise ConfigError(f"{error}. {NOT_LOOKED_FOR}") from error
+        raise
+    close_products(model, [name for name, _ in plan])
+    return model, plan, {key: why for key, why in left.items() if why != BY_FUNCTION}
 
 
 def _seen(model: nn.Module, example_inputs: Any) -> Survey:

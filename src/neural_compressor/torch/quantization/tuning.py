@@ -22,7 +22,9 @@ from neural_compressor.torch.executor import prepare
 from neural_compressor.torch.pt2e.exported import is_exported, torchao_required
 from neural_compressor.torch.quantization.config import TuningConfig
 from neural_compressor.torch.quantization.plans import plan_for
+from neural_compressor.torch.quantization.products import may_name_products, opened_copy
 from neural_compressor.torch.quantization.saving import save
+from neural_compressor.torch.structure.ops import BY_FUNCTION
 from neural_compressor.tuning.evaluator import with_arguments
 from neural_compressor.tuning.loop import tune
 
@@ -66,21 +68,25 @@ def autotune(
     left: dict[Plan, Mapping[OpKey, str]] = {}
     idle: list[NothingToQuantizeError] = []
     without_data = 0
-    for config in tune_config.candidates():
+    candidates = list(tune_config.candidates())
+    planned = model
+    if not is_graph and any(may_name_products(model, config) for config in candidates):
+        planned = opened_copy(model, example_inputs)
+    for config in candidates:
         try:  # what makes no sense is said before any work
-            plan, reasons = plan_for(model, config, without_runs="autotune")
+            plan, reasons = plan_for(planned, config, without_runs="autotune")
         except NothingToQuantizeError as error:
             idle.append(error)
             logger.warning("%s is not tried: %s", config, error)
             continue
-        if run_fn is None and _needs_data(model, plan, is_graph):
+        if run_fn is None and _needs_data(planned, plan, is_graph):
             logger.warning(
                 "%s is not tried: it needs calibration data; give a run_fn that runs the model on some", config
             )
             without_data += 1
             continue
         plans.setdefault(plan, Proposal(plan, str(config)))
-        left.setdefault(plan, reasons)
+        left.setdefault(plan, {key: why for key, why in reasons.items() if why != BY_FUNCTION})
     if not plans and not without_data:
         raise idle[0]
     if not plans:

@@ -10,8 +10,9 @@ from torch import nn
 
 from neural_compressor.schemes import OpKey
 from neural_compressor.torch import functional
+from neural_compressor.torch.modules.function_products import FunctionProduct, can_open
 from neural_compressor.torch.modules.weight_only import is_conv1d
-from neural_compressor.torch.structure.watch import Trace
+from neural_compressor.torch.structure.watch import Call, Trace
 
 FUNCTIONAL = (functional.MatMul, functional.Add, functional.Mul)
 """Ops without a weight; their output range is calibrated too."""
@@ -30,6 +31,13 @@ _INSTEAD = {
     **dict.fromkeys(("scaled_dot_product_attention", "multi_head_attention_forward", "bilinear", "cdist"), ""),
 }
 """Functions that multiply matrices, with the module that would be quantized; none where there is no quantized form."""
+
+
+BY_FUNCTION = (
+    "a product that a forward computes by a function: in float unless a rule given to prepare, quantize or autotune speaks "
+    "of products alone, by their type 'MatMul' or their names"
+)
+"""Why a rule for a whole block is not enough: a quantized product is simulated, and serving engines have no place for it."""
 
 
 def op_classes() -> dict[str, type[nn.Module]]:
@@ -106,27 +114,62 @@ def not_weight_only(model: nn.Module, ops: Mapping[OpKey, nn.Module], with_head:
 def find_functions(model: nn.Module, traces: Iterable[Trace], listed: Collection[OpKey]) -> dict[OpKey, str]:
     """Matrix products that forwards compute by functions of torch, with the reason why these stay in float.
 
-    They are named by the module whose forward calls them. What happens inside ``listed`` modules of torch is said of those.
+    They are named by the module whose forward calls them. What happens inside ``listed`` modules of torch is said of those,
+    and what is listed itself is not listed again.
     """
     modules = dict(model.named_modules())
     owners = [name if name in modules else name.rpartition(".")[0] for name, _ in listed]
     known = {name for name in owners if type(modules.get(name)).__module__.startswith("torch.")}
-    found: dict[OpKey, str] = {}
+    said = {name for name, _ in listed}
+    return {
+        (name, kind): _of_function(kind, bool(call.site) and can_open(modules[call.inside]))
+        for name, kind, call in _function_calls(modules, traces)
+        if call.inside not in known and not said & {name, f"{name}.qk", f"{name}.av"}
+    }
+
+
+def find_products(model: nn.Module, traces: Iterable[Trace]) -> dict[str, FunctionProduct]:
+    """Products that forwards compute by functions and that can be modules, by the name that the module would have."""
+    modules = dict(model.named_modules())
+    return {
+        name: FunctionProduct(kind, call.site)
+        for name, kind, call in _function_calls(modules, traces)
+        if call.site and can_open(modules[call.inside])
+    }
+
+
+def _function_calls(modules: Mapping[str, nn.Module], traces: Iterable[Trace]) -> Iterator[tuple[str, str, Call]]:
+    """Functions that multiply matrices: the name of each, the function, and a call of it.
+
+    Those at one place of the code are one; where the place is not known each call is one.
+    """
+    names: dict[tuple[str, str, str | int], str] = {}
     for trace in traces:
-        taken: set[str] = set()
+        counts: Counter[tuple[str, str]] = Counter()
         for call in [*trace.calls, *trace.within]:
             kind = call.target.rpartition(".")[2]
-            if call.module is not None or kind not in _INSTEAD or call.inside in known:
+            inside = modules.get(call.inside)
+            if (
+                call.module is not None
+                or kind not in _INSTEAD
+                or inside is None
+                or getattr(inside, "by_function", False)
+            ):
+                continue
+            counts[call.inside, kind] += not call.site
+            place = (call.inside, kind, call.site or counts[call.inside, kind])
+            if place in names:
                 continue
             first = f"{call.inside}.{kind}" if call.inside else kind
             numbered = (first if n == 0 else f"{first}_{n}" for n in count())
-            name = next(name for name in numbered if name not in taken and name not in modules)
-            taken.add(name)
-            found[name, kind] = _of_function(kind)
-    return found
+            taken = {*names.values(), *modules}
+            names[place] = next(n for n in numbered if n not in taken and not hasattr(inside, n.rpartition(".")[2]))
+            yield names[place], kind, call
 
 
-def _of_function(kind: str) -> str:
+def _of_function(kind: str, can_be_module: bool) -> str:
+    if can_be_module:
+        return BY_FUNCTION
     why = "a function that a forward calls, and only modules are quantized"
     return f"{why}; use {_INSTEAD[kind]} in its place" if _INSTEAD[kind] else f"{why}; it has no quantized form"
 

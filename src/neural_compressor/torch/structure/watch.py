@@ -20,6 +20,13 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from neural_compressor.torch.batches import feed, tensors_in
 from neural_compressor.torch.hooks import forward_replaced, hooked
+from neural_compressor.torch.modules.function_products import (
+    ATTENTION,
+    WHOLE_ATTENTION,
+    call_site,
+    inside_of,
+    product_kind,
+)
 
 # Reading a tensor's metadata does not use its values; properties such as ``.mT`` that give a tensor do.
 _METADATA = ("size", "dim", "numel", "is_floating_point", "stride", "__len__", "__hash__", "is_contiguous")
@@ -32,7 +39,9 @@ _LIBRARY = ("torch.nn.", "neural_compressor.")
 class Call:
     """One leaf module (``module`` is its name) or one torch function (``module`` is None) that ran.
 
-    ``rank`` is the number of dimensions of its first output, ``inside`` the module whose forward called it.
+    ``rank`` is the number of dimensions of its first output, ``inside`` the module whose forward called it. ``site`` is
+    where a product was called, if all that it multiplies comes from layers, parameters or inputs: angles of positions and
+    masks do not.
     """
 
     target: str
@@ -41,6 +50,7 @@ class Call:
     writes: tuple[int, ...]
     rank: int = 0
     inside: str = ""
+    site: str = ""
 
 
 @dataclass
@@ -104,6 +114,7 @@ class _Recorder(TorchFunctionMode):
         self.scopes = [""]
         self.own_leaf: str | None = None
         self._numbers: Any = WeakIdKeyDictionary()
+        self._valued: Any = WeakIdKeyDictionary()
         self._next = 0
 
     def number(self, tensor: torch.Tensor) -> int:
@@ -117,23 +128,61 @@ class _Recorder(TorchFunctionMode):
         self.trace.shapes[self._next] = tuple(tensor.shape)
         return self._next
 
-    def record(self, target: str, module: str | None, reads: tuple[int, ...], result: Any) -> None:
+    def record(
+        self, target: str, module: str | None, reads: tuple[int, ...], result: Any, inside: str = "", site: str = ""
+    ) -> None:
         tensors = list(tensors_in(result))
         writes = tuple(self.renumber(t) for t in tensors)
         rank = tensors[0].dim() if tensors else 0
-        self.trace.calls.append(Call(target, module, reads, writes, rank, self.scopes[-1]))
+        self.trace.calls.append(Call(target, module, reads, writes, rank, inside or self.scopes[-1], site))
+
+    def has_values(self, *values: Any) -> bool:
+        """Whether any tensor among ``values`` comes from layers, parameters or float inputs."""
+        return any(tensor in self._valued for tensor in tensors_in(values))
+
+    def give_values(self, value: Any) -> None:
+        for tensor in tensors_in(value):
+            if tensor.is_floating_point():
+                self._valued[tensor] = True
+
+    def _site(self, func: Any, args: Any, kwargs: Any) -> str:
+        kind = product_kind(func, kwargs)
+        first = 1 if kind == "baddbmm" else 0  # which is added
+        operands = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)]
+        multiplied = operands[first : 3 if kind == ATTENTION else first + 2]
+        return call_site()[0] if kind and all(self.has_values(tensor) for tensor in multiplied) else ""
+
+    def _inside(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What a function of torch gives that calls products itself; these are noted as inside the module that calls it."""
+        before, self.own_leaf = self.own_leaf, self.scopes[-1] if self.own_leaf is None else self.own_leaf
+        self.inside_leaf += 1
+        try:
+            with self:
+                return inside_of(func)(*args, **kwargs)
+        finally:
+            self.inside_leaf -= 1
+            self.own_leaf = before
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        called = getattr(func, "__name__", "")
-        if self.inside_leaf or called in _METADATA:
-            if self.own_leaf is not None and called not in _METADATA:
-                self.trace.within.append(Call(resolve_name(func) or called, None, (), (), inside=self.own_leaf))
-            return func(*args, **(kwargs or {}))
-        reads = tuple(self.number(t) for t in tensors_in((args, kwargs or {})))
-        result = func(*args, **(kwargs or {}))
-        if called != "__get__" or next(tensors_in(result), None) is not None:
-            self.record(resolve_name(func) or called or str(func), None, reads, result)
+        called, kwargs = getattr(func, "__name__", ""), kwargs or {}
+        if called in _METADATA or (self.inside_leaf and self.own_leaf is None):
+            return func(*args, **kwargs)
+        reads = () if self.inside_leaf else tuple(self.number(t) for t in tensors_in((args, kwargs)))
+        site, valued = self._site(func, args, kwargs), self.has_values(args, kwargs)
+        result = (self._inside if called == WHOLE_ATTENTION else _call)(func, args, kwargs)
+        if valued:
+            self.give_values(result)
+        target = resolve_name(func) or called or str(func)
+        if self.inside_leaf:
+            assert self.own_leaf is not None
+            self.trace.within.append(Call(target, None, (), (), inside=self.own_leaf, site=site))
+        elif called != "__get__" or next(tensors_in(result), None) is not None:
+            self.record(target, None, reads, result, site=site)
         return result
+
+
+def _call(func: Any, args: Any, kwargs: Any) -> Any:
+    return func(*args, **kwargs)
 
 
 def watch(
@@ -162,7 +211,12 @@ def watch(
     def leave(name: str, module: torch.nn.Module, args: Any, kwargs: Any, result: Any) -> None:
         recorder.inside_leaf -= 1
         recorder.own_leaf = None
-        recorder.record(type(module).__name__, name, reads[name].pop(), result)
+        if next(module.parameters(), None) is not None or recorder.has_values(args, kwargs):
+            recorder.give_values(result)
+        if getattr(module, "by_function", False):
+            recorder.record("torch.matmul", None, reads[name].pop(), result, inside=name)
+        else:
+            recorder.record(type(module).__name__, name, reads[name].pop(), result)
 
     def begin(name: str, *call: Any) -> None:
         recorder.scopes.append(name)
@@ -173,6 +227,7 @@ def watch(
     others = {name: module for name, module in model.named_modules() if name and name not in leaves}
     with hooked(others, begin, end), hooked(leaves, enter, leave), torch.no_grad():
         trace.inputs = frozenset(recorder.number(t) for t in tensors_in(inputs))
+        recorder.give_values((inputs, list(model.parameters())))
         with recorder:
             outputs = feed(model, inputs) if run is None else run()
             trace.outputs = frozenset(recorder.number(t) for t in tensors_in(outputs))

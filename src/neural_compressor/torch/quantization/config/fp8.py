@@ -84,7 +84,8 @@ def _no_ops() -> dict[str, list[str]]:
 
 def _is_listed(ops: Mapping[str, list[str]], name: str, op_type: str) -> bool:
     """Whether a list of ops names one: by its type, or by a regular expression that is found in its name."""
-    return op_type in ops["types"] or any(NamePattern.of(f".*(?:{text}).*").matches(name) for text in ops["names"])
+    kinds = (kind.casefold() for kind in ops["types"])
+    return op_type.casefold() in kinds or any(NamePattern.of(f".*(?:{text}).*").matches(name) for text in ops["names"])
 
 
 def _device(value: Any) -> str | None:
@@ -285,6 +286,17 @@ class FP8Config(ComposableConfig):
                             f"FP8Config.{field}: {text!r} among the {part} matches no op of the model; "
                             f"{close_matches(text, known)}"
                         )
+
+    def listed_among(self, ops: Iterable[tuple[str, str]], *fields: str) -> list[list[str]]:
+        """Of each entry of its lists, or of those that ``fields`` name, the ops that it speaks of among ``ops``."""
+        ops = list(ops)
+        entries = [
+            {**_no_ops(), part: [text]}
+            for field in fields or ("allowlist", "blocklist")
+            for part, texts in getattr(self, field).items()
+            for text in texts
+        ]
+        return [[name for name, kind in ops if _is_listed(entry, name, kind)] for entry in entries]
 
     def excludes(self, name: str, op_type: str) -> str:
         """Why an op is left in float by the lists of the configuration; empty where it is not."""

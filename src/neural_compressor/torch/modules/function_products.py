@@ -1,0 +1,263 @@
+"""Matrix products that a forward computes by functions of torch, as modules, so that they are ops like any other.
+
+A product is known by the place of its call in the code of the module that makes it, not by a count: a forward that takes
+another way, or runs a line more often, has the same products at the same places. One at a place that no run showed is
+computed in float, and a warning says so.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import sys
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from types import CodeType, FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode, resolve_name
+
+from neural_compressor.errors import FormatError
+from neural_compressor.torch.functional import MatMul, ScaledDotProductAttention
+from neural_compressor.torch.modules.kv_cache import is_held, mark_held
+from neural_compressor.torch.modules.object_forward import ObjectForward
+
+logger = logging.getLogger("neural_compressor")
+
+ATTENTION = "scaled_dot_product_attention"
+WHOLE_ATTENTION = "multi_head_attention_forward"
+"""A function of torch, in Python, that calls products itself."""
+_LIBRARY = ("torch.overrides", "torch._", "torch.utils", "torch.nn.modules.module", "neural_compressor.")
+"""Modules whose frames are between a product and its call, and not where it is called."""
+_SAME_VALUES = (
+    *("transpose", "permute", "reshape", "view", "expand", "contiguous", "__getitem__", "__get__", "repeat_interleave"),
+    *("unsqueeze", "squeeze", "flatten", "to", "swapaxes", "movedim", "repeat"),
+)
+
+
+@dataclass(frozen=True)
+class FunctionProduct:
+    """A call of the function ``kind`` at the place ``site`` of the code."""
+
+    kind: str
+    site: str
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """What the names of its ops end with, behind that of the call."""
+        return (".qk", ".av") if self.kind == ATTENTION else ("",)
+
+
+# -- which call it is ---------------------------------------------------------------------------------------------------
+
+
+def product_kind(func: Any, kwargs: Mapping[str, Any]) -> str:
+    """The name of a function whose product can be a module; empty for any other."""
+    name = (resolve_name(func) or getattr(func, "__name__", "")).rpartition(".")[2]
+    return name if (name in _RUN or name == ATTENTION) and kwargs.get("out") is None else ""
+
+
+def call_site() -> tuple[str, Any]:
+    """Where the function was called that is being handled, from the forward of a module on, and that module.
+
+    Lines are counted from that of the function, so that what stands around it in its file is nothing to it.
+    """
+    places: list[str] = []
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        module, code = frame.f_globals.get("__name__", ""), frame.f_code
+        if code.co_name == "_call_impl" and module == "torch.nn.modules.module":
+            return "<".join(places), frame.f_locals["self"]
+        if code is ProductsForward.redirected.__code__:
+            return "<".join(places), frame.f_locals["self"].module
+        if not module.startswith(_LIBRARY):
+            places.append(_place(code, frame.f_lasti, frame.f_lineno))
+        frame = frame.f_back
+    return "", None
+
+
+_PLACES: dict[tuple[int, int], tuple[CodeType, str]] = {}
+
+
+def _place(code: CodeType, instruction: int, line: int) -> str:
+    key = (id(code), instruction)
+    if key not in _PLACES:
+        positions = getattr(code, "co_positions", None)  # Python 3.11 and later
+        columns = list(positions())[instruction // 2][2:] if positions is not None else (instruction,)
+        name = getattr(code, "co_qualname", code.co_name)
+        _PLACES[key] = code, f"{name}:{line - code.co_firstlineno}:{'-'.join(map(str, columns))}"
+    return _PLACES[key][1]
+
+
+@functools.cache
+def inside_of(function: FunctionType) -> Callable[..., Any]:
+    """A function of ``torch.nn.functional`` that does not ask anew who handles it, so that its own calls are seen."""
+    scope = {**function.__globals__, "has_torch_function": lambda *_: False}
+    copy = FunctionType(function.__code__, scope, function.__name__, function.__defaults__, function.__closure__)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
+
+
+# -- a forward in which products are modules ----------------------------------------------------------------------------
+
+
+def _matmul(product: nn.Module, first: Tensor, second: Tensor) -> Any:
+    return product(first, second)
+
+
+def _rmatmul(product: nn.Module, second: Tensor, first: Tensor) -> Any:
+    return product(first, second)
+
+
+def _baddbmm(product: nn.Module, added: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Any:
+    result = product(a, b)
+    result = result if alpha == 1 else result * alpha
+    return result + (added if beta == 1 else added * beta) if beta else result
+
+
+_RUN: Mapping[str, Callable[..., Any]] = {
+    **dict.fromkeys(("matmul", "__matmul__", "mm", "bmm", "linalg_matmul"), _matmul),
+    "__rmatmul__": _rmatmul,
+    "baddbmm": _baddbmm,
+}
+_NAMED = ("input", "other", "tensor2", "mat2", "batch1", "batch2")
+"""Operands by name, in the order of their places."""
+
+
+class _Redirect(TorchFunctionMode):
+    """Has the products of a forward computed by the modules that stand for them."""
+
+    def __init__(self, forward: ProductsForward) -> None:
+        super().__init__()
+        self.forward = forward
+        self._holds = forward.module._buffers.get("k_scale") is not None
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__name__", "") == WHOLE_ATTENTION:
+            with self:
+                return inside_of(func)(*args, **kwargs)
+        if kind := product_kind(func, kwargs):
+            site, module = call_site()
+            if module is self.forward.module and (name := self.forward.child(kind, site)):
+                with self:  # for what it does to operands that a cache holds
+                    return _computed(kind, module.get_submodule(name), args, kwargs)
+        result = func(*args, **kwargs)
+        moved = self._holds and getattr(func, "__name__", "") in _SAME_VALUES
+        if moved and isinstance(result, Tensor) and args and is_held(args[0]):
+            mark_held(result)
+        return result
+
+
+def _computed(kind: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if kind == ATTENTION:
+        return module(*args, **kwargs)
+    operands = [kwargs[name] for name in _NAMED if name in kwargs]
+    rest = {name: value for name, value in kwargs.items() if name not in (*_NAMED, "out")}
+    return _RUN[kind](module, *args, *operands, **rest)
+
+
+class ProductsForward(ObjectForward):
+    """The attribute ``forward`` of a module some of whose products are modules below it; ``products`` are these by name."""
+
+    def __init__(self, module: nn.Module, products: Mapping[str, FunctionProduct]) -> None:
+        super().__init__(module)
+        self.products = dict(products)
+        self.known: set[str] = set()
+        self._told = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"module": self.module, "products": self.products, "known": self.known}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["module"], state["products"])  # type: ignore[misc]
+        self.known = state["known"]
+
+    def child(self, kind: str, site: str) -> str:
+        """The module for a product; empty for one that stays a function."""
+        for name, product in self.products.items():
+            if product.site == site:
+                return name
+        if site not in self.known and not self._told:
+            self._told = True
+            logger.warning(
+                "a %s of %s, at %s, was not seen when its products were looked for: it is computed in float",
+                kind,
+                type(self.module).__name__,
+                site,
+            )
+        return ""
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # places in the code are those of the frames that run
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.redirected(*args, **kwargs)
+
+    def redirected(self, *args: Any, **kwargs: Any) -> Any:
+        """The forward of the class, with modules for its products."""
+        with _Redirect(self):
+            return self.own(*args, **kwargs)
+
+
+def open_products(
+    model: nn.Module, products: Mapping[str, FunctionProduct], known: Iterable[FunctionProduct] = ()
+) -> None:
+    """Make modules of ``products``, by name, below the modules whose forwards compute them.
+
+    ``known`` are others that were seen, of which nothing needs to be said when they are computed by functions.
+    """
+    owners: dict[str, dict[str, FunctionProduct]] = {}
+    for name, product in products.items():
+        owner, _, own = name.rpartition(".")
+        owners.setdefault(owner, {})[own] = product
+    sites = {product.site for product in known}
+    for owner, own_products in owners.items():
+        module = model.get_submodule(owner)
+        if "forward" in vars(module) or any(hasattr(module, own) for own in own_products):
+            raise FormatError(
+                f"products of {owner!r} cannot be made modules: its forward was set on the object, or it has attributes "
+                f"of the names {sorted(own_products)}"
+            )
+        for own, product in own_products.items():
+            module.add_module(own, _opened(product).train(module.training))
+        forward = ProductsForward(module, own_products)
+        forward.known |= sites
+        forward.install()
+
+
+def _opened(product: FunctionProduct) -> nn.Module:
+    new = ScaledDotProductAttention() if product.kind == ATTENTION else MatMul()
+    for each in new.modules():
+        if isinstance(each, MatMul):
+            each.by_function = True
+    return new
+
+
+def can_open(module: nn.Module) -> bool:
+    """Whether the products of a module can be made modules: not where its forward was set on the object."""
+    return "forward" not in vars(module)
+
+
+def opened_products(model: nn.Module) -> dict[str, FunctionProduct]:
+    """The products of ``model`` that are modules now, by name."""
+    found: dict[str, FunctionProduct] = {}
+    for name, module in model.named_modules():
+        forward = vars(module).get("forward")
+        if isinstance(forward, ProductsForward):
+            found |= {f"{name}.{own}" if name else own: product for own, product in forward.products.items()}
+    return found
+
+
+def close_products(model: nn.Module, kept: Collection[str] = ()) -> None:
+    """Let products be functions again, but those of which an op is among the names ``kept``."""
+    for name, product in opened_products(model).items():
+        if any(name + part in kept for part in product.parts):
+            continue
+        owner, _, own = name.rpartition(".")
+        module = model.get_submodule(owner)
+        forward = vars(module)["forward"]
+        del forward.products[own], module._modules[own]
+        forward.known.add(product.site)
+        if not forward.products:
+            forward.remove()

@@ -1,0 +1,83 @@
+"""Products that forwards compute by functions, made ops where a configuration names them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map_only
+
+from neural_compressor.config.composable import ComposableConfig
+from neural_compressor.config.composition import Composition
+from neural_compressor.config.op_selector import Claim
+from neural_compressor.schemes import OpKey
+from neural_compressor.torch.batches import fitting
+from neural_compressor.torch.files.streaming import is_empty
+from neural_compressor.torch.hooks import evaluating
+from neural_compressor.torch.modules.function_products import open_products, opened_products
+from neural_compressor.torch.passes.survey import sharing_weights
+from neural_compressor.torch.quantization.config import FP8Config
+from neural_compressor.torch.structure.ops import find_ops, find_products
+from neural_compressor.torch.structure.watch import watch
+
+NOT_LOOKED_FOR = (
+    "Products that forwards compute by functions are ops where the model can be run first: give example_inputs"
+)
+
+
+def may_name_products(model: nn.Module, config: Composition) -> bool:
+    """Whether a rule or list of ``config`` speaks of none of the ops that are modules, or of products alone."""
+    if not isinstance(config, Composition) or is_empty(model):
+        return False
+    types = dict(find_ops(model)[0].keys())
+    selectors = [claim.selector for part in config.parts for claim in part.claims() if claim.selector is not None]
+    entries = (entry for each in _fp8_parts(config) for entry in each.listed_among(types.items()))
+    chosen = [*(selector.select(types) for selector in selectors), *entries]
+    return any(all(types[name] == "MatMul" for name in names) for names in chosen)
+
+
+def open_function_products(model: nn.Module, example_inputs: Any) -> bool:
+    """Make modules of all products that ``model`` computes by functions; whether it could be run to find them."""
+    inputs = example_inputs if example_inputs is not None else getattr(model, "dummy_inputs", None)
+    if inputs is None:
+        return False
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    try:
+        with torch.no_grad(), evaluating(model), fitting("example_inputs", inputs):
+            trace = watch(model, tree_map_only(torch.Tensor, lambda t: t.clone().to(device), inputs))
+    except Exception:
+        if example_inputs is not None:
+            raise
+        return False  # what transformers has for all models does not fit this one
+    open_products(model, find_products(model, [trace]))
+    return True
+
+
+def opened_copy(model: nn.Module, example_inputs: Any) -> nn.Module:
+    """A copy with the weights of ``model`` in which products are modules as far as it could be run to find them."""
+    new = sharing_weights(model)
+    open_function_products(new, example_inputs)
+    return new
+
+
+def product_names(model: nn.Module) -> set[str]:
+    """The names of the ops that stand for products by functions."""
+    return {name + part for name, product in opened_products(model).items() for part in product.parts}
+
+
+def are_named(claim: Claim[ComposableConfig] | None, key: OpKey, types: Mapping[str, str]) -> bool:
+    """Whether a claim speaks of the product ``key`` and of no ops but products."""
+    found: Iterable[list[str]] = []
+    if claim is None:
+        return False
+    if isinstance(claim.config, FP8Config):
+        found = claim.config.listed_among(types.items(), "allowlist")
+    chosen = [*found, *([] if claim.selector is None else [claim.selector.select(types)])]
+    return any(key[0] in names and all(types[name] == "MatMul" for name in names) for names in chosen)
+
+
+def _fp8_parts(config: Composition) -> Iterable[FP8Config]:
+    every = (each for part in config.parts for each in (part, *(rule.config for rule in part.local)))
+    return (each for each in every if isinstance(each, FP8Config))

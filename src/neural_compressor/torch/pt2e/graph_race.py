@@ -21,17 +21,12 @@ from neural_compressor.torch.modules.kernels.quint8 import codes_of, to_quint8
 from neural_compressor.torch.modules.kernels.race import Race, Work, current_race
 from neural_compressor.torch.pt2e.ops import find_graph_ops
 from neural_compressor.torch.structure.int8_race import MUST_GAIN, few_samples
+from neural_compressor.torch.structure.integer_path import hands_on, sources
 
 logger = logging.getLogger("neural_compressor")
 
 _aten = torch.ops.aten
 _QPARAMS = (1 / 255, 0)
-_HAND_ON = (
-    *("relu", "relu_", "relu6", "relu6_", "hardtanh", "hardtanh_", "hardswish", "hardswish_", "silu", "silu_", "gelu"),
-    *("leaky_relu", "leaky_relu_", "tanh", "add", "add_", "batch_norm", "dropout", "flatten", "view", "reshape"),
-    *("max_pool2d", "avg_pool2d", "adaptive_avg_pool2d"),
-)
-"""Operators that are computed in one kernel with the product before them, or that hand integers on."""
 
 
 @dataclass(frozen=True)
@@ -175,17 +170,13 @@ def _shape(argument: Any) -> tuple[int, ...] | None:
 
 
 def _sources(nodes: Mapping[OpKey, list[Node]]) -> dict[OpKey, OpKey]:
-    """``{op: the op whose integers it can read}``: between the two lies only what integers can go through."""
+    """``{op: the op whose integers it can read}`` of the first calls of ops."""
     owner = {node: key for key, found in nodes.items() for node in found}
-    found: dict[OpKey, OpKey] = {}
-    for key, own in nodes.items():
-        at: Any = own[0].args[0]
-        while isinstance(at, Node) and at not in owner and _name(at) in _HAND_ON:
-            at = at.args[0]
-        if at in owner:
-            found[key] = owner[at]
-    return found
 
+    def through(node: Node) -> Node | None:
+        name = str(node.target).split(".")[1] if isinstance(node.target, torch._ops.OpOverload) else ""
+        before = node.args[0] if hands_on(name, compiled=True) else None
+        return before if isinstance(before, Node) else None
 
-def _name(node: Node) -> str:
-    return str(node.target).split(".")[1] if isinstance(node.target, torch._ops.OpOverload) else ""
+    reads = {key: own[0].args[0] for key, own in nodes.items()}
+    return sources({key: node for key, node in reads.items() if isinstance(node, Node)}, owner.get, through)

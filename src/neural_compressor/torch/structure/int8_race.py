@@ -23,7 +23,8 @@ from neural_compressor.torch.modules.kernels import fbgemm, onednn
 from neural_compressor.torch.modules.kernels.quint8 import to_quint8
 from neural_compressor.torch.modules.kernels.race import Race, Work, current_race
 from neural_compressor.torch.modules.kernels.table import kernel_for
-from neural_compressor.torch.structure.watch import Call, Trace
+from neural_compressor.torch.structure.integer_path import hands_on, sources
+from neural_compressor.torch.structure.watch import Trace
 
 logger = logging.getLogger("neural_compressor")
 
@@ -35,9 +36,6 @@ MUST_GAIN = 1.25
 """Integers stay unless float is so many times as fast: noise decides nothing, and they are smaller."""
 _MOST_VALUES = 1 << 20
 """A batch is cut to inputs of about so many values."""
-_NORMS = ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d")  # folded by the time it counts
-_HAND_ON = ("ReLU", "ReLU6", "Identity", "Flatten", "Dropout", "MaxPool2d", *_NORMS)
-_HAND_ON_FUNCTIONS = ("relu", "relu6", "flatten", "view", "reshape", "add", "__add__", "iadd", "max_pool2d")
 
 
 @dataclass(frozen=True)
@@ -189,24 +187,15 @@ def few_samples(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _fed(trace: Trace, ops: Collection[str]) -> dict[str, str]:
-    """``{op: the op whose integers it can read}``: between the two lies only what integers can go through."""
+    """``{op: the op whose integers it can read}`` of what was seen of a run."""
     made_by = {number: call for call in trace.calls for number in call.writes}
-    found = {}
-    for call in trace.calls:
-        if call.module is not None and call.module in ops and call.reads:
-            source = _source(call.reads[0], made_by, ops)
-            if source is not None:
-                found[call.module] = source
-    return found
+    own = {number: call.module for number, call in made_by.items() if call.module is not None and call.module in ops}
+    reads = {call.module: call.reads[0] for call in trace.calls if call.module is not None and call.reads}
 
-
-def _source(number: int, made_by: Mapping[int, Call], ops: Collection[str]) -> str | None:
-    while number in made_by:
-        call = made_by[number]
-        if call.module in ops:
-            return call.module
-        hands_on = call.target in _HAND_ON if call.module else call.target.rsplit(".", 1)[-1] in _HAND_ON_FUNCTIONS
-        if not hands_on or not call.reads:
+    def through(number: int) -> int | None:
+        call = made_by.get(number)
+        if call is None or not call.reads or not hands_on(call.target.rsplit(".", 1)[-1]):
             return None
-        number = call.reads[0]
-    return None
+        return call.reads[0]
+
+    return sources({name: number for name, number in reads.items() if name in ops}, own.get, through)

@@ -68,6 +68,20 @@ def test_a_batch_that_the_model_fixes_is_listed(caplog):
         exported(torch.randn(2, 12))
 
 
+def test_a_sequence_that_a_loop_fixes_is_listed():
+    class Recurrent(nn.Module):
+        def forward(self, x):
+            state = torch.zeros_like(x[:, 0])
+            for step in range(x.shape[1]):
+                state = torch.tanh(state + x[:, step])
+            return state
+
+    exported = export(Recurrent(), torch.randn(1, 5, 4))
+    assert FixedDimension("x", 1, 5) in exported.fixed_dimensions
+    with pytest.raises(ConfigError, match="dimension 1, which stayed 5"):
+        exported(torch.randn(2, 6, 4))
+
+
 @pytest.mark.parametrize("as_dict", [True, False])
 def test_a_decoder_is_exported_without_its_cache(llama, as_dict):
     ids = torch.randint(0, 64, (1, 6))

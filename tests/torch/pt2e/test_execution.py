@@ -272,38 +272,30 @@ def test_what_stays_in_float_is_listed():
     assert "two activations" in reasons["matmul", "matmul"]
 
 
-def test_layers_with_a_transposed_weight_are_listed(capsys):
-    transformers = pytest.importorskip("transformers")
-    sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": 32, "n_positions": 16}
-    gpt2 = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)).eval()
-    ids = torch.randint(0, 32, (2, 6))
-    prepared = prepare(export(gpt2, {"input_ids": ids}), StaticQuantConfig())
-    prepared(input_ids=ids)
-    q_model = convert(prepared)
-    expected = {name for name, module in gpt2.named_modules() if type(module).__name__ == "Conv1D"}
-    listed = {name: why for (name, kind), why in q_model.quantization.reasons.items() if kind == "Conv1D"}
-    assert len(expected) == 8
-    assert listed.keys() == expected
-    assert all("aten.addmm" in why for why in listed.values())
-    assert set(q_model.quantization.plan) == {("lm_head", "Linear")}
-    assert "float: 8 Conv1D (aten.addmm" in capsys.readouterr().err
-
-
-def test_addmm_as_a_function_is_listed():
-    class Sums(nn.Module):
+def test_products_that_stay_in_float_are_listed():
+    class Products(nn.Module):
         def __init__(self):
             super().__init__()
-            self.fc, self.weight, self.bias = nn.Linear(4, 4), nn.Parameter(torch.eye(4)), nn.Parameter(torch.ones(4))
+            self.fc, self.weight = nn.Linear(4, 4), nn.Parameter(torch.eye(4))
 
         def forward(self, x):
-            x = torch.addmm(self.bias, self.fc(x), self.weight)
-            return torch.addmm(x, x, x.transpose(0, 1) @ x)
+            x = self.fc(x)
+            x = torch.baddbmm(x, x, x)
+            x = torch.einsum("bij,bjk->bik", x, x)
+            x = torch.addmm(x[0], x[0], x[1])
+            return self.weight.t() @ x
 
-    q_model = quantized(Sums(), StaticQuantConfig(), torch.randn(3, 4))
+    q_model = quantized(Products(), StaticQuantConfig(), torch.randn(2, 4, 4))
     reasons = q_model.quantization.reasons
-    assert "no int8 form" in reasons["addmm", "addmm"]
-    assert "two activations" in reasons["addmm_1", "addmm"]
+    for name in ("baddbmm", "einsum", "addmm"):
+        assert "two activations" in reasons[name, name]
+    assert "with a weight" in reasons["matmul", "matmul"]
     assert set(q_model.quantization.plan) == {("fc", "Linear")}
+
+
+def test_nothing_foreign_is_warned_of(cnn, recwarn):
+    quantized(cnn, StaticQuantConfig(), torch.randn(2, 3, 8, 8))
+    assert [str(warning.message) for warning in recwarn] == []
 
 
 def test_bf16_models(mlp):

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.fx import GraphModule
+from torch.fx.experimental.symbolic_shapes import is_concrete_int
 from torch.utils import _pytree as pytree
 
 from neural_compressor.errors import ConfigError, NeuralCompressorError
@@ -20,10 +20,10 @@ from neural_compressor.torch.batches import describe
 from neural_compressor.torch.checks import require_module, require_values
 from neural_compressor.torch.hooks import evaluating
 from neural_compressor.torch.pt2e.exported import Exported, FixedDimension, InputTensor, exported_of, mark
+from neural_compressor.torch.pt2e.int8_forms import linear_products, number_padding, strip_checks
 
 logger = logging.getLogger("neural_compressor")
 
-_aten = torch.ops.aten
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 
@@ -66,8 +66,10 @@ def export(model: nn.Module, example_inputs: Any, dynamic_shapes: Any = None) ->
             )
             return model
     new = program.module()
-    _strip_checks(new)
-    _number_padding(new)
+    strip_checks(new)
+    number_padding(new)
+    linear_products(new)
+    new.recompile()
     known = _known(model, program, inputs)
     for fixed in known.fixed:
         logger.info("exported %s: %s", type(model).__name__, fixed)
@@ -164,43 +166,6 @@ def _without_cache(model: nn.Module) -> Iterator[None]:
             config.use_cache = True
 
 
-def _strip_checks(model: GraphModule) -> None:
-    """Take out the assertions that export adds: inputs are checked before the graph, with messages that name them.
-
-    They count as readers of the tensors they look at, which stands in the way of fusing what is behind.
-    """
-    for node in reversed(list(model.graph.nodes)):
-        is_guard = node.op == "call_module" and node.target == "_guards_fn"
-        if is_guard or node.target is torch.ops.aten._assert_tensor_metadata.default:
-            model.graph.erase_node(node)
-    if hasattr(model, "_guards_fn"):
-        del model._guards_fn
-    model._forward_pre_hooks.clear()
-    model._forward_pre_hooks_with_kwargs.clear()
-    model.recompile()
-
-
-def _number_padding(model: GraphModule) -> None:
-    """Convolutions with padding as a word in the form with numbers, where both sides get the same."""
-    forms = {_aten.conv1d.padding: _aten.conv1d.default, _aten.conv2d.padding: _aten.conv2d.default}
-    for node in model.graph.nodes:
-        if node.target not in forms:
-            continue
-        weight = node.args[1].meta["val"].shape
-        given = dict(
-            zip(("input", "weight", "bias", "stride", "padding", "dilation", "groups"), node.args, strict=False)
-        )
-        dims = len(weight) - 2
-        word, dilation = given.get("padding", "valid"), given.get("dilation") or [1] * dims
-        whole = [0 if word == "valid" else int(d) * (int(k) - 1) for d, k in zip(dilation, weight[2:], strict=True)]
-        if all(width % 2 == 0 for width in whole):
-            node.target = forms[node.target]
-            halves = [width // 2 for width in whole]
-            strides = given.get("stride") or [1] * dims
-            node.args = (*node.args[:2], given.get("bias"), strides, halves, dilation, given.get("groups", 1))
-    model.recompile()
-
-
 def _known(model: nn.Module, program: torch.export.ExportedProgram, inputs: Inputs) -> Exported:
     args, kwargs = inputs
     parameters = [
@@ -221,7 +186,8 @@ def _known(model: nn.Module, program: torch.export.ExportedProgram, inputs: Inpu
             continue
         tensors.append(InputTensor(name, tuple(leaf.shape), str(leaf.dtype).removeprefix("torch.")))
         sizes = next(values).shape
-        fixed += [FixedDimension(name, at, size) for at, size in enumerate(sizes) if isinstance(size, int)]
+        # A size that the model came to fix stays a symbol, one with a single value.
+        fixed += [FixedDimension(name, at, int(size)) for at, size in enumerate(sizes) if is_concrete_int(size)]
     positional = min(len(args), len(parameters))
     return Exported(tuple(parameters), positional, tuple(kwargs), tuple(tensors), tuple(fixed), tuple(constants))
 

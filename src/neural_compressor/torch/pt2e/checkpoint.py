@@ -25,7 +25,14 @@ from neural_compressor.schemes import OpKey, Plan
 from neural_compressor.torch.files.checkpoint import CONFIG, WEIGHTS, checksum, read_checked, read_tensors, sha256
 from neural_compressor.torch.modules.relay import Relays
 from neural_compressor.torch.passes.fold import Structure
-from neural_compressor.torch.pt2e.exported import Exported, FixedDimension, InputTensor, exported_of, finished
+from neural_compressor.torch.pt2e.exported import (
+    Exported,
+    FixedDimension,
+    InputTensor,
+    exported_of,
+    finished,
+    torchao_required,
+)
 from neural_compressor.torch.pt2e.ops import find_graph_ops, name_layer
 from neural_compressor.torch.quantized_model import Quantization
 
@@ -94,7 +101,8 @@ def save_graph(model: GraphModule, path: str | Path) -> None:
 def load_graph(path: str | Path) -> GraphModule:
     """Read what :func:`save_graph` wrote."""
     # torchao teaches Inductor which patterns are int8 kernels.
-    import torchao.quantization.pt2e.quantizer.x86_inductor_quantizer  # noqa: F401
+    with torchao_required():
+        import torchao.quantization.pt2e.quantizer.x86_inductor_quantizer  # noqa: F401
 
     path = path_of(path, "load")
     config = read_checked(path / CONFIG, FORMAT, VERSION)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
@@ -22,7 +20,7 @@ from neural_compressor.torch.executor import CORRECT_BIASES
 from neural_compressor.torch.modules.relay import Relays
 from neural_compressor.torch.passes.fold import Structure
 from neural_compressor.torch.pt2e.bias_correction import correct_biases, forget_inputs, mean_errors, watch_inputs
-from neural_compressor.torch.pt2e.exported import finished, mark, require_exported, shared
+from neural_compressor.torch.pt2e.exported import finished, mark, quiet, require_exported, shared
 from neural_compressor.torch.pt2e.observers import RangeObserver, WeightObserver
 from neural_compressor.torch.pt2e.ops import find_graph_ops, name_layer
 from neural_compressor.torch.pt2e.quantizer import Observers, PlanQuantizer
@@ -46,7 +44,7 @@ class GraphExecution:
         self.runs = 0
         self._inputs = CalibrationInputs()
         quantizer = PlanQuantizer(plan, self.observers)
-        with _quiet():
+        with quiet():
             prepared = prepare_pt2e(shared(model), quantizer)
         self._nodes = quantizer.nodes
         self.model: GraphModule = mark(prepared, self._exported)
@@ -112,7 +110,7 @@ class GraphExecution:
         for node in graph.graph.nodes:
             # Annotations name nodes of the graph they were written into, so that converting a copy would look for these.
             node.meta.pop(Q_ANNOTATION_KEY, None)
-        with _quiet():
+        with quiet():
             new = convert_pt2e(graph)
         correct_biases(new, errors)
         _strip(new)
@@ -159,11 +157,3 @@ def _strip(model: GraphModule) -> None:
             owner, _, own = name.rpartition(".")
             delattr(model.get_submodule(owner), own)
     model.recompile()
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """torchao warns of what is planned: layers in front of which nothing is quantized, deprecations of torch."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import logging
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -136,7 +138,8 @@ def mark(model: GraphModule, exported: Exported) -> GraphModule:
 
 def shared(model: GraphModule) -> GraphModule:
     """A graph of its own over the same tensors."""
-    new = GraphModule(model, copy.deepcopy(model.graph))
+    with quiet():
+        new = GraphModule(model, copy.deepcopy(model.graph))
     new.meta = dict(model.meta)
     return new
 
@@ -177,15 +180,34 @@ def _train(model: GraphModule, mode: bool = True) -> GraphModule:
 
 
 @contextmanager
-def torchao_required() -> Iterator[None]:
-    """Around imports of modules that need torchao, which only exported models do."""
-    try:
+def quiet() -> Iterator[None]:
+    """torch and torchao warn of what is planned, layers in front of which nothing is quantized, and of deprecations."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         yield
+
+
+@contextmanager
+def torchao_required() -> Iterator[None]:
+    """Around imports of modules that need torchao, which only exported models do.
+
+    It warns of kernels for GPUs and of calls of its own that are deprecated, which no user of these modules can mend.
+    """
+    loggers = [logging.getLogger(name) for name in ("torchao", "torch.utils._pytree")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with quiet():
+            yield
     except ImportError as error:
         raise MissingDependencyError(
             f"exported models are quantized by torchao, which cannot be imported ({error}); install it with: "
             "pip install 'open-neural-compressor[torch]'"
         ) from error
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def is_exported(model: Any) -> bool:

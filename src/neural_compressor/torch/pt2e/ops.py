@@ -28,7 +28,6 @@ _LAYERS: dict[Any, str] = {
 }
 """The operators of which there is an int8 form, with the op type that the framework YAML has for them."""
 
-_PRODUCT = "a product of two activations; only layers with a weight are quantized"
 _NO_INT8_FORM: dict[Any, tuple[str, str]] = {
     _aten.conv1d.padding: ("Conv1d", "it pads more on one side than on the other, which has no int8 form"),
     _aten.conv2d.padding: ("Conv2d", "it pads more on one side than on the other, which has no int8 form"),
@@ -39,19 +38,39 @@ _NO_INT8_FORM: dict[Any, tuple[str, str]] = {
     _aten.conv_transpose3d.input: ("ConvTranspose3d", "Inductor has no int8 form of it"),
     _aten.lstm.input: ("LSTM", "Inductor has no int8 form of it"),
     _aten.gru.input: ("GRU", "Inductor has no int8 form of it"),
+    _aten.rnn_tanh.input: ("RNN", "Inductor has no int8 form of it"),
+    _aten.rnn_relu.input: ("RNN", "Inductor has no int8 form of it"),
     _aten.embedding.default: ("Embedding", "a look-up, of which an exported graph has no int8 form"),
-    _aten.matmul.default: ("matmul", _PRODUCT),
-    _aten.bmm.default: ("bmm", _PRODUCT),
-    _aten.mm.default: ("mm", _PRODUCT),
-    _aten.addmm.default: ("addmm", _PRODUCT),
-    _aten.scaled_dot_product_attention.default: ("scaled_dot_product_attention", _PRODUCT),
+    _aten.embedding_bag.padding_idx: ("EmbeddingBag", "a look-up, of which an exported graph has no int8 form"),
+    _aten.bilinear.default: ("Bilinear", "Inductor has no int8 form of it"),
 }
-_ADDMM = "aten.addmm, of which torchao's x86 quantizer has no int8 form; an nn.Linear in its place has one"
+_PRODUCTS = (
+    *(
+        "matmul",
+        "mm",
+        "bmm",
+        "mv",
+        "dot",
+        "addmm",
+        "addmv",
+        "addbmm",
+        "baddbmm",
+        "einsum",
+        "scaled_dot_product_attention",
+    ),
+    *("_grouped_mm", "grouped_mm_fallback"),  # experts, the second an operator of transformers
+)
+_PRODUCT = "a product of two activations; only layers with a weight are quantized"
+_STORED = (
+    "a product with a weight that is not, as it is stored, the factor on the right; only such a one is a linear layer"
+)
 _MODULES = {
     *(f"torch.nn.modules.conv.{name}" for name in ("Conv1d", "Conv2d", "Conv3d")),
     *(f"torch.nn.modules.conv.ConvTranspose{n}d" for n in (1, 2, 3)),
     *("torch.nn.modules.linear.Linear", "torch.nn.modules.linear.NonDynamicallyQuantizableLinear"),
-    *("torch.nn.modules.rnn.LSTM", "torch.nn.modules.rnn.GRU", "torch.nn.modules.sparse.Embedding"),
+    *(f"torch.nn.modules.rnn.{name}" for name in ("RNN", "LSTM", "GRU")),
+    *("torch.nn.modules.sparse.Embedding", "torch.nn.modules.sparse.EmbeddingBag", "torch.nn.modules.linear.Bilinear"),
+    "transformers.pytorch_utils.Conv1D",  # a linear layer that holds its weight transposed
 }
 """Modules that are one operator and nothing else: the operator has the name of the module."""
 
@@ -91,10 +110,19 @@ def find_graph_ops(model: GraphModule, quantized: bool = False) -> tuple[dict[Op
 
 def _no_int8_form(node: Node) -> tuple[str, str]:
     """The op type of a node of which there is no int8 form, and the reason; nothing for what is no op."""
-    if node.target is _aten.addmm.default and isinstance(node.args[2], Node) and node.args[2].op == "get_attr":
-        # transformers' linear layer with a transposed weight (GPT-2) is one addmm
-        return ("Conv1D" if _module_of(node)[1].rpartition(".")[2] == "Conv1D" else "addmm"), _ADDMM
-    return _NO_INT8_FORM.get(node.target, ("", ""))
+    if node.target in _NO_INT8_FORM:
+        return _NO_INT8_FORM[node.target]
+    name = str(node.target).split(".")[1] if isinstance(node.target, torch._ops.OpOverload) else ""
+    if name not in _PRODUCTS:
+        return "", ""
+    return name, _STORED if any(_is_stored(factor) for factor in node.all_input_nodes) else _PRODUCT
+
+
+def _is_stored(node: Node) -> bool:
+    """Whether the values of a node are those of a parameter or buffer, in whatever shape."""
+    while node.op == "call_function" and len(node.all_input_nodes) == 1:
+        node = node.all_input_nodes[0]
+    return node.op == "get_attr"
 
 
 def _module_of(node: Node) -> tuple[str, str]:

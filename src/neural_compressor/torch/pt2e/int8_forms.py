@@ -1,0 +1,105 @@
+"""An exported graph in the forms of which there are int8 kernels: the same values, other operators."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import GraphModule, Node
+
+_aten = torch.ops.aten
+
+
+def strip_checks(model: GraphModule) -> None:
+    """Take out the assertions that export adds: inputs are checked before the graph, with messages that name them.
+
+    They count as readers of the tensors they look at, which stands in the way of fusing what is behind.
+    """
+    for node in reversed(list(model.graph.nodes)):
+        is_guard = node.op == "call_module" and node.target == "_guards_fn"
+        if is_guard or node.target is torch.ops.aten._assert_tensor_metadata.default:
+            model.graph.erase_node(node)
+    if hasattr(model, "_guards_fn"):
+        del model._guards_fn
+    model._forward_pre_hooks.clear()
+    model._forward_pre_hooks_with_kwargs.clear()
+
+
+def number_padding(model: GraphModule) -> None:
+    """Convolutions with padding as a word in the form with numbers, where both sides get the same."""
+    forms = {_aten.conv1d.padding: _aten.conv1d.default, _aten.conv2d.padding: _aten.conv2d.default}
+    for node in model.graph.nodes:
+        if node.target not in forms:
+            continue
+        weight = node.args[1].meta["val"].shape
+        given = dict(
+            zip(("input", "weight", "bias", "stride", "padding", "dilation", "groups"), node.args, strict=False)
+        )
+        dims = len(weight) - 2
+        word, dilation = given.get("padding", "valid"), given.get("dilation") or [1] * dims
+        whole = [0 if word == "valid" else int(d) * (int(k) - 1) for d, k in zip(dilation, weight[2:], strict=True)]
+        if all(width % 2 == 0 for width in whole):
+            node.target = forms[node.target]
+            halves = [width // 2 for width in whole]
+            strides = given.get("stride") or [1] * dims
+            node.args = (*node.args[:2], given.get("bias"), strides, halves, dilation, given.get("groups", 1))
+
+
+def linear_products(model: GraphModule) -> None:
+    """Products with a stored matrix from the right as linear layers: transformers' ``Conv1D`` (GPT-2), ``x @ self.weight``.
+
+    The layer holds the matrix transposed, over the same values.
+    """
+    turned: dict[str, str] = {}
+    for node in list(model.graph.nodes):
+        found = _product(node)
+        if found is None:
+            continue
+        x, matrix, bias = found
+        target = str(matrix.target)
+        if target not in turned:
+            turned[target] = _turn(model, target)
+        with model.graph.inserting_before(node):
+            weight = model.graph.get_attr(turned[target])
+        weight.meta = {**matrix.meta, "val": matrix.meta["val"].t()}
+        node.target, node.args = _aten.linear.default, (x, weight, bias)
+        if not matrix.users:
+            model.graph.erase_node(matrix)
+    read = {node.target for node in model.graph.nodes if node.op == "get_attr"}
+    for target in turned.keys() - read:
+        owner, _, name = target.rpartition(".")
+        delattr(model.get_submodule(owner), name)
+
+
+def _product(node: Node) -> tuple[Node, Node, Node | None] | None:
+    """What is multiplied, the stored matrix, and a bias, where a node is ``x @ matrix (+ bias)``; None of others."""
+    bias: Any = None
+    if node.target in (_aten.mm.default, _aten.matmul.default):
+        x, matrix = node.args
+    elif node.target is _aten.addmm.default and not node.kwargs:
+        bias, x, matrix = node.args
+        if not _is_stored(bias, 1):
+            return None
+    else:
+        return None
+    if not _is_stored(matrix, 2) or not isinstance(x, Node) or x.meta["val"].dim() < 2:
+        return None
+    return x, matrix, bias  # type: ignore[return-value]
+
+
+def _is_stored(node: Any, dims: int) -> bool:
+    return isinstance(node, Node) and node.op == "get_attr" and node.meta["val"].dim() == dims
+
+
+def _turn(model: GraphModule, target: str) -> str:
+    """Store a matrix transposed, a parameter if it is one; returns its name."""
+    owner, _, name = target.rpartition(".")
+    module = model.get_submodule(owner)
+    matrix = getattr(module, name)
+    new = f"{name}_transposed"
+    if isinstance(matrix, nn.Parameter):
+        module.register_parameter(new, nn.Parameter(matrix.detach().t(), matrix.requires_grad))
+    else:
+        module.register_buffer(new, matrix.t())
+    return f"{owner}.{new}" if owner else new

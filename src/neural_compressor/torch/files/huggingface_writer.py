@@ -82,7 +82,9 @@ def write_checkpoint(
     settings["torch_dtype" if "torch_dtype" in settings else "dtype"] = str(_float_type(model)).removeprefix("torch.")
     if output_head(model) in layers.values():
         settings["tie_word_embeddings"] = False  # readers would put the table of embeddings in its place
+        _tell_tied_head(model, settings)
     _tell_own_scales(layers)
+    _tell_int8_by_token(layers)
     _tell_experts(layers)
     _tell_own_rounding(layers, _float_type(model))
     if as_float:
@@ -176,6 +178,27 @@ def _tell_own_scales(layers: Mapping[str, QuantModule]) -> None:
             "leave headroom, so results of an engine differ in the last digits from those of %d layers (%s, ...)",
             len(own),
             own[0],
+        )
+
+
+def _tell_int8_by_token(layers: Mapping[str, QuantModule]) -> None:
+    """Say that transformers, by compressed-tensors, has another scale for int8 inputs than engines and this toolkit."""
+    schemes = [module.scheme.activation for module in layers.values() if module.scheme.mode == "dynamic"]
+    if any(scheme is not None and scheme.dtype.is_integer for scheme in schemes):
+        logger.warning(
+            "int8 inputs by token are divided by their largest value over 127, as engines do; transformers "
+            "(compressed-tensors) takes 127.5, so its results differ in the last digits"
+        )
+
+
+def _tell_tied_head(model: nn.Module, settings: Mapping[str, Any]) -> None:
+    """Say so where transformers ties an output head that is quantized, whatever its configuration says (T5)."""
+    config: Any = model.config
+    if type(config).from_dict(dict(settings)).tie_word_embeddings:
+        logger.warning(
+            "transformers ties the output head of every %s to its embedding, and may fail to load one that is quantized; "
+            "leave it in float with set_local and RTNConfig(dtype='fp32')",
+            type(model).__name__,
         )
 
 

@@ -14,7 +14,7 @@ from neural_compressor.schemes import OpScheme, Pass, Plan
 from neural_compressor.tensorflow import SmoothQuantConfig, StaticQuantConfig, quantize_model
 from neural_compressor.tensorflow.adaptor import KerasAdaptor
 from neural_compressor.tensorflow.executor import Executor
-from neural_compressor.tensorflow.statistics import LayerInputs
+from neural_compressor.tensorflow.statistics import layer_vectors
 from neural_compressor.tensorflow.structure.ops import weights_of
 
 layers = keras.layers
@@ -88,7 +88,7 @@ def test_weights_that_methods_find_are_saved(algorithm, tmp_path):
 def test_inputs_are_the_vectors_that_the_matrix_is_multiplied_with(layer, shape):
     x = np.random.default_rng(0).normal(size=(2, *shape)).astype("float32")
     expected = keras.ops.convert_to_numpy(layer(x))
-    vectors = LayerInputs(layer)._vectors(x)
+    vectors = layer_vectors(layer)(x)
     (view,) = weights_of(layer).values()
     np.testing.assert_allclose((vectors @ view.matrix().T).reshape(expected.shape), expected, rtol=1e-4, atol=1e-5)
 

@@ -13,12 +13,15 @@ from keras import tree
 from neural_compressor.adaptor.user_code import batches as user_batches
 from neural_compressor.errors import CalibrationError
 from neural_compressor.observers.input_check import CalibrationInputs
+from neural_compressor.tensorflow.litert.model import LiteModel
 
 _FUNCTIONS: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
 def run(model: Any, inputs: Any) -> Any:
     """What ``model`` gives for the inputs of one batch, as NumPy."""
+    if isinstance(model, LiteModel):
+        return model(inputs)
     if model not in _FUNCTIONS:
         weakly = _weak_call(model)
         _FUNCTIONS[model] = tf.function(weakly, reduce_retracing=True)
@@ -84,7 +87,8 @@ def _fitting(value: Any, wanted: Any) -> Any:
 
 def inputs_of(batch: Any, model: Any) -> Any:
     """The inputs in a batch of a loader, which may have labels behind them."""
-    count = len(model.inputs) if getattr(model, "inputs", None) else 1
+    known = model.runner.inputs if isinstance(model, LiteModel) else getattr(model, "inputs", None)
+    count = len(known) if known else 1
     if isinstance(batch, (tuple, list)):
         if len(batch) == 2 and (count == 1 or isinstance(batch[0], (tuple, list, Mapping)) or count != 2):
             return batch[0]
@@ -102,20 +106,29 @@ def samples_in(inputs: Any) -> int:
     return int(shape[0]) if shape else 1
 
 
+def _fitted(model: Any, inputs: Any) -> tuple[Any, dict[str, Any]]:
+    """What ``model`` is called with for these inputs, and the arrays in it by name."""
+    if isinstance(model, LiteModel):
+        given = model.runner.given(inputs)
+        return given, given
+    tensors = in_structure(model, inputs)
+    flat = zip(model.inputs, tree.flatten(tensors), strict=True)
+    return tensors, {wanted.name: tensor.numpy() for wanted, tensor in flat if tensor.dtype.is_floating}
+
+
 def feeds(model: Any, loader: Iterable[Any], samples: int) -> Iterator[Any]:
     """The inputs of as many batches of ``loader`` as hold ``samples`` samples; warns of data that tells nothing."""
     seen, checks, index = 0, CalibrationInputs(), 0
     for index, batch in enumerate(user_batches(loader)):
-        inputs = inputs_of(batch, model)
         try:
-            tensors = in_structure(model, inputs)
+            given, arrays = _fitted(model, inputs_of(batch, model))
         except CalibrationError as error:
             raise CalibrationError(f"batch {index} of the calibration data does not fit: {error}") from None
-        for wanted, tensor in zip(model.inputs, tree.flatten(tensors), strict=True):
-            if tensor.dtype.is_floating:
-                checks.note(wanted.name, tensor.numpy(), f" (batch {index})")
-        yield tensors
-        seen += samples_in(tensors)
+        for name, array in arrays.items():
+            if array.dtype.kind == "f":
+                checks.note(name, array, f" (batch {index})")
+        yield given
+        seen += samples_in(given)
         if seen >= samples:
             break
     checks.warn()

@@ -1,7 +1,7 @@
-"""The executor: a float Keras model, traced and folded once, quantized by one plan after another.
+"""The executor: a float graph, of Keras layers or of the ops in a LiteRT file, quantized by one plan after another.
 
 A run is: check the plan, change the float graph by passes (smoothing, equalization), observe the tensors that ops read and
-give, find the quantized weights, correct biases, and copy the graph with quantizers in place.
+give, find the quantized weights one op after another, correct biases, and have the graph make the quantized model.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import keras
 import numpy as np
 
 from neural_compressor.adaptor.capability import check_no_method, check_weight_range
@@ -19,72 +18,53 @@ from neural_compressor.errors import CalibrationError, ConfigError, Quantization
 from neural_compressor.observers import make_observer
 from neural_compressor.registry import close_matches
 from neural_compressor.schemes import OpScheme, Plan, QParams, choose_qparams
-from neural_compressor.tensorflow.layers import FakeQuant, QuantizeDequantize
-from neural_compressor.tensorflow.layout import Layout, Site, lay_out, tensor_names
+from neural_compressor.tensorflow.float_graph import Calibrate, FloatGraph, QuantizedGraph, Watchers
+from neural_compressor.tensorflow.keras_graph import KerasGraph
+from neural_compressor.tensorflow.layout import Layout, Site, lay_out
+from neural_compressor.tensorflow.litert.file_graph import FileGraph
+from neural_compressor.tensorflow.litert.model import LiteModel
 from neural_compressor.tensorflow.passes.model_pass import CorrectBiases, read_passes
 from neural_compressor.tensorflow.statistics import ChannelMeans, ChannelVariance, LayerInputs
-from neural_compressor.tensorflow.structure.ops import Graph, bias_of, weights_of
-from neural_compressor.tensorflow.structure.simplify import copy_of, simplify
-from neural_compressor.tensorflow.structure.trace import rebuild
 from neural_compressor.tensorflow.weights import check_method, corrected_bias, find_weights, is_corrected, needs_inputs
 
-Calibrate = Callable[[Any], None]
-"""Runs calibration data through the model it is given."""
-
-
-@dataclass(frozen=True)
-class QuantizedGraph:
-    """What a quantized Keras model is made of; the model has it as its attribute ``quantization``.
-
-    ``codes`` are the weights by op and tensor, ``ranges`` the scale and zero point of each site by name, ``biases`` those
-    that were corrected. ``graph`` is the float graph that was quantized: as simplified, and changed by passes.
-    """
-
-    plan: Plan
-    codes: Mapping[str, Mapping[str, LayerResult]]
-    ranges: Mapping[str, QParams]
-    biases: Mapping[str, Any] = field(default_factory=dict)
-    graph: Graph | None = None
+Codes = dict[str, dict[str, LayerResult]]
 
 
 @dataclass
 class Executor:
-    """Runs plans on a Keras model, which is left as it is."""
+    """Runs plans on a Keras model or a LiteRT one, which is left as it is."""
 
     model: Any
-    graph: Graph = field(init=False)
+    graph: FloatGraph = field(init=False)
     _seen: dict[Any, dict[Any, Any]] = field(default_factory=dict, init=False)
-    _changed: dict[Any, Graph] = field(default_factory=dict, init=False)
+    _changed: dict[Any, FloatGraph] = field(default_factory=dict, init=False)
+    _found: dict[Any, dict[str, LayerResult]] = field(default_factory=dict, init=False)
     _sources: dict[int, object] = field(default_factory=dict, init=False)  # while they are there no other has their id
 
     def __post_init__(self) -> None:
-        self.graph = simplify(self.model)
+        self.graph = FileGraph(self.model) if isinstance(self.model, LiteModel) else KerasGraph.of(self.model)
 
     def run(self, plan: Plan, calibrate: Calibrate | None = None, source: object = None) -> Any:
         """The model quantized as ``plan`` says. What was seen of one ``source`` of data serves later plans."""
         check(plan, self.graph)
-        steps = read_passes(plan.passes)
+        steps = read_passes(plan.passes, self.graph)
         self._sources[id(source)] = source
         data = _Data(calibrate, (id(source), plan.calib_sampling_size))
-        graph = self._changed_by(steps, plan, data)
+        graph = self._changed_by(steps, data)
         layout = lay_out(graph, plan)
         correct = next((step for step in steps if isinstance(step, CorrectBiases)), None)
         if correct is not None and correct.required and calibrate is None:
             raise CalibrationError("biases are corrected on data: give a calibration data loader or function")
-        with_biases = correct is not None and calibrate is not None
-        seen = self._observe(graph, layout, plan, data, with_biases)
-        codes: dict[str, dict[str, LayerResult]] = {}
-        biases: dict[str, Any] = {}
-        for key, op in graph.ops().items():
-            scheme = plan.get(key)
-            if scheme is None or scheme.weight is None or scheme.weight.dtype.is_float32:
-                continue
-            codes[key[0]] = find_weights(op, scheme, seen.inputs.get(key[0]))
-            if key[0] in seen.means and is_corrected(op):
-                biases[key[0]] = corrected_bias(op, codes[key[0]]["kernel"], *seen.means[key[0]])
-        return build(graph, QuantizedGraph(plan, codes, seen.ranges(layout), biases, graph))
+        corrected = _corrected(graph, plan) if correct is not None and calibrate is not None else {}
+        seen = self._observe(graph, layout, corrected, data)
+        codes = self._weights(graph, plan, data)
+        biases = {
+            name: corrected_bias(graph, op, next(iter(codes[name].values())), *(seen[kind, name] for kind in _MEANS))
+            for name, op in corrected.items()
+        }
+        return graph.finish(QuantizedGraph(plan, codes, _ranges(layout, seen), biases, graph, layout.shared))
 
-    def _changed_by(self, steps: Sequence[Any], plan: Plan, data: _Data) -> Graph:
+    def _changed_by(self, steps: Sequence[Any], data: _Data) -> FloatGraph:
         """The float graph as passes change it, each on what it sees of the one before."""
         graph, origin = self.graph, list[Any](data.key)
         for step in steps:
@@ -94,52 +74,76 @@ class Executor:
             if tuple(origin) not in self._changed:
                 watched = step.watched(graph)
                 if watched:
-                    data.run(observed(graph, {tensor: [each] for tensor, each in watched.items()}), f"the pass {step}")
-                names = tensor_names(graph)
-                fresh = Graph(copied(graph))
-                by_name = {name: tensor for tensor, name in tensor_names(fresh).items()}
+                    data.run(graph.watch(watched), {t: [each] for t, each in watched.items()}, f"the pass {step}")
+                names, fresh = graph.tensor_names(), graph.copy()
+                by_name = {name: tensor for tensor, name in fresh.tensor_names().items()}
                 seen = {by_name[names[tensor]]: each for tensor, each in watched.items()}
                 self._changed[tuple(origin)] = step.change(fresh, seen)
             graph = self._changed[tuple(origin)]
         return graph
 
-    def _observe(self, graph: Graph, layout: Layout, plan: Plan, data: _Data, with_biases: bool) -> _Seen:
-        """What static ops, methods and corrections must know of tensors; only what is not known yet is looked at."""
-        names, kept = tensor_names(graph), self._seen.setdefault((id(graph), *data.key), {})
+    def _observe(
+        self, graph: FloatGraph, layout: Layout, corrected: Mapping[str, Any], data: _Data
+    ) -> Mapping[Any, Any]:
+        """What static ops and corrections must know of tensors; only what is not known yet is looked at."""
+        names, kept = graph.tensor_names(), self._seen.setdefault((id(graph), *data.key), {})
         wanted: dict[Any, tuple[list[int], Callable[[], Any]]] = {}
-        seen = _Seen(kept)
+        places: dict[Any, Any] = {}
         for site in layout.sites:
             members = [tensor for tensor, sites in layout.watched.items() if site in sites]
-            key = seen.sites[site] = (site, frozenset(names[tensor] for tensor in members))
-            wanted[key] = (members, lambda scheme=site.scheme: make_observer(scheme))  # type: ignore[misc]
-        for (name, kind), scheme in plan.items():
-            op = graph.ops().get((name, kind))
-            nodes = [] if op is None else graph.calls(op)
-            if needs_inputs(scheme):
-                wanted["inputs", name] = ([id(n.input_tensors[0]) for n in nodes], lambda op=op: LayerInputs(op))  # type: ignore[misc]
-            if (
-                with_biases
-                and len(nodes) == 1
-                and scheme.weight is not None
-                and not scheme.is_float
-                and is_corrected(op)
-            ):
-                wanted["means", name] = ([id(nodes[0].input_tensors[0])], ChannelMeans)
-                wanted["variance", name] = ([id(nodes[0].outputs[0])], ChannelVariance)
+            places[site] = (site, frozenset(names[tensor] for tensor in members))
+            wanted[places[site]] = (members, lambda scheme=site.scheme: make_observer(scheme))  # type: ignore[misc]
+        for name, op in corrected.items():
+            (call,) = graph.calls_of(op)
+            wanted[_MEANS[0], name] = ([call.inputs[0]], ChannelMeans)
+            wanted[_MEANS[1], name] = ([call.outputs[0]], ChannelVariance)
         fresh = {key: make() for key, (_, make) in wanted.items() if key not in kept}
         watchers: dict[int, list[Any]] = {}
         for key, observer in fresh.items():
             for tensor in wanted[key][0]:
                 watchers.setdefault(tensor, []).append(observer)
         if fresh:
-            data.run(observed(graph, watchers), "static quantization")
+            data.run(graph.watch(watchers), watchers, "static quantization")
             kept |= fresh
-        for key in wanted:
-            if key[0] == "inputs":
-                seen.inputs[key[1]] = kept[key]
-            elif key[0] == "means":
-                seen.means[key[1]] = (kept[key], kept["variance", key[1]])
-        return seen
+        return {**kept, **{site: kept[key] for site, key in places.items()}}
+
+    def _weights(self, graph: FloatGraph, plan: Plan, data: _Data) -> Codes:
+        """The weights of the ops, in the order they run: those that a method finds on data see it behind those before.
+
+        Ops that read one tensor see the same of it, and are looked at together.
+        """
+        work, codes, before = graph, Codes(), list[Any]()
+        looking = {key for key, scheme in plan.items() if needs_inputs(scheme)}
+        statistics: dict[str, LayerInputs] = {}
+        if looking:
+            work = graph.copy()
+            look = work.watch([tensor for key in looking for tensor in _read(work, key)])
+        for key, op in work.ops().items():
+            scheme = plan.get(key)
+            if scheme is None or scheme.weight is None or scheme.weight.dtype.is_float32:
+                continue
+            name, views = key[0], work.weights(op)
+            before.append((key, scheme))
+            known = (id(graph), *data.key, *before) if key in looking else None
+            if known is None or known not in self._found:
+                if known is not None and name not in statistics:
+                    alike = [other for other in looking if _read(work, other) == _read(work, key)]
+                    statistics |= {other[0]: _inputs(work, other) for other in alike}
+                    watchers = {tensor: [statistics[other[0]] for other in alike] for tensor in _read(work, key)}
+                    data.run(look, watchers, str(scheme.method))
+                found = find_weights(name, views, scheme, statistics.pop(name, None))
+                if known is not None:
+                    self._found[known] = found
+            else:
+                found = self._found[known]
+            codes[name] = found
+            if looking:
+                for tensor, result in found.items():
+                    views[tensor].assign(np.asarray(result.dequantize()))
+        return codes
+
+
+_MEANS = ("means", "variance")
 
 
 @dataclass
@@ -149,143 +153,72 @@ class _Data:
     calibrate: Calibrate | None
     key: tuple[Any, ...]
 
-    def run(self, model: Any, what: str) -> None:
+    def run(self, look: Callable[[Watchers, Calibrate], None], watchers: Watchers, what: str) -> None:
         if self.calibrate is None:
             raise CalibrationError(f"{what} looks at activations: give a calibration data loader or function")
-        self.calibrate(model)
+        look(watchers, self.calibrate)
 
 
-@dataclass
-class _Seen:
-    """What was seen of tensors: by site, and by op."""
-
-    kept: Mapping[Any, Any]
-    sites: dict[Site, Any] = field(default_factory=dict)
-    inputs: dict[str, LayerInputs] = field(default_factory=dict)
-    means: dict[str, tuple[ChannelMeans, ChannelVariance]] = field(default_factory=dict)
-
-    def ranges(self, layout: Layout) -> dict[str, QParams]:
-        found = {}
-        for site in layout.sites:
-            try:
-                low, high = self.kept[self.sites[site]].range(site.scheme)
-            except CalibrationError as error:
-                raise CalibrationError(f"the tensor {site.group!r}: {error}") from None
-            found[site.name] = choose_qparams(low, high, site.scheme)
-        return found
+def _corrected(graph: FloatGraph, plan: Plan) -> dict[str, Any]:
+    """The ops whose biases are corrected, by name."""
+    quantized = ((key, op, plan.get(key)) for key, op in graph.ops().items())
+    return {
+        key[0]: op
+        for key, op, scheme in quantized
+        if scheme is not None and scheme.weight is not None and not scheme.is_float and is_corrected(graph, op)
+    }
 
 
-def check(plan: Plan, graph: Graph) -> None:
+def _read(graph: FloatGraph, key: Any) -> list[int]:
+    return [call.inputs[0] for call in graph.calls_of(graph.ops()[key])]
+
+
+def _inputs(graph: FloatGraph, key: Any) -> LayerInputs:
+    vectors = graph.vectors(graph.ops()[key])
+    assert not isinstance(vectors, str)
+    return LayerInputs(vectors)
+
+
+def _ranges(layout: Layout, seen: Mapping[Any, Any]) -> dict[str, QParams]:
+    found = {}
+    for site in layout.sites:
+        found[site.name] = _range(site, seen[site])
+    return found
+
+
+def _range(site: Site, observer: Any) -> QParams:
+    try:
+        low, high = observer.range(site.scheme)
+    except CalibrationError as error:
+        raise CalibrationError(f"the tensor {site.group!r}: {error}") from None
+    return choose_qparams(low, high, site.scheme)
+
+
+def check(plan: Plan, graph: FloatGraph) -> None:
     """Refuse what the executor does not run, before any work."""
     known, skipped = graph.ops(), graph.skipped()
     for key, scheme in plan.items():
-        if key not in known and not (scheme.is_float and key in skipped):
+        if key not in known:
+            if scheme.is_float and scheme.precision == "fp32" and key in skipped:
+                continue
             names = [name for name, kind in known if kind == key[1]] or [name for name, _ in known]
             raise ConfigError(
                 f"the plan names {key[0]!r} ({key[1]}), which the model does not have; {close_matches(key[0], names)}"
             )
-        check_weight_range(scheme)
-        if scheme.mode == "weight_only" and key in known:
-            check_method(key, scheme, known[key])
-        else:
-            check_no_method(key, scheme)
-        if scheme.weight is not None and key in known:
-            for tensor, view in weights_of(known[key]).items():
-                if not np.isfinite(view.matrix()).all():
-                    raise QuantizationError(
-                        f"the {tensor} of {key[0]!r} holds NaN or Inf: the model is broken before quantization"
-                    )
+        _check_op(key, known[key], scheme, graph)
 
 
-def copied(graph: Graph) -> Any:
-    """The model of a graph with layers of its own."""
-    copies: dict[int, Any] = {}
-    return rebuild(
-        graph.model,
-        lambda node, args, kwargs: copies.setdefault(id(node.operation), copy_of(node.operation))(*args, **kwargs),
-    )
-
-
-def observed(graph: Graph, watchers: Mapping[int, Sequence[Any]]) -> Any:
-    """The float model with a FakeQuant on each tensor (by identity) that something watches."""
-    names, copies = tensor_names(graph), dict[int, Any]()
-
-    def call(node: Any, args: Any, kwargs: Any) -> Any:
-        return copies.setdefault(id(node.operation), copy_of(node.operation))(*args, **kwargs)
-
-    def mark(old: Any, new: Any) -> Any:
-        if id(old) not in watchers:
-            return new
-        return FakeQuant(tuple(watchers[id(old)]), name=f"{names[id(old)]}.fake_quant")(new)
-
-    return rebuild(graph.model, call, mark)
-
-
-def build(graph: Graph, parts: QuantizedGraph) -> Any:
-    """The model with quantizers in place and weights rounded."""
-    plan = parts.plan
-    layout = lay_out(graph, plan)
-    by_name: dict[str, OpScheme] = {name: scheme for (name, _), scheme in plan.items()}
-    copies: dict[int, Any] = {}
-    quantizers: dict[tuple[int, Any], Any] = {}
-    already: dict[int, Site] = {}
-
-    def quantized(new: Any, site: Site) -> Any:
-        if already.get(id(new)) == site:
-            return new
-        key = (id(new), site)
-        if key not in quantizers:
-            name = _free(f"{site.name}.qdq", quantizers.values())
-            quantizers[key] = QuantizeDequantize(site.scheme, parts.ranges[site.name], name=name)(new)
-        return quantizers[key]
-
-    def momentary(new: Any, scheme: Any, op: Any) -> Any:
-        """A quantizer without a calibrated range: ranges of each batch, or a 16-bit float type."""
-        key = (id(new), scheme)
-        if key not in quantizers:
-            qparams = QParams(None) if scheme.is_float else None
-            name = _free(f"{op.name}.{scheme.dtype.name}.qdq", quantizers.values())
-            quantizers[key] = QuantizeDequantize(scheme, qparams, name=name)(new)
-        return quantizers[key]
-
-    def call(node: Any, args: Any, kwargs: Any) -> Any:
-        op = node.operation
-        if id(op) not in copies:
-            copies[id(op)] = copy_of(op)
-            for tensor, codes in parts.codes.get(op.name, {}).items():
-                weights_of(copies[id(op)])[tensor].assign(np.asarray(codes.dequantize()))
-            if op.name in parts.biases:
-                bias_of(copies[id(op)]).assign(parts.biases[op.name])
-        scheme = by_name.get(op.name)
-        if scheme is not None and scheme.activation is not None and not scheme.activation.dtype.is_float32:
-            swapped = {}
-            new_tensors = [t for t in keras.tree.flatten((args, kwargs)) if isinstance(t, keras.KerasTensor)]
-            for old, new in zip(node.input_tensors, new_tensors, strict=True):
-                if not str(old.dtype).startswith("float"):
-                    continue
-                site = layout.before.get((id(node), id(old)))
-                swapped[id(new)] = quantized(new, site) if site else momentary(new, scheme.activation, op)
-            args, kwargs = keras.tree.map_structure(lambda t: swapped.get(id(t), t), (args, kwargs))
-        return copies[id(op)](*args, **kwargs)
-
-    def mark(old: Any, new: Any) -> Any:
-        site = layout.behind.get(id(old))
-        if site is None:
-            return new
-        out = quantized(new, site)
-        already[id(out)] = site
-        return out
-
-    model = rebuild(graph.model, call, mark)
-    model.quantization = parts
-    return model
-
-
-def _free(name: str, made: Any) -> str:
-    """``name``, numbered where another quantizer has it."""
-    taken = {tensor._keras_history.operation.name for tensor in made}
-    number, found = 0, name
-    while found in taken:
-        number += 1
-        found = f"{name}{number}"
-    return found
+def _check_op(key: tuple[str, str], op: Any, scheme: OpScheme, graph: FloatGraph) -> None:
+    check_weight_range(scheme)
+    if scheme.mode == "weight_only":
+        check_method(key, scheme, graph)
+    else:
+        check_no_method(key, scheme)
+    if why := graph.refusal(op, scheme):
+        raise ConfigError(f"op {key[0]!r}: {why}")
+    if scheme.weight is not None:
+        for tensor, view in graph.weights(op).items():
+            if not np.isfinite(view.matrix()).all():
+                raise QuantizationError(
+                    f"the {tensor} of {key[0]!r} holds NaN or Inf: the model is broken before quantization"
+                )

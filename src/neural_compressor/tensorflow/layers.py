@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -20,13 +21,17 @@ class FakeQuant(keras.layers.Layer):
 
     supports_jit = False
 
-    def __init__(self, observers: tuple[Any, ...], **kwargs: Any) -> None:
+    def __init__(self, **kwargs: Any) -> None:
         super().__init__(**{**kwargs, "trainable": False})
-        self._observers = _Hidden(observers)
+        self._observers = _Hidden(())
+
+    def show(self, observers: Sequence[Any]) -> None:
+        """Have these, and no others, see what is passed on from now."""
+        self._observers.value = observers
 
     def call(self, inputs: Any) -> Any:
-        """The input itself."""
-        return _in_numpy(self._observe, inputs)
+        """The input itself, of whatever type it is."""
+        return _in_numpy(self._observe, inputs, inputs.dtype)
 
     def _observe(self, array: Any) -> Any:
         for observer in self._observers.value:
@@ -89,10 +94,12 @@ def qparams_from(data: dict[str, Any]) -> QParams:
     return QParams(read.get("scale"), read.get("zero_point"), read.get("tensor_scale"))
 
 
-def _in_numpy(function: Any, inputs: Any) -> Any:
+def _in_numpy(function: Any, inputs: Any, dtype: Any = tf.float32) -> Any:
     """``function`` of the values of a tensor, which it keeps the shape of."""
     if isinstance(inputs, keras.KerasTensor):
         return inputs
-    out = tf.numpy_function(lambda array: np.asarray(function(array), np.float32), [inputs], tf.float32)
+    out = tf.numpy_function(
+        lambda array: np.asarray(function(array), tf.as_dtype(dtype).as_numpy_dtype), [inputs], dtype
+    )
     out.set_shape(inputs.shape)
     return out

@@ -2,18 +2,27 @@
 
 An integer op reads and gives integers: its inputs and its output (that of the activation fused into it) are quantized. What
 only moves values (pooling by maximum, reshaping, padding) gives them on in the scale they have, and so do average pooling
-and concatenation where they run in integers, as LiteRT's kernels want it: such tensors share one range.
+and concatenation where they run in integers, as LiteRT's kernels want it: such tensors share one range. A tensor has one
+quantizer of 8 bits, and one of 16: that of the op that makes it, or of the first that reads it, and others take it as it is.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Protocol
 
 from neural_compressor.schemes import Plan, TensorScheme
-from neural_compressor.tensorflow.structure.ops import AVERAGE_POOLS, MOVING, Graph, type_of
+from neural_compressor.tensorflow.float_graph import Call
 
-_ONE_SCALE = ("Concatenate", *AVERAGE_POOLS)
+
+class Sequence(Protocol):
+    """A graph, as far as quantizers are concerned."""
+
+    def sequence(self) -> list[Call]:
+        """Every call of every op, in the order they run."""
+
+    def tensor_names(self) -> dict[int, str]:
+        """What the tensors are called."""
 
 
 @dataclass(frozen=True)
@@ -26,20 +35,26 @@ class Site:
     @property
     def name(self) -> str:
         """A name that no other quantizer of the graph has."""
-        sign = "sym" if self.scheme.symmetric else "asym"
-        return f"{self.group}.{self.scheme.dtype.name}.{sign}.{self.scheme.algorithm}"
+        return f"{self.group}.{_words(self.scheme)}"
+
+
+def _words(scheme: TensorScheme) -> str:
+    return f"{scheme.dtype.name}.{'sym' if scheme.symmetric else 'asym'}.{scheme.algorithm}"
 
 
 @dataclass
 class Layout:
-    """``before`` has the site of each input of a node, by identity of the node and tensor; ``behind`` that of outputs.
+    """``before`` has the site of each input of a call, by the place of the call and the tensor; ``behind`` that of outputs.
 
-    ``watched`` has for each tensor (by identity) the sites whose range it takes part in.
+    ``members`` has for each tensor the sites of the range it shares, ``watched`` those whose range it takes part in.
+    ``shared`` says of ops which of their tensors are quantized as another op has it.
     """
 
     before: dict[tuple[int, int], Site] = field(default_factory=dict)
     behind: dict[int, Site] = field(default_factory=dict)
+    members: dict[int, list[Site]] = field(default_factory=dict)
     watched: dict[int, list[Site]] = field(default_factory=dict)
+    shared: dict[str, str] = field(default_factory=dict)
 
     @property
     def sites(self) -> list[Site]:
@@ -52,56 +67,45 @@ def integer_outputs(scheme: TensorScheme | None) -> bool:
     return scheme is not None and scheme.dtype.is_integer and scheme.dtype.bits in (8, 16)
 
 
-def lay_out(graph: Graph, plan: Plan) -> Layout:
+def lay_out(graph: Sequence, plan: Plan) -> Layout:
     """The quantizers that the static ops of ``plan`` need."""
-    layout, names = Layout(), tensor_names(graph)
-    groups = _Groups(names)
-    static = {
-        name: scheme.activation for (name, _), scheme in plan.items() if scheme.mode == "static" and scheme.activation
-    }
-    for node in graph.nodes:
-        kind = type_of(node.operation)
-        if kind in MOVING or (kind in _ONE_SCALE and node.operation.name in static):
-            for tensor in _floats(node.input_tensors):
-                groups.join(tensor, node.outputs[0])
-    for node in graph.nodes:
-        scheme = static.get(node.operation.name)
-        if scheme is None:
+    layout, calls = Layout(), graph.sequence()
+    groups = _Groups(graph.tensor_names())
+    static = {name: each.activation for (name, _), each in plan.items() if each.mode == "static" and each.activation}
+    for call in calls:
+        if call.moves or (call.one_scale and call.name in static):
+            for given in call.inputs:
+                for made in call.outputs:
+                    groups.join(given, made)
+    firsts: dict[tuple[str, int], tuple[str, TensorScheme]] = {}
+
+    def site(tensor: int, name: str) -> Site:
+        group, scheme = groups.name(tensor), static[name]
+        if not integer_outputs(scheme):
+            return Site(group, scheme)
+        first, chosen = firsts.setdefault((group, scheme.dtype.bits), (name, scheme))
+        if chosen != scheme:
+            text = f"{group} is quantized once, as {first!r} has it ({_words(chosen)})"
+            layout.shared[name] = "; ".join(dict.fromkeys([*filter(None, [layout.shared.get(name)]), text]))
+        return Site(group, chosen)
+
+    for call in calls:
+        if call.name not in static:
             continue
-        for tensor in _floats(node.input_tensors):
-            layout.before[id(node), id(tensor)] = Site(groups.name(tensor), scheme)
-        if integer_outputs(scheme):
-            end = graph.fused_end(node).outputs[0]
-            layout.behind[id(end)] = Site(groups.name(end), scheme)
+        for tensor in call.inputs:
+            layout.before[call.place, tensor] = site(tensor, call.name)
+        if integer_outputs(static[call.name]):
+            layout.behind[call.end] = site(call.end, call.name)
     wanted: dict[str, list[Site]] = {}
-    for site in layout.sites:
-        wanted.setdefault(site.group, []).append(site)
-    produced = {id(node.outputs[0]): node for node in graph.nodes}
-    for tensor in _all_tensors(graph):
-        node = produced.get(id(tensor))
-        moved = node is not None and type_of(node.operation) in (*MOVING, *_ONE_SCALE) and groups.is_joined(tensor)
-        if not moved and groups.name(tensor) in wanted:
-            layout.watched[id(tensor)] = wanted[groups.name(tensor)]
+    for each in layout.sites:
+        wanted.setdefault(each.group, []).append(each)
+    given_on = {tensor for call in calls if call.moves or call.one_scale for tensor in call.outputs}
+    for tensor in groups.tensors:
+        if groups.name(tensor) in wanted:
+            layout.members[tensor] = wanted[groups.name(tensor)]
+            if not (tensor in given_on and groups.is_joined(tensor)):
+                layout.watched[tensor] = layout.members[tensor]
     return layout
-
-
-def tensor_names(graph: Graph) -> dict[int, str]:
-    """What the tensors of a graph are called, by identity: the operation, and which call and output of it."""
-    found = {id(tensor): f"input{number}" for number, tensor in enumerate(graph.model.inputs)}
-    for operation in {id(node.operation): node.operation for node in graph.nodes}.values():
-        for call, node in enumerate(graph.calls(operation)):
-            for output, tensor in enumerate(node.outputs):
-                extra = f".{call}.{output}" if call or output else ""
-                found[id(tensor)] = f"{operation.name}{extra}"
-    return found
-
-
-def _all_tensors(graph: Graph) -> list[Any]:
-    return [*graph.model.inputs, *(tensor for node in graph.nodes for tensor in node.outputs)]
-
-
-def _floats(tensors: Any) -> list[Any]:
-    return [tensor for tensor in tensors if str(tensor.dtype).startswith("float")]
 
 
 class _Groups:
@@ -111,18 +115,22 @@ class _Groups:
         self._names = names
         self._parent: dict[int, int] = {}
 
-    def _root(self, key: int) -> int:
-        while key in self._parent:
-            key = self._parent[key]
-        return key
+    @property
+    def tensors(self) -> list[int]:
+        return list(self._names)
 
-    def join(self, one: Any, other: Any) -> None:
-        first, second = self._root(id(one)), self._root(id(other))
+    def _root(self, tensor: int) -> int:
+        while tensor in self._parent:
+            tensor = self._parent[tensor]
+        return tensor
+
+    def join(self, one: int, other: int) -> None:
+        first, second = self._root(one), self._root(other)
         if first != second:
             self._parent[second] = first
 
-    def is_joined(self, tensor: Any) -> bool:
-        return id(tensor) in self._parent
+    def is_joined(self, tensor: int) -> bool:
+        return tensor in self._parent
 
-    def name(self, tensor: Any) -> str:
-        return self._names[self._root(id(tensor))]
+    def name(self, tensor: int) -> str:
+        return self._names[self._root(tensor)]

@@ -11,7 +11,7 @@ from keras import tree
 
 from neural_compressor.schemes import OpKey, QParams
 from neural_compressor.tensorflow.batches import run
-from neural_compressor.tensorflow.executor import QuantizedGraph
+from neural_compressor.tensorflow.float_graph import QuantizedGraph
 from neural_compressor.tensorflow.layers import QuantizeDequantize
 from neural_compressor.tensorflow.layout import lay_out
 from neural_compressor.tensorflow.structure.ops import type_of, weights_of

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from neural_compressor.algorithms import InputStatistics
-from neural_compressor.errors import QuantizationError
 from neural_compressor.tensorflow.structure.ops import CONVOLUTIONS, type_of
 
 Array = np.ndarray[Any, Any]
@@ -70,41 +70,68 @@ class ChannelReach:
 
 
 class LayerInputs:
-    """Second moments of the vectors that a layer multiplies its matrix with: patches of images, for a convolution."""
+    """Second moments of the vectors that an op multiplies its matrix with, which ``vectors`` makes of its inputs."""
 
-    def __init__(self, layer: Any) -> None:
-        self._layer, self._kind = layer, type_of(layer)
+    def __init__(self, vectors: Callable[[Array], Array]) -> None:
+        self._vectors = vectors
         self.statistics = InputStatistics()
 
     def update(self, x: Array) -> None:
         """Take a batch into account."""
         self.statistics.update(self._vectors(np.asarray(x, np.float32)))
 
-    def _vectors(self, x: Array) -> Array:
-        if self._kind == "Dense":
-            return x.reshape(-1, x.shape[-1])
-        if self._kind == "EinsumDense":
-            return _einsum_vectors(x, self._layer.equation)
-        sizes, strides, rates = self._layer.kernel_size, self._layer.strides, self._layer.dilation_rate
-        if len(sizes) == 1:
-            x, sizes, strides, rates = x[:, None], (1, *sizes), (1, *strides), (1, *rates)
-        if self._layer.padding == "causal":
-            x = np.pad(x, ((0, 0), (0, 0), ((sizes[1] - 1) * rates[1], 0), (0, 0)))
-        padding = "SAME" if self._layer.padding == "same" else "VALID"
-        patches = tf.image.extract_patches(x, [1, *sizes, 1], [1, *strides, 1], [1, *rates, 1], padding)
-        found: Array = patches.numpy().reshape(-1, patches.shape[-1])
-        return found
+
+class Kept:
+    """The tensors themselves, for whoever wants to look at them."""
+
+    def __init__(self) -> None:
+        self._arrays: list[Array] = []
+
+    def update(self, x: Array) -> None:
+        """Take a batch into account."""
+        self._arrays.append(np.array(x))
+
+    def taken(self) -> Array:
+        """What came since this was asked before, which may have been in several runs."""
+        arrays, self._arrays = self._arrays, []
+        return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
-def sees_inputs(layer: Any) -> str:
-    """Why the inputs of a layer cannot be seen as vectors; empty where they can."""
+def row_vectors(x: Array) -> Array:
+    """What a matrix product multiplies with."""
+    return x.reshape(-1, x.shape[-1])
+
+
+def patch_vectors(x: Array, sizes: Any, strides: Any, rates: Any, padding: str) -> Array:
+    """What a convolution of images multiplies with: its patches; ``padding`` is SAME or VALID."""
+    patches = tf.image.extract_patches(x, [1, *sizes, 1], [1, *strides, 1], [1, *rates, 1], padding)
+    found: Array = patches.numpy().reshape(-1, patches.shape[-1])
+    return found
+
+
+def layer_vectors(layer: Any) -> Callable[[Array], Array] | str:
+    """What makes of the inputs of a Keras layer the vectors of its matrix, or why there are none."""
     kind = type_of(layer)
+    if kind == "Dense":
+        return row_vectors
     if kind == "EinsumDense":
-        return "" if _einsum_is_product(layer.equation) else f"its equation {layer.equation!r} is no matrix product"
-    if kind in CONVOLUTIONS[:2]:
-        grouped = getattr(layer, "groups", 1) != 1 or layer.data_format != "channels_last"
-        return "it is grouped, or has channels first" if grouped else ""
-    return "" if kind == "Dense" else f"the inputs of a {kind} are no vectors of its matrix"
+        if not _einsum_is_product(layer.equation):
+            return f"its equation {layer.equation!r} is no matrix product"
+        return lambda x: _einsum_vectors(x, layer.equation)
+    if kind not in CONVOLUTIONS[:2]:
+        return f"the inputs of a {kind} are no vectors of its matrix"
+    if getattr(layer, "groups", 1) != 1 or layer.data_format != "channels_last":
+        return "it is grouped, or has channels first"
+    return lambda x: _layer_patches(x, layer)
+
+
+def _layer_patches(x: Array, layer: Any) -> Array:
+    sizes, strides, rates = layer.kernel_size, layer.strides, layer.dilation_rate
+    if len(sizes) == 1:
+        x, sizes, strides, rates = x[:, None], (1, *sizes), (1, *strides), (1, *rates)
+    if layer.padding == "causal":
+        x = np.pad(x, ((0, 0), (0, 0), ((sizes[1] - 1) * rates[1], 0), (0, 0)))
+    return patch_vectors(x, sizes, strides, rates, "SAME" if layer.padding == "same" else "VALID")
 
 
 def _einsum_is_product(equation: str) -> bool:
@@ -116,8 +143,6 @@ def _einsum_is_product(equation: str) -> bool:
 
 
 def _einsum_vectors(x: Array, equation: str) -> Array:
-    if not _einsum_is_product(equation):
-        raise QuantizationError(f"the equation {equation!r} is no matrix product")
     inputs, output = equation.replace(" ", "").replace("...", "").split("->")
     summed = [letter for letter in inputs.split(",")[1] if letter not in output]
     return x.reshape(-1, int(np.prod(x.shape[x.ndim - len(summed) :])))

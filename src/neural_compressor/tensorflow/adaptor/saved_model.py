@@ -8,24 +8,19 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from neural_compressor.adaptor.capability import op_configs
-from neural_compressor.adaptor.contract import Adaptor
 from neural_compressor.adaptor.query import QueryBackendCapability
-from neural_compressor.adaptor.records import OpRecord
-from neural_compressor.adaptor.user_code import calibrating
 from neural_compressor.errors import FormatError, NeuralCompressorError
 from neural_compressor.paths import output_folder
 from neural_compressor.schemes import OpKey, Plan
-from neural_compressor.tensorflow.adaptor.requirements import require_tensorflow
+from neural_compressor.tensorflow.adaptor.base import GraphAdaptor
 
 if TYPE_CHECKING:
-    from neural_compressor.tensorflow.litert.executor import LiteExecutor
+    from neural_compressor.tensorflow.float_graph import FloatGraph, QuantizedGraph
     from neural_compressor.tensorflow.litert.model import LiteModel
 
 _YAML = Path(__file__).parents[2] / "adaptor" / "tensorflow.yaml"
@@ -44,12 +39,12 @@ class TensorFlowQuery(QueryBackendCapability):
         return str(tensorflow.__version__)
 
     def known_op_types(self) -> Sequence[str]:
-        from neural_compressor.tensorflow.litert.executor import TYPES
+        from neural_compressor.tensorflow.litert.file_graph import TYPES
 
         return tuple(TYPES.values())
 
 
-class TensorFlowAdaptor(Adaptor):
+class TensorFlowAdaptor(GraphAdaptor):
     """Quantizes SavedModels, given as folders, and float ``.tflite`` files, into integer LiteRT models.
 
     ``framework_specific_info`` may hold ``dataloader`` (calibration batches), ``example_inputs``, ``framework_yaml`` (laid
@@ -60,9 +55,7 @@ class TensorFlowAdaptor(Adaptor):
 
     def __init__(self, framework_specific_info: Mapping[str, Any] | None = None) -> None:
         super().__init__(framework_specific_info)
-        require_tensorflow()
         self.query_handler = TensorFlowQuery(overlay=self.info.get("framework_yaml"))
-        self._executor: LiteExecutor | None = None
         self._read: dict[str, LiteModel] = {}
 
     @classmethod
@@ -84,37 +77,6 @@ class TensorFlowAdaptor(Adaptor):
             self._read[str(model)] = read_saved_model(Path(model), inputs, outputs)
         return self._read[str(model)]
 
-    def query_fw_capability(self, model: Any) -> dict[str, Any]:
-        from neural_compressor.tensorflow.litert.executor import WEIGHTED, skipped_ops
-
-        executor = self._prepared(model)
-        self.example = self._first_inputs()
-        details = {key: op_configs(self.query_handler, key[1], op.kind in WEIGHTED) for key, op in executor.ops.items()}
-        return {
-            "opwise": details,
-            "optypewise": self.get_optype_wise_ability(details),
-            "skipped": skipped_ops(executor.graph),
-            "quantizable_types": self.query_handler.known_op_types(),
-        }
-
-    def quantize(
-        self,
-        tune_cfg: Mapping[str, Any],
-        model: Any,
-        dataloader: Iterable[Any] | None = None,
-        q_func: Callable[[Any], Any] | None = None,
-    ) -> LiteModel:
-        from neural_compressor.tensorflow.litert.executor import feeds_of
-
-        executor = self._prepared(model)
-        loader = dataloader if dataloader is not None else self.info.get("dataloader")
-        self.info.setdefault("batch_size", getattr(loader, "batch_size", None) or 1)
-        self.tuning_cfg_to_fw(tune_cfg)
-        plan = Plan.from_tune_cfg(tune_cfg)
-        if q_func is not None:
-            return executor.run(plan, self._recorded(executor.model, q_func), q_func)
-        return executor.run(plan, None if loader is None else feeds_of(loader, plan.calib_sampling_size), loader)
-
     def predict(self, model: Any, inputs: Any) -> Any:
         return self.ready(model)(inputs)
 
@@ -124,14 +86,14 @@ class TensorFlowAdaptor(Adaptor):
         yield True
 
     def save(self, model: LiteModel, path: str | Path) -> None:
-        from neural_compressor.tensorflow.files.checkpoint import write_file
-        from neural_compressor.tensorflow.litert.model import FILE
+        from neural_compressor.tensorflow.litert.model import FILE, write_whole
 
         folder = output_folder(Path(path))
         plan = model.plan or Plan()
-        write_file(folder / FILE, model.content)
-        about = {"plan": json.loads(plan.to_json()), "outputs": list(model.outputs), "name": model.name}
-        write_file(folder / _PLAN, json.dumps(about).encode())
+        write_whole(folder / FILE, model.content)
+        names = {"outputs": list(model.outputs), "inputs": list(model.inputs), "name": model.name}
+        about = {"plan": json.loads(plan.to_json()), **names}
+        write_whole(folder / _PLAN, json.dumps(about).encode())
 
     def load(self, path: str | Path, model: Any) -> LiteModel:
         from neural_compressor.tensorflow.litert.model import FILE, LiteModel
@@ -140,7 +102,8 @@ class TensorFlowAdaptor(Adaptor):
         try:
             about = json.loads((folder / _PLAN).read_text(encoding="utf-8"))
             plan = Plan.from_json(json.dumps(about["plan"]))
-            found = LiteModel((folder / FILE).read_bytes(), str(about["name"]), tuple(about["outputs"]), plan)
+            names = tuple(about["outputs"]), tuple(about.get("inputs", ()))
+            found = LiteModel((folder / FILE).read_bytes(), str(about["name"]), *names, plan)
             assert found.runner
         except NeuralCompressorError:
             raise
@@ -157,22 +120,15 @@ class TensorFlowAdaptor(Adaptor):
     def model_size(self, model: Any) -> int:
         return len(self.ready(model).content)
 
-    def summary(self, model: LiteModel) -> list[OpRecord]:
-        from neural_compressor.tensorflow.litert.executor import skipped_ops
-
-        assert self._executor is not None
-        plan = model.plan or Plan()
-        records = [self._record(key, plan) for key in self._executor.ops]
-        skipped = skipped_ops(self._executor.graph)
-        return [*records, *(OpRecord(*key, "fp32", reason=why) for key, why in skipped.items())]
-
     def fingerprint(self, model: Any) -> str:
         return hashlib.sha256(self.ready(model).content).hexdigest()[:16]
 
     def describe(self, model: Any) -> str:
+        from neural_compressor.tensorflow.litert.flatbuffer import op_kinds
+
         found = self.ready(model)
         quantized = sum(not scheme.is_float for scheme in (found.plan or Plan()).values())
-        return f"<LiteRT model {found.name!r}: {len(found.graph.ops)} ops, {quantized} quantized>"
+        return f"<LiteRT model {found.name!r}: {len(op_kinds(found.content))} ops, {quantized} quantized>"
 
     def convert(self, model: Any, source: str, destination: str) -> bytes:
         """The bytes of the LiteRT file."""
@@ -180,47 +136,21 @@ class TensorFlowAdaptor(Adaptor):
             raise FormatError(f"convert: got {source!r} to {destination!r}; known: 'savedmodel' to 'litert'")
         return self.ready(model).content
 
-    def _prepared(self, model: Any) -> LiteExecutor:
-        from neural_compressor.tensorflow.litert.executor import LiteExecutor
-
-        found = self.ready(model)
-        if self._executor is None or self._executor.model is not found:
-            self._executor = LiteExecutor(found)
-        return self._executor
-
-    def _first_inputs(self) -> Any:
-        from neural_compressor.tensorflow.litert.executor import feeds_of
-
-        if self.info.get("example_inputs") is not None:
-            return self.info["example_inputs"]
-        if self.info.get("dataloader") is None:
-            return None
-        return next(iter(feeds_of(self.info["dataloader"], 1)))
-
-    def _recorded(self, model: LiteModel, function: Callable[[Any], Any]) -> list[Any]:
-        """The inputs that a user's function calls the model with."""
-        from neural_compressor.tensorflow.litert.model import WatchedModel
-
-        watched = WatchedModel(model.content, model.name, model.outputs)
-        with calibrating(function, "calib_func", lambda: len(watched.seen)):
-            function(watched)
-        return watched.seen
-
-    def _record(self, key: OpKey, plan: Plan) -> OpRecord:
-        scheme = plan.get(key)
+    def _kernel(self, key: OpKey, model: Any) -> tuple[str, str]:
         assert self._executor is not None
-        op = self._executor.ops[key]
-        weight = self._executor.graph.weight(op)
-        array = None if weight is None else self._executor.graph.constant(weight)
-        size = 0 if array is None else array.nbytes
-        if scheme is None or (scheme.is_float and scheme.precision == "fp32"):
-            why = "not in the tuning configuration" if scheme is None else "the tuning configuration keeps it in fp32"
-            return OpRecord(*key, "fp32", reason=why, size_bytes=size)
-        activation = scheme.activation.dtype.name if scheme.activation else "fp32"
-        size = size * (scheme.weight.dtype.bits if scheme.weight else 32) // 32
-        record = OpRecord(*key, scheme.precision, activation, scheme.mode, f"LiteRT {op.kind}", size_bytes=size)
-        return (
-            replace(record, reason=f"the tuning configuration keeps it in {scheme.precision}")
-            if scheme.is_float
-            else record
-        )
+        return f"LiteRT {self._executor.graph.ops()[key].kind}", ""
+
+    def _parts(self, model: LiteModel) -> QuantizedGraph:
+        from neural_compressor.tensorflow.float_graph import QuantizedGraph
+        from neural_compressor.tensorflow.layout import lay_out
+
+        if model.quantization is not None:
+            return model.quantization
+        assert self._executor is not None
+        plan = model.plan or Plan()
+        return QuantizedGraph(plan, shared=lay_out(self._executor.graph, plan).shared)
+
+    def _graph_of(self, model: Any) -> FloatGraph:
+        from neural_compressor.tensorflow.litert.file_graph import FileGraph
+
+        return FileGraph(self.ready(model))

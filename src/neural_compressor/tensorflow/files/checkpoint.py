@@ -15,12 +15,14 @@ import numpy as np
 
 from neural_compressor.algorithms import LayerResult
 from neural_compressor.errors import FormatError, NeuralCompressorError
-from neural_compressor.paths import output_file, output_folder, write_errors
+from neural_compressor.paths import output_folder, write_errors
 from neural_compressor.schemes import PackedArray, Plan, QuantizedArray
-from neural_compressor.tensorflow.executor import QuantizedGraph, build
+from neural_compressor.tensorflow.float_graph import QuantizedGraph
+from neural_compressor.tensorflow.keras_graph import KerasGraph
 from neural_compressor.tensorflow.layers import qparams_from, qparams_to
-from neural_compressor.tensorflow.passes.scales import scales_in, with_scales
-from neural_compressor.tensorflow.structure.ops import Graph, weights_of
+from neural_compressor.tensorflow.layout import lay_out
+from neural_compressor.tensorflow.structure.ops import weights_of
+from neural_compressor.tensorflow.structure.scales import scales_in
 
 ARRAYS, PLAN, LITERT = "weights.npz", "quantization.json", "model.tflite"
 
@@ -52,32 +54,19 @@ def save_model(model: Any, folder: Path, litert: bytes | None = None) -> None:
             unfinished.unlink(missing_ok=True)
 
 
-def write_file(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all."""
-    target = output_file(path)
-    unfinished = target.with_name(f".{target.name}.{os.getpid()}")
-    with write_errors(target, len(content)):
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            unfinished.write_bytes(content)
-            unfinished.replace(target)
-        finally:
-            unfinished.unlink(missing_ok=True)
-
-
-def load_model(folder: Path, graph: Graph) -> Any:
+def load_model(folder: Path, graph: KerasGraph) -> Any:
     """Read what :func:`save_model` wrote of a model made from that of ``graph``."""
     try:
         about = json.loads((folder / PLAN).read_text(encoding="utf-8"))
         with np.load(folder / ARRAYS, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in stored.files}
         plan = Plan.from_json(json.dumps(about["plan"]))
-        graph = with_scales(graph, {name: np.asarray(each, np.float32) for name, each in about["input_scales"].items()})
+        graph = graph.with_scales({name: np.asarray(each, np.float32) for name, each in about["input_scales"].items()})
         ranges = {name: qparams_from(each) for name, each in about["ranges"].items()}
         codes = {name: _codes(name, op, plan.get((name, kind)), arrays) for (name, kind), op in graph.ops().items()}
-        model = build(
-            graph, QuantizedGraph(plan, {name: each for name, each in codes.items() if each}, ranges, graph=graph)
-        )
+        codes = {name: each for name, each in codes.items() if each}
+        shared = lay_out(graph, plan).shared
+        model = graph.finish(QuantizedGraph(plan, codes, ranges, graph=graph, shared=shared))
         _restore(model, arrays)
     except NeuralCompressorError:
         raise

@@ -94,6 +94,55 @@ class LiteGraph:
         raw = np.frombuffer(bytes(data), np.uint8)
         return raw.view(np.float32).reshape(self.shape(tensor)) if self.is_float(tensor) else raw
 
+    def read(self, tensor: int) -> np.ndarray[Any, Any]:
+        """The floats that a constant stands for, be it stored in integers."""
+        value = self.constant(tensor)
+        assert value is not None
+        if self.is_float(tensor):
+            return value
+        each = self._graph.tensors[tensor]
+        shape = self.shape(tensor)
+        integers = _INTEGERS[each.type](value)[: int(np.prod(shape))].reshape(shape).astype(np.float32)
+        scales = np.asarray(each.quantization.scale, np.float32)
+        zeros = np.asarray(each.quantization.zeroPoint, np.float32)
+        by_channel = [1] * integers.ndim
+        if scales.size > 1:
+            by_channel[each.quantization.quantizedDimension] = scales.size
+        return np.asarray((integers - zeros.reshape(by_channel)) * scales.reshape(by_channel))
+
+    def has_scale(self, tensor: int) -> bool:
+        """Whether a constant holds integers that stand for floats."""
+        each = self._graph.tensors[tensor]
+        known = each.quantization is not None and each.quantization.scale is not None
+        return known and len(each.quantization.scale) > 0 and each.type in _INTEGERS
+
+    def set_constant(self, tensor: int, value: Any) -> None:
+        """Give a constant of floats another value; others that have its bytes keep theirs."""
+        buffer = flatbuffer_utils.BufferT()
+        buffer.data = np.frombuffer(np.ascontiguousarray(value, np.float32).tobytes(), np.uint8)
+        self._model.buffers.append(buffer)
+        self._graph.tensors[tensor].buffer = len(self._model.buffers) - 1
+
+    def separate_vectors(self) -> None:
+        """Give each op the constant vectors of floats that it reads, biases that is, as constants of its own.
+
+        The converter has ops without a bias read one vector of zeros.
+        """
+        taken: set[int] = set()
+        for op in self._graph.operators:
+            for place, tensor in enumerate(int(each) for each in op.inputs):
+                value = self.constant(tensor) if tensor != -1 and len(self.shape(tensor)) == 1 else None
+                if tensor in taken and value is not None and self.is_float(tensor):
+                    self._graph.tensors.append(copy.copy(self._graph.tensors[tensor]))
+                    self.names.append(self.names[tensor])
+                    op.inputs = [*op.inputs[:place], len(self.names) - 1, *op.inputs[place + 1 :]]
+                    self.set_constant(len(self.names) - 1, value)
+                taken.add(tensor)
+
+    def options(self, op: LiteOp) -> Any:
+        """What the file says of an op: strides, padding, the activation fused into it."""
+        return self._graph.operators[op.index].builtinOptions
+
     def weight(self, op: LiteOp) -> int | None:
         """The constant that an op multiplies with: its first one of floats with more than one axis."""
         floats = [t for t in op.constants if self.is_float(t) and len(self.shape(t)) > 1]
@@ -102,6 +151,24 @@ class LiteGraph:
     def unique_name(self, tensor: int) -> str:
         """A name that no other tensor has."""
         return f"{tensor}:{self.names[tensor]}"
+
+    def written(self) -> bytes:
+        """The file as it is now."""
+        return self.bytes_of(self._model)
+
+    def model_copy(self) -> Any:
+        """What the file holds as objects, to be changed."""
+        return copy.deepcopy(self._model)
+
+    @staticmethod
+    def bytes_of(model: Any) -> bytes:
+        """A model in memory as a file; what no tensor holds any more is left out of it."""
+        used = {int(tensor.buffer) for graph in model.subgraphs for tensor in graph.tensors}
+        used |= {int(each.buffer) for each in model.metadata or ()}
+        for place, buffer in enumerate(model.buffers):
+            if place not in used:
+                buffer.data = None
+        return bytes(flatbuffer_utils.convert_object_to_bytearray(model))
 
     def content(self) -> bytes:
         """The file as the quantizer takes it: with unique names, and without :attr:`hidden` outputs."""
@@ -174,6 +241,23 @@ def _in_float(model: Any, tensor: int) -> int:
 def op_kinds(content: bytes) -> list[str]:
     """The ops of a file, by name, in the order they run."""
     return [op.kind for op in LiteGraph(content).ops]
+
+
+def _nibbles(raw: Any) -> Any:
+    """Integers of 4 bits, two a byte, the lower half first; of an odd number the last half is empty."""
+    both = np.stack([raw.view(np.int8) << 4 >> 4, raw.view(np.int8) >> 4], axis=-1)
+    return both.reshape(-1)
+
+
+_INTEGERS: dict[int, Any] = {
+    flatbuffer_utils.TensorType.INT8: lambda raw: raw.view(np.int8),
+    flatbuffer_utils.TensorType.INT16: lambda raw: raw.view(np.int16),
+    flatbuffer_utils.TensorType.INT32: lambda raw: raw.view(np.int32),
+    flatbuffer_utils.TensorType.INT64: lambda raw: raw.view(np.int64),
+    flatbuffer_utils.TensorType.UINT8: lambda raw: raw,
+    flatbuffer_utils.TensorType.INT4: _nibbles,
+}
+"""How the bytes of a constant are read as integers."""
 
 
 def _text(name: Any) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from neural_compressor.schemes import OpScheme, Plan, QParams
-from neural_compressor.tensorflow.executor import QuantizedGraph
+from neural_compressor.tensorflow.float_graph import QuantizedGraph
 from neural_compressor.tensorflow.layers import QuantizeDequantize
 from neural_compressor.tensorflow.layout import Layout, lay_out
 from neural_compressor.tensorflow.litert.convert import keras_to_litert

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from neural_compressor.errors import ConfigError, FormatError
-from neural_compressor.paths import path_of
+from neural_compressor.paths import output_file, path_of, write_errors
 from neural_compressor.registry import close_matches
 from neural_compressor.schemes import Plan
+from neural_compressor.tensorflow.float_graph import QuantizedGraph, Watchers
 from neural_compressor.tensorflow.litert.convert import saved_model_to_litert
-from neural_compressor.tensorflow.litert.flatbuffer import LiteGraph
 from neural_compressor.tensorflow.litert.runner import Runner
 
 FILE = "model.tflite"
@@ -25,23 +24,22 @@ SIGNATURE = "serving_default"
 
 @dataclass(eq=False)
 class LiteModel:
-    """``content`` of a file; ``outputs`` names those to give, by default all. ``plan`` is what it was quantized by."""
+    """``content`` of a file; ``outputs`` names those to give, by default all, ``inputs`` their order in lists.
+
+    ``plan`` is what it was quantized by, ``quantization`` what that was made with.
+    """
 
     content: bytes
     name: str = "model"
     outputs: Sequence[str] = ()
+    inputs: Sequence[str] = ()
     plan: Plan | None = None
-    reasons: Mapping[str, str] = field(default_factory=dict)
+    quantization: QuantizedGraph | None = None
 
     @cached_property
     def runner(self) -> Runner:
         """What runs it, on one thread."""
-        return Runner(self.content)
-
-    @cached_property
-    def graph(self) -> LiteGraph:
-        """Its ops and tensors."""
-        return LiteGraph(self.content)
+        return Runner(self.content, order=self.inputs)
 
     def __call__(self, inputs: Any) -> Any:
         """The outputs for a batch: an array, or a dict where there are several."""
@@ -55,22 +53,32 @@ class LiteModel:
 
     def save(self, path: str | Path) -> None:
         """Write the file."""
-        from neural_compressor.tensorflow.files.checkpoint import write_file
-
-        write_file(path_of(path, "save"), self.content)
+        write_whole(path_of(path, "save"), self.content)
 
 
-class WatchedModel(LiteModel):
-    """A model that keeps the inputs it is called with."""
+@dataclass(eq=False)
+class ObservedModel(LiteModel):
+    """A model that shows its tensors to ``watchers`` at each call."""
+
+    watchers: Watchers = field(default_factory=dict)
 
     @cached_property
-    def seen(self) -> list[Any]:
-        """The inputs, call by call."""
-        return []
+    def runner(self) -> Runner:
+        """One that keeps every tensor."""
+        return Runner(self.content, order=self.inputs, watchers=self.watchers)
 
-    def __call__(self, inputs: Any) -> Any:
-        self.seen.append(inputs)
-        return super().__call__(inputs)
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all."""
+    target = output_file(path)
+    unfinished = target.with_name(f".{target.name}.{os.getpid()}")
+    with write_errors(target, len(content)):
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            unfinished.write_bytes(content)
+            unfinished.replace(target)
+        finally:
+            unfinished.unlink(missing_ok=True)
 
 
 def read_saved_model(folder: Path, inputs: Sequence[str] = (), outputs: Sequence[str] = ()) -> LiteModel:
@@ -87,16 +95,8 @@ def read_saved_model(folder: Path, inputs: Sequence[str] = (), outputs: Sequence
         _check_inputs(inputs, known_inputs)
         _check_names("outputs", outputs, known_outputs)
         model = LiteModel(saved_model_to_litert(folder, SIGNATURE), folder.name)
-    model.outputs = tuple(outputs)
+    model.outputs, model.inputs = tuple(outputs), tuple(inputs)
     return model
-
-
-def is_saved_model(path: Any) -> bool:
-    """Whether ``path`` is that of a SavedModel or of a LiteRT file."""
-    if not isinstance(path, str | Path):
-        return False
-    place = Path(path)
-    return place.suffix == ".tflite" or (place.is_dir() and (place / "saved_model.pb").is_file())
 
 
 def signature_of(folder: Path) -> tuple[list[str], list[str]]:
@@ -128,8 +128,3 @@ def _check_inputs(named: Sequence[str], known: Sequence[str]) -> None:
     _check_names("inputs", named, known)
     if missing := [name for name in known if named and name not in named]:
         raise ConfigError(f"inputs: the model also takes {', '.join(missing)}; name all of its inputs, or none")
-
-
-def as_array(value: Any) -> np.ndarray[Any, Any]:
-    """A tensor of TensorFlow, or anything else, as NumPy."""
-    return np.asarray(value.numpy() if hasattr(value, "numpy") else value)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from ai_edge_litert.interpreter import Interpreter
 
-from neural_compressor.adaptor.user_code import batches as user_batches
 from neural_compressor.errors import CalibrationError, FormatError
 
 
@@ -23,21 +22,6 @@ def interpreter_for(content: bytes, num_threads: int = 1, keep_tensors: bool = F
             )
     except (ValueError, RuntimeError) as error:
         raise FormatError(f"LiteRT cannot load the file: {error}") from error
-
-
-def batches_of(interpreter: Any, order: Sequence[str], data: Iterable[Any]) -> Iterator[None]:
-    """Put samples of ``data`` into the interpreter, as many at once as its file takes, one step each."""
-    signature = next(iter(interpreter.get_signature_list()))
-    places = interpreter.get_signature_runner(signature).get_input_details()
-    interpreter.allocate_tensors()
-    for number, inputs in enumerate(user_batches(data)):
-        given = by_name(inputs, order, places, f"batch {number} of the calibration data")
-        size = max(int(next(iter(places.values()))["shape"][0]), 1)
-        count = len(next(iter(given.values())))
-        for start in range(0, count - size + 1, size):
-            for name, array in given.items():
-                interpreter.set_tensor(places[name]["index"], array[start : start + size])
-            yield None
 
 
 def by_name(inputs: Any, order: Sequence[str], places: Mapping[str, Any], what: str) -> dict[str, np.ndarray[Any, Any]]:
@@ -71,10 +55,21 @@ def _of_type(array: np.ndarray[Any, Any], place: Mapping[str, Any]) -> np.ndarra
 
 
 class Runner:
-    """A file, loaded once. Inputs go by the names of the signature, or in ``order`` of these."""
+    """A file, loaded once. Inputs go by the names of the signature, or in ``order`` of these.
 
-    def __init__(self, content: bytes, num_threads: int = 1, order: Sequence[str] | None = None) -> None:
-        self._interpreter = interpreter_for(content, num_threads)
+    ``watchers`` are shown the tensors of each run, by their index in the file: the floats that they hold or stand for.
+    """
+
+    def __init__(
+        self,
+        content: bytes,
+        num_threads: int = 1,
+        order: Sequence[str] | None = None,
+        watchers: Mapping[int, Sequence[Any]] | None = None,
+    ) -> None:
+        self._interpreter = interpreter_for(content, num_threads, keep_tensors=bool(watchers))
+        self._watchers = watchers or {}
+        self._places = {each["index"]: each for each in self._interpreter.get_tensor_details()} if watchers else {}
         signatures = list(self._interpreter.get_signature_list())
         if not signatures:
             raise FormatError("the LiteRT file has no signature that names its inputs; convert the model anew with one")
@@ -93,13 +88,27 @@ class Runner:
         first = next(iter(self._details.values()))
         size, count = int(first["shape"][0]), len(next(iter(given.values())))
         if size == count or int(first["shape_signature"][0]) == -1:
-            return dict(self._runner(**given))
+            return self._run(given)
         if count < size or count % size:
             raise CalibrationError(
                 f"the batch has {count} samples, and the file takes {size} at once: give as many, or a multiple of it"
             )
         parts = [
-            dict(self._runner(**{name: array[start : start + size] for name, array in given.items()}))
+            self._run({name: array[start : start + size] for name, array in given.items()})
             for start in range(0, count, size)
         ]
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+    def _run(self, given: Mapping[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
+        found = dict(self._runner(**given))
+        for tensor, watchers in self._watchers.items():
+            array = self._in_float(tensor)
+            for each in watchers:
+                each.update(array)
+        return found
+
+    def _in_float(self, tensor: int) -> np.ndarray[Any, Any]:
+        array, known = self._interpreter.get_tensor(tensor), self._places[tensor]["quantization_parameters"]
+        if array.dtype.kind in "iu" and len(known["scales"]) == 1:
+            return np.asarray((array.astype(np.float32) - known["zero_points"][0]) * known["scales"][0], np.float32)
+        return np.asarray(array)

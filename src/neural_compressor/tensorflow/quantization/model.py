@@ -8,7 +8,7 @@ from typing import Any
 from neural_compressor.errors import ConfigError
 from neural_compressor.paths import path_of, write_errors
 from neural_compressor.tensorflow.adaptor import KerasAdaptor
-from neural_compressor.tensorflow.files.checkpoint import write_file
+from neural_compressor.tensorflow.litert.model import write_whole
 
 
 class Model:
@@ -36,7 +36,7 @@ class Model:
             with write_errors(target):
                 self.model.save(target)
         elif target.suffix == ".tflite":
-            write_file(target, self.adaptor.convert(self.model, "keras", "litert"))
+            write_whole(target, self.adaptor.convert(self.model, "keras", "litert"))
         else:
             self.adaptor.save(self.model, target)
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from neural_compressor.errors import QuantizationError
 from neural_compressor.schemes import OpKey
+from neural_compressor.tensorflow.float_graph import Call
 from neural_compressor.tensorflow.structure.trace import is_composite, nodes_of
 
 Array = np.ndarray[Any, Any]
@@ -26,6 +27,8 @@ UNWEIGHTED = ("Add", "Concatenate", *MAX_POOLS, *AVERAGE_POOLS, *GLOBAL_AVERAGE_
 MOVING = ("Flatten", "Reshape", "Permute", "Transpose", "ZeroPadding1D", "ZeroPadding2D", "ZeroPadding3D", "Cropping1D",
           "Cropping2D", "Cropping3D", "Squeeze", "ExpandDims", *MAX_POOLS)  # fmt: skip
 """Ops whose outputs are values of their input (or zero): they need no range of their own."""
+ONE_SCALE = ("Concatenate", *AVERAGE_POOLS)
+"""Ops whose integer kernels want inputs and output in one scale."""
 FUSED_ACTIVATIONS = ("relu", "relu6")
 _IGNORED = ("InputLayer", "Activation", "ReLU", "Relu", "Relu6", "GetItem", "Cast", *MOVING)
 
@@ -86,6 +89,31 @@ class Graph:
         """Why other operations cannot be quantized; those that only move values or are parts of ops are left out."""
         found = {(op.name, type_of(op)): reason_for_float(op, self) for op in self._operations()}
         return {key: why for key, why in found.items() if why is not None and key[1] not in _IGNORED}
+
+    def sequence(self) -> list[Call]:
+        """The nodes, with tensors by identity."""
+        return [self._call(node) for node in self.nodes]
+
+    def calls_of(self, operation: Any) -> list[Call]:
+        """The nodes of an operation, as :meth:`sequence` has them."""
+        return [self._call(node) for node in self.calls(operation)]
+
+    def _call(self, node: Any) -> Call:
+        kind = type_of(node.operation)
+        floats = tuple(id(t) for t in node.input_tensors if str(t.dtype).startswith("float"))
+        outputs = tuple(id(t) for t in node.outputs)
+        end = id(self.fused_end(node).outputs[0])
+        return Call(id(node), node.operation.name, floats, outputs, end, kind in MOVING, kind in ONE_SCALE)
+
+    def tensor_names(self) -> dict[int, str]:
+        """What the tensors are called, by identity: the operation, and which call and output of it."""
+        found = {id(tensor): f"input{number}" for number, tensor in enumerate(self.model.inputs)}
+        for operation in self._operations():
+            for call, node in enumerate(self.calls(operation)):
+                for output, tensor in enumerate(node.outputs):
+                    extra = f".{call}.{output}" if call or output else ""
+                    found[id(tensor)] = f"{operation.name}{extra}"
+        return found
 
     def _operations(self) -> list[Any]:
         return list({id(node.operation): node.operation for node in self.nodes}.values())

@@ -42,12 +42,6 @@ class InputScale(keras.layers.Layer):
         return {**super().get_config(), "factors": self.factors}
 
 
-def channels_of(layer: Any) -> int:
-    """How many input channels a layer has."""
-    kernel = layer.kernel
-    return int(kernel.shape[-2])
-
-
 def input_reach(layer: Any) -> Array:
     """The largest magnitude of the weights that read each input channel."""
     kernel = np.abs(layer.kernel.numpy())

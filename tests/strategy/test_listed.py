@@ -1,9 +1,12 @@
 """The list first, then fall-back of the best on it."""
 
+import pytest
+
 from neural_compressor.dtypes import dtype
+from neural_compressor.errors import CalibrationError, NothingToQuantizeError
 from neural_compressor.schemes import OpScheme, Pass, Plan, TensorScheme
 from neural_compressor.strategy.base import Outcome, Proposal
-from neural_compressor.strategy.listed import ListedFallbackStrategy, is_from
+from neural_compressor.strategy.listed import ListedFallbackStrategy, candidates, is_from
 
 KEYS = [("a", "Conv"), ("b", "Conv"), ("c", "Relu")]
 COST = {"a": 3.0, "b": 1.0, "c": 0.5}
@@ -85,3 +88,23 @@ def test_plans_are_from_the_one_that_falls_back():
     assert seen[:3] == [[True, False, False], [False, True, False], [False, False, True]]
     assert len(seen) > 3
     assert all(each == [False, True, False] for each in seen[3:])
+
+
+def made(config):
+    if config == "idle":
+        raise NothingToQuantizeError("it has no ops")
+    return config.upper()
+
+
+def test_candidates_that_cannot_be_tried_are_left_out_with_a_warning(caplog):
+    found = candidates(["a", "idle", "b"], made, lambda each: each == "B", "give some")
+    assert found == [("a", "A")]
+    assert "idle is not tried: it has no ops" in caplog.text
+    assert "b is not tried: it needs calibration data; give some" in caplog.text
+
+
+def test_no_candidate_left_is_an_error():
+    with pytest.raises(NothingToQuantizeError, match="no ops"):
+        candidates(["idle"], made)
+    with pytest.raises(CalibrationError, match="needs calibration data: give some"):
+        candidates(["idle", "b"], made, lambda each: True, "give some")

@@ -5,13 +5,20 @@ Whoever has the list makes this strategy, so no name stands for it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
+from neural_compressor.errors import CalibrationError, NothingToQuantizeError
 from neural_compressor.schemes import Plan, float_op
 from neural_compressor.strategy.base import Outcome, Proposal, Proposals, Strategy
 from neural_compressor.strategy.fallback import fallback_steps
 from neural_compressor.strategy.search import SearchStrategy, Steps, rank
 from neural_compressor.strategy.space import OpSpace, TuningSpace
+
+logger = logging.getLogger("neural_compressor")
+C = TypeVar("C")
+T = TypeVar("T")
 
 
 class ListedFallbackStrategy(Strategy):
@@ -30,6 +37,36 @@ class ListedFallbackStrategy(Strategy):
             return
         best = min(range(len(outcomes)), key=lambda i: rank(outcomes[i]))
         yield from _Fallback(_space(self.listed[best].plan), self.seed).proposals_after(outcomes[best])
+
+
+def candidates(
+    configs: Iterable[C], make: Callable[[C], T], lacks_data: Callable[[T], bool] = lambda made: False, remedy: str = ""
+) -> list[tuple[C, T]]:
+    """Configurations with what ``make`` makes of each; what makes no sense is an error of ``make``, before any work.
+
+    One that quantizes nothing, or that needs data where there is none, is left out with a warning, which gives the
+    ``remedy``; where none is left, that is an error.
+    """
+    found: list[tuple[C, T]] = []
+    idle: list[NothingToQuantizeError] = []
+    without_data = 0
+    for config in configs:
+        try:
+            made = make(config)
+        except NothingToQuantizeError as error:
+            idle.append(error)
+            logger.warning("%s is not tried: %s", config, error)
+            continue
+        if lacks_data(made):
+            without_data += 1
+            logger.warning("%s is not tried: it needs calibration data; %s", config, remedy)
+            continue
+        found.append((config, made))
+    if not found and without_data:
+        raise CalibrationError(f"every configuration that fits needs calibration data: {remedy}")
+    if not found and idle:
+        raise idle[0]
+    return found
 
 
 def is_from(plan: Plan, listed: Plan) -> bool:

@@ -25,7 +25,7 @@ from neural_compressor.onnx.runtime.data_reader import Samples, example_of
 from neural_compressor.report.run_report import RunReport
 from neural_compressor.schemes import Plan
 from neural_compressor.strategy.base import Proposal
-from neural_compressor.strategy.listed import is_from
+from neural_compressor.strategy.listed import candidates, is_from
 from neural_compressor.tuning.evaluator import with_arguments
 from neural_compressor.tuning.loop import tune
 
@@ -37,21 +37,14 @@ def resolutions(executor: Executor, configs: Sequence[Composition], level: Any, 
 
     A configuration that quantizes nothing is left out, with a warning; where all do, that is an error.
     """
-    found: list[Resolution] = []
-    idle: list[NothingToQuantizeError] = []
-    for config in configs:
-        try:
-            resolution = resolve(config, executor, level, reader)
-            if not resolution.quantized:
-                raise NothingToQuantizeError("what it could quantize is too little to matter")
-        except NothingToQuantizeError as error:
-            idle.append(error)
-            logger.warning("%s is not tried: %s", config, error)
-            continue
-        found.append(resolution)
-    if not found and idle:
-        raise idle[0]
-    return found
+
+    def made(config: Composition) -> Resolution:
+        resolution = resolve(config, executor, level, reader)
+        if not resolution.quantized:
+            raise NothingToQuantizeError("what it could quantize is too little to matter")
+        return resolution
+
+    return [resolution for _, resolution in candidates(configs, made)]
 
 
 class _ListedPlans(ONNXRTAdaptor):

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import reduce
 from operator import add
 from typing import Any
 
 from neural_compressor.config.composition import Composition
-from neural_compressor.config.op_request import wanting
-from neural_compressor.config.op_selector import Tier
+from neural_compressor.config.op_plans import config_request, plan_ops
 from neural_compressor.config.resolver import op_space
-from neural_compressor.errors import CapabilityError, ConfigError, NothingToQuantizeError
+from neural_compressor.errors import ConfigError, NothingToQuantizeError
 from neural_compressor.schemes import OpKey, OpScheme, Pass, Plan
 from neural_compressor.tensorflow.quantization.config import SmoothQuantConfig
 
@@ -61,29 +60,12 @@ def plan_for(
 ) -> tuple[Plan, dict[OpKey, str]]:
     """What is ``wanted`` of a model with ``capability``, and the ops that stay in float with the reason."""
     config, opwise = wanted.config, capability["opwise"]
-    assigned = config.assign(dict(opwise.keys()))
-    ops: dict[OpKey, OpScheme] = {}
-    left: dict[OpKey, str] = dict(capability.get("skipped", {}))
-    served, refused = set[int](), dict[int, tuple[Any, str]]()
-    for key, configs in opwise.items():
-        given = assigned[key[0]]
-        if given.config is None or given.claim is None:
-            left[key] = "no part of the configuration claims it"
-            continue
-        scheme, reason = _scheme(key, configs, given.config)
-        if scheme is None:
-            left[key] = reason
-            refused.setdefault(id(given.claim), (given.claim, reason))
-        else:
-            served.add(id(given.claim))
-            if scheme.is_float:
-                left[key] = "its configuration leaves it in float"
-            ops[key] = scheme
-    for place, (claim, reason) in refused.items():
-        if place not in served and claim.tier > Tier.EVERYTHING:
-            raise ConfigError(f"{claim} asks for what cannot be done: {reason}")
+    planned = plan_ops(config, opwise, lambda key, given: _scheme(key, opwise[key], given.config))
+    ops = planned.schemes
+    left = {**capability.get("skipped", {}), **planned.left}
+    left |= {key: "its configuration leaves it in float" for key, scheme in ops.items() if scheme.is_float}
     if not any(not scheme.is_float or scheme.precision != "fp32" for scheme in ops.values()):
-        why = next((reason for _, reason in refused.values()), "the configuration leaves every op in float")
+        why = next(iter(planned.refusals), "the configuration leaves every op in float")
         raise NothingToQuantizeError(f"nothing in the model would be quantized: {why}")
     static = any(scheme.mode == "static" for scheme in ops.values())
     steps = (*wanted.passes, *dict.fromkeys(step for part in config.parts for step in part.passes))
@@ -92,16 +74,8 @@ def plan_for(
 
 def _scheme(key: OpKey, configs: Sequence[Mapping[str, Any]], config: Any) -> tuple[OpScheme | None, str]:
     wanted: OpScheme = config.wanted
+    space = op_space(key, configs, config_request(config, wanted, configs))
     if wanted.is_float:
-        space = op_space(key, configs, wanting(replace(wanted, mode="static"), {}, type(config).__name__))
         found = space.in_precision(wanted.precision)
         return found, f"the framework YAML lists no {key[1]} in {wanted.precision}"
-    if not any("weight" in each for each in configs):
-        wanted = replace(wanted, weight=None)
-    request = wanting(wanted, config.said, type(config).__name__)
-    request = replace(request, excluded_precisions=tuple(getattr(config, "excluded_precisions", ())))
-    try:
-        space = op_space(key, configs, request)
-    except CapabilityError as error:
-        return None, str(error)
     return (space.quantized[0], "") if space.quantized else (None, space.reason)

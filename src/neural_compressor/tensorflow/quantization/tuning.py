@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from neural_compressor.config.process_options import options
 from neural_compressor.config.tuning_config import TuningConfig
-from neural_compressor.errors import CalibrationError, ConfigError, NothingToQuantizeError
+from neural_compressor.errors import ConfigError
 from neural_compressor.report.run_report import RunReport
 from neural_compressor.schemes import Plan
 from neural_compressor.strategy.base import Proposal
-from neural_compressor.strategy.listed import ListedFallbackStrategy
+from neural_compressor.strategy.listed import ListedFallbackStrategy, candidates
 from neural_compressor.tensorflow.adaptor import KerasAdaptor
 from neural_compressor.tensorflow.adaptor.requirements import require_tensorflow
 from neural_compressor.tensorflow.quantization.model import Model
@@ -25,8 +24,6 @@ from neural_compressor.tensorflow.quantization.quantize import (
 )
 from neural_compressor.tuning.evaluator import require_repeatable, with_arguments
 from neural_compressor.tuning.loop import tune
-
-logger = logging.getLogger("neural_compressor")
 
 
 def autotune(
@@ -59,25 +56,16 @@ def autotune(
     adaptor = KerasAdaptor({"dataloader": calib_dataloader, "workspace": workspace})
     capability = adaptor.query_fw_capability(model)
     size = calib_iteration * samples_in_batch(adaptor)
+    has_data = calib_dataloader is not None or calib_func is not None
+    tried = candidates(
+        tune_config.candidates(),
+        lambda config: plan_for(capability, composed(config), size)[0],
+        lambda plan: plan_needs_data(plan) and not has_data,
+        "give calib_dataloader or calib_func",
+    )
     plans: dict[Plan, Proposal] = {}
-    idle: list[NothingToQuantizeError] = []
-    without_data = 0
-    for config in tune_config.candidates():
-        try:
-            plan, _ = plan_for(capability, composed(config), size)
-        except NothingToQuantizeError as error:
-            idle.append(error)
-            logger.warning("%s is not tried: %s", config, error)
-            continue
-        if plan_needs_data(plan) and calib_dataloader is None and calib_func is None:
-            logger.warning("%s is not tried: it needs calibration data; give calib_dataloader or calib_func", config)
-            without_data += 1
-            continue
+    for config, plan in tried:
         plans.setdefault(plan, Proposal(plan, str(config)))
-    if not plans and without_data:
-        raise CalibrationError("every configuration needs calibration data: give calib_dataloader or calib_func")
-    if not plans:
-        raise idle[0]
     best, result = tune(
         adaptor,
         model,

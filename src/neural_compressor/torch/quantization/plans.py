@@ -13,10 +13,11 @@ from neural_compressor.adaptor.tensor_options import OpConfig
 from neural_compressor.algorithms import needs_data
 from neural_compressor.config.composable import ComposableConfig
 from neural_compressor.config.composition import Composition
-from neural_compressor.config.op_request import Request, wanting
-from neural_compressor.config.op_selector import Assignment, Claim, Tier
+from neural_compressor.config.op_plans import config_request, plan_ops
+from neural_compressor.config.op_request import Request
+from neural_compressor.config.op_selector import Assignment
 from neural_compressor.config.resolver import OpSpace, op_space
-from neural_compressor.errors import CapabilityError, ConfigError, NothingToQuantizeError
+from neural_compressor.errors import ConfigError, NothingToQuantizeError
 from neural_compressor.schemes import OpKey, OpScheme, Pass, Plan
 from neural_compressor.torch.capability import PyTorchQuery, opwise
 from neural_compressor.torch.executor import CORRECT_BIASES, USUAL_PASSES
@@ -53,41 +54,22 @@ def plan_for(model: nn.Module, config: Any, without_runs: str = "") -> tuple[Pla
         found, left = find_ops(model)
         with_head = any(getattr(part, "quant_lm_head", False) for part in config.parts)
         resolver = _Resolver(model, opwise(PyTorchQuery(), found), not_weight_only(model, found, with_head))
-    assigned = config.assign(dict(found.keys()))
     _check_fp8(model, found, config, without_runs)
-    ops: dict[OpKey, OpScheme] = {}
-    refused: dict[int, tuple[Claim[ComposableConfig], str]] = {}
-    served: set[int] = set()
-    steps: dict[Pass, list[str]] = {}
-    for key in found:
-        given = assigned[key[0]]
-        if given.config is None or given.claim is None:
-            left[key] = "no part of the configuration claims it"
-            continue
-        try:
-            scheme, reason = resolver.scheme(key, given)
-        except CapabilityError as error:
-            scheme, reason = None, str(error)
-        if scheme is not None:
-            ops[key] = scheme
-            for step in given.config.passes:
-                steps.setdefault(step, []).append(key[0])
-        else:
-            left[key] = reason
-        if scheme is not None or not given.config.quantizes:
-            served.add(id(given.claim))
-        else:
-            refused.setdefault(id(given.claim), (given.claim, reason))
-    for claim, reason in (pair for place, pair in refused.items() if place not in served):
-        if claim.tier > Tier.EVERYTHING:
-            raise ConfigError(f"{claim} asks for what cannot be done: {reason}")
+    planned = plan_ops(config, found, resolver.scheme)
+    ops = planned.schemes
+    left |= planned.left
     if isinstance(model, GraphModule) and is_graph:
         for key, reason in slower_in_graph(model, ops).items():
-            if not assigned[key[0]].explicit:
+            if not planned.assigned[key[0]].explicit:
                 del ops[key]
                 left[key] = f"{reason}; a rule that speaks of it has it quantized"
     if not ops:
-        raise _nothing(model, bool(found), [reason for _, reason in refused.values()])
+        raise _nothing(model, bool(found), planned.refusals)
+    steps: dict[Pass, list[str]] = {}
+    for name, _ in ops:
+        config_of: Any = planned.assigned[name].config
+        for step in config_of.passes:
+            steps.setdefault(step, []).append(name)
     static = any(map(_is_static_integer, ops.values()))
     usual = (CORRECT_BIASES,) if is_graph else USUAL_PASSES
     plan = Plan(ops, passes=_passes(steps, ops, usual if static else ()))
@@ -203,12 +185,7 @@ class _Resolver:
         elif half == "weight":
             wanted = replace(wanted, weight=wanted.activation)
         said = {place: value for place, value in config.said.items() if place[0] != half}
-        if not any("weight" in each for each in self._configs[key]):
-            wanted = replace(wanted, weight=None)
-        source = type(config).__name__
-        left_open = getattr(config, "left_open", ())
-        request = Request() if wanted.is_float else wanting(wanted, said, source, left_open)
-        request = replace(request, excluded_precisions=tuple(getattr(config, "excluded_precisions", ())))
+        request = config_request(config, wanted, self._configs[key], said)
         place = (id(self._configs[key]), request)  # ops of one type have one list
         if place not in self._spaces:
             self._spaces[place] = op_space(key, self._configs[key], request)

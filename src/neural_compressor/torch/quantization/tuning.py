@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -11,11 +10,11 @@ from torch import nn
 
 from neural_compressor.adaptor.contract import Adaptor
 from neural_compressor.config.process_options import options
-from neural_compressor.errors import CalibrationError, ConfigError, NothingToQuantizeError
+from neural_compressor.errors import ConfigError
 from neural_compressor.report.run_report import RunReport
 from neural_compressor.schemes import OpKey, Plan
 from neural_compressor.strategy.base import Proposal
-from neural_compressor.strategy.listed import ListedFallbackStrategy, is_from
+from neural_compressor.strategy.listed import ListedFallbackStrategy, candidates, is_from
 from neural_compressor.torch.adaptor import PyTorchAdaptor
 from neural_compressor.torch.checks import require_module, require_values
 from neural_compressor.torch.executor import prepare
@@ -27,8 +26,6 @@ from neural_compressor.torch.quantization.saving import save
 from neural_compressor.torch.structure.ops import BY_FUNCTION
 from neural_compressor.tuning.evaluator import with_arguments
 from neural_compressor.tuning.loop import tune
-
-logger = logging.getLogger("neural_compressor")
 
 
 def autotune(
@@ -64,35 +61,21 @@ def autotune(
         raise ConfigError(
             f"tune_config is a {type(tune_config).__name__}; expected TuningConfig(config_set=...), with what is to be tried"
         )
+    configs = list(tune_config.candidates())
+    planned = model
+    if not is_graph and any(may_name_products(model, config) for config in configs):
+        planned = opened_copy(model, example_inputs)
+    tried = candidates(
+        configs,
+        lambda config: plan_for(planned, config, without_runs="autotune"),
+        lambda made: run_fn is None and _needs_data(planned, made[0], is_graph),
+        "give a run_fn that runs the model on some",
+    )
     plans: dict[Plan, Proposal] = {}
     left: dict[Plan, Mapping[OpKey, str]] = {}
-    idle: list[NothingToQuantizeError] = []
-    without_data = 0
-    candidates = list(tune_config.candidates())
-    planned = model
-    if not is_graph and any(may_name_products(model, config) for config in candidates):
-        planned = opened_copy(model, example_inputs)
-    for config in candidates:
-        try:  # what makes no sense is said before any work
-            plan, reasons = plan_for(planned, config, without_runs="autotune")
-        except NothingToQuantizeError as error:
-            idle.append(error)
-            logger.warning("%s is not tried: %s", config, error)
-            continue
-        if run_fn is None and _needs_data(planned, plan, is_graph):
-            logger.warning(
-                "%s is not tried: it needs calibration data; give a run_fn that runs the model on some", config
-            )
-            without_data += 1
-            continue
+    for config, (plan, reasons) in tried:
         plans.setdefault(plan, Proposal(plan, str(config)))
         left.setdefault(plan, {key: why for key, why in reasons.items() if why != BY_FUNCTION})
-    if not plans and not without_data:
-        raise idle[0]
-    if not plans:
-        raise CalibrationError(
-            "every configuration that fits needs calibration data: give a run_fn that runs the model on some"
-        )
     workspace = str(options.folder(tune_config.workspace))
     info = {"example_inputs": example_inputs, "workspace": workspace, "passes": (), "reasons": partial(_reasons, left)}
     best, result = tune(

@@ -18,16 +18,15 @@ from neural_compressor.onnx.files.quantization_record import QuantizationRecord,
 from neural_compressor.onnx.graph.linear_ops import LINEAR_TYPES
 from neural_compressor.onnx.graph.normalise import restore_overridable
 from neural_compressor.onnx.graph.sum_order import target_cpu
-from neural_compressor.onnx.methods.dynamic.quantizer import quantize_dynamic
+from neural_compressor.onnx.methods.dynamic import quantize_dynamic
+from neural_compressor.onnx.methods.static.calibration import KnownRanges
 from neural_compressor.onnx.methods.static.options import StaticOptions
-from neural_compressor.onnx.methods.static.params import KnownRanges
 from neural_compressor.onnx.methods.static.quantizer import quantize_static
 from neural_compressor.onnx.methods.weight_only.decoded import simulated_ops
 from neural_compressor.onnx.methods.weight_only.method import WeightOnlyOptions, check_weight_only
 from neural_compressor.onnx.methods.weight_only.quantizer import quantize_weight_only
 from neural_compressor.onnx.passes.half import half_precision
-from neural_compressor.onnx.passes.optimize import optimise
-from neural_compressor.onnx.passes.simplify import simplify, tidy
+from neural_compressor.onnx.passes.simplify import optimise, simplify, tidy
 from neural_compressor.onnx.passes.smooth_quant import prevailing_weights, smooth
 from neural_compressor.onnx.passes.store_weights import store_weights, stored_instead, without_stored
 from neural_compressor.onnx.runtime.capability import ProviderCapability

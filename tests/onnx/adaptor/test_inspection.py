@@ -8,7 +8,7 @@ from onnx import helper
 from neural_compressor.dtypes import dtype
 from neural_compressor.onnx.adaptor.inspection import constants_of, nodes_of, weights_of
 from neural_compressor.onnx.graph.normalise import normalise
-from neural_compressor.onnx.methods.dynamic.quantizer import quantize_dynamic
+from neural_compressor.onnx.methods.dynamic import quantize_dynamic
 from neural_compressor.onnx.methods.static.options import StaticOptions
 from neural_compressor.onnx.methods.static.quantizer import quantize_static
 from neural_compressor.onnx.methods.weight_only.method import WeightOnlyOptions

@@ -9,7 +9,7 @@ from neural_compressor.config.resolver import op_space
 from neural_compressor.errors import ConfigError
 from neural_compressor.onnx.adaptor.onnxrt import RECIPES
 from neural_compressor.onnx.graph.ops import OP_TYPES
-from neural_compressor.onnx.methods.dynamic.ops import DYNAMIC_OPS
+from neural_compressor.onnx.methods.dynamic import DYNAMIC_OPS
 from neural_compressor.onnx.passes.store_weights import STORED_TYPES, is_stored
 from neural_compressor.onnx.runtime.capability import IN_FLOAT_UNLESS_NAMED, YAML, OnnxQuery, runs_in
 from neural_compressor.onnx.runtime.providers import PROVIDERS

@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 from neural_compressor.errors import FormatError, WorkspaceError
 from neural_compressor.onnx.files.model_file import read_model
 from neural_compressor.onnx.files.scratch import scratch_folder
-from neural_compressor.onnx.passes.optimize import optimise
+from neural_compressor.onnx.passes.simplify import optimise
 from neural_compressor.onnx.quantization import RTNConfig, StaticQuantConfig, TuningConfig, autotune, quantize
 from neural_compressor.onnx.runtime.kernels import computes
 

@@ -8,8 +8,8 @@ from onnx import helper
 from neural_compressor.errors import ConfigError
 from neural_compressor.onnx.files.model_file import weight_bytes
 from neural_compressor.onnx.graph.normalise import normalise
-from neural_compressor.onnx.passes import optimize as optimization
-from neural_compressor.onnx.passes.optimize import optimise
+from neural_compressor.onnx.passes import simplify as optimization
+from neural_compressor.onnx.passes.simplify import optimise
 from neural_compressor.onnx.runtime.session import make_session
 
 

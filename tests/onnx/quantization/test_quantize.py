@@ -11,7 +11,7 @@ from onnx import helper
 
 from neural_compressor.errors import CapabilityError, ConfigError, MissingDependencyError
 from neural_compressor.onnx.files.quantization_record import read_record
-from neural_compressor.onnx.methods.static import params
+from neural_compressor.onnx.methods.static import calibration
 from neural_compressor.onnx.methods.static.calibration import calibrate
 from neural_compressor.onnx.quantization import (
     AWQConfig,
@@ -277,7 +277,7 @@ def test_no_ranges_are_collected_that_the_one_plan_does_not_need(make_model, vec
         asked.extend(wanted)
         return calibrate(model, wanted, *rest)
 
-    monkeypatch.setattr(params, "calibrate", recorded)
+    monkeypatch.setattr(calibration, "calibrate", recorded)
     quantize(model, None, StaticQuantConfig(quant_format="QDQ"), calibration_data_reader=reader(vectors))
     assert asked == ["c"]
 

@@ -22,8 +22,7 @@ from neural_compressor.onnx.graph.matrix_nodes import left_in_float, small_matri
 from neural_compressor.onnx.graph.ops import before_logarithm, quantizable_nodes, unquantizable_nodes
 from neural_compressor.onnx.graph.queries import constant
 from neural_compressor.onnx.graph.sum_order import adds_in_pairs
-from neural_compressor.onnx.methods.dynamic.dynamic_race import dynamic_race
-from neural_compressor.onnx.methods.dynamic.quantizer import dynamic_nodes
+from neural_compressor.onnx.methods.dynamic import dynamic_nodes, dynamic_race
 from neural_compressor.onnx.passes.store_weights import STORED_TYPES, storable_nodes
 from neural_compressor.onnx.runtime.capability import ProviderCapability
 from neural_compressor.onnx.runtime.providers import CPU

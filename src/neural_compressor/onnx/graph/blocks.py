@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 _NUMBER = re.compile(r"[./_](\d+)(?=[./])")
 
@@ -27,6 +27,21 @@ def repeated_blocks(names: Iterable[str]) -> dict[Block, list[str]]:
         block = next((block for block in _candidates(name) if len(numbers[block[0]]) > 1), None)
         if block is not None:
             found.setdefault(block, []).append(name)
+    return found
+
+
+def blocks_of_layers(weights: Mapping[str, str]) -> dict[str, Block]:
+    """The block of each node by its name, or by that of its weight, in ``weights``, where it tells nothing.
+
+    The last part of a name is the node, or the weight, of a layer: a layer is in a block where more is left than that.
+    """
+    found: dict[str, Block] = {}
+    for names in (weights, {node: node for node in weights}):
+        layers: dict[str, list[str]] = {}
+        for node, name in names.items():
+            layers.setdefault(re.sub(r"[./][^./]*$", "", name), []).append(node)
+        for block, inside in repeated_blocks(layers).items():
+            found |= dict.fromkeys((node for layer in inside for node in layers[layer]), block)
     return found
 
 

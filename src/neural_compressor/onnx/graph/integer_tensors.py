@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
 from neural_compressor.dtypes import dtype
-from neural_compressor.errors import QuantizationError
-from neural_compressor.observers import make_observer
 from neural_compressor.onnx.graph.queries import clip_bounds
 from neural_compressor.onnx.graph.sum_order import SumOrder
 from neural_compressor.schemes import (
@@ -21,27 +18,16 @@ from neural_compressor.schemes import (
     TensorScheme,
     choose_qparams,
     in_pairs,
-    quantize,
-    quantize_pairs,
+    qparams_of,
     quantize_with,
 )
 from neural_compressor.schemes.pair_safe import pair_safe_codes, pair_safe_scales
 
-STORED: dict[str, np.dtype[Any]] = {
-    name: np.dtype(kind)
-    for name, kind in {
-        "int8": np.int8,
-        "uint8": np.uint8,
-        "int16": np.int16,
-        "uint16": np.uint16,
-        "int4": ml_dtypes.int4,
-        "uint4": ml_dtypes.uint4,
-    }.items()
-}
-"""The integer types of Q/DQ nodes, as arrays hold them."""
 EIGHT_BITS = ("int8", "uint8")
 """The types that integer kernels compute with."""
-ACTIVATIONS = ("int8", "uint8", "int16", "uint16")
+ACTIVATIONS = (*EIGHT_BITS, "int16", "uint16")
+STORED = (*ACTIVATIONS, "int4", "uint4")
+"""The integer types of Q/DQ nodes."""
 _LARGEST_INT32 = 2**31 - 1
 
 _AT_ONCE = 1 << 20
@@ -110,18 +96,33 @@ def weight_params(
 
     ``order`` is how a kernel that adds in pairs goes over it: a scheme that is safe in pairs leaves it no sum to overflow.
     """
-    by_channel = axis is not None and scheme.granularity != PER_TENSOR
-    scheme = replace(scheme, granularity=PerChannel(axis) if by_channel and axis is not None else PER_TENSOR)
-    if by_channel and scheme.symmetric and scheme.dtype.name == "uint8":
+    if axis is not None and scheme.granularity != PER_TENSOR and scheme.symmetric and scheme.dtype.name == "uint8":
         # Kernels want one zero point for all channels, also for those that have no negative numbers.
         return unsigned(weight_params(weight, replace(scheme, dtype=dtype("int8")), axis, least_scale))
-    observer = make_observer(scheme)
-    observer.update(weight)
-    qparams = choose_qparams(*observer.range(scheme), scheme)
+    return _weight_params(weight, scheme, axis, least_scale, order)
+
+
+def quantized_array(
+    array: np.ndarray, scheme: TensorScheme, axis: int, order: SumOrder | None = None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Codes, scales and zero points of ``array``: one of these, or one for each place along ``axis``."""
+    params = _weight_params(array, scheme, axis, None, order)
+    return params.codes(array), params.scale, params.zero_point
+
+
+def _weight_params(
+    weight: np.ndarray,
+    scheme: TensorScheme,
+    axis: int | None,
+    least_scale: np.ndarray | None,
+    order: SumOrder | None,
+) -> IntegerParams:
+    axis = None if scheme.granularity == PER_TENSOR else axis
+    scheme = replace(scheme, granularity=PER_TENSOR if axis is None else PerChannel(axis))
+    params = _params(qparams_of(weight, scheme), scheme, axis)
     if least_scale is not None:
-        needed = least_scale if by_channel else np.max(least_scale, initial=0.0)
-        qparams = replace(qparams, scale=np.maximum(np.asarray(qparams.scale), np.asarray(needed)).astype(np.float32))
-    params = _params(qparams, scheme, axis if by_channel else None)
+        needed = np.max(least_scale, initial=0.0) if axis is None else least_scale
+        params = replace(params, scale=np.maximum(params.scale, needed).astype(np.float32))
     if order is None or not scheme.pair_safe:
         return params
     rows = order.rows(weight)
@@ -155,7 +156,7 @@ def bias_codes(bias: np.ndarray, scale: np.ndarray) -> np.ndarray | None:
 def _params(qparams: QParams, scheme: TensorScheme, axis: int | None) -> IntegerParams:
     scale = np.asarray(qparams.scale, dtype=np.float32)
     zero_point = np.zeros(scale.shape) if qparams.zero_point is None else np.asarray(qparams.zero_point)
-    return IntegerParams(scheme, scale, zero_point.astype(STORED[scheme.dtype.name]), axis)
+    return IntegerParams(scheme, scale, zero_point.astype(ir.DataType[scheme.dtype.name.upper()].numpy()), axis)
 
 
 def cuts_off(params: IntegerParams, clip: ir.Node) -> bool:
@@ -170,7 +171,7 @@ class IntegerTensor(NamedTuple):
 
     codes: ir.Value
     scale: ir.Value
-    zero: ir.Value | None
+    zero: ir.Value | None = None
 
     @property
     def dtype(self) -> ir.DataType | None:
@@ -181,42 +182,3 @@ class IntegerTensor(NamedTuple):
     def params(self) -> list[ir.Value | None]:
         """Scale and zero point."""
         return [self.scale, self.zero]
-
-
-@dataclass(frozen=True)
-class IntegerArray:
-    """An integer tensor as arrays."""
-
-    codes: np.ndarray
-    scale: np.ndarray
-    zero: np.ndarray
-
-
-def right_factor(matrix: np.ndarray, scheme: TensorScheme) -> IntegerArray:
-    """The weight (inputs, outputs) of a product in 8 bits with one scale, or one an output."""
-    if not scheme.pair_safe:
-        return quantized_array(matrix, scheme, axis=1)
-    rows = matrix.T
-    found = quantize_pairs(rows, scheme, in_pairs(rows.shape[1]))
-    codes, scale = np.ascontiguousarray(np.asarray(found.codes).T), np.asarray(found.scale, dtype=np.float32)
-    return IntegerArray(codes, scale, np.zeros(scale.shape, codes.dtype))
-
-
-def quantized_array(array: np.ndarray, scheme: TensorScheme, axis: int, *, one_zero: bool = False) -> IntegerArray:
-    """``array`` in 8 bits with one scale, or one for each place along ``axis``.
-
-    ``one_zero`` is for kernels that take a single zero point.
-    """
-    if isinstance(scheme.granularity, PerChannel):
-        scheme = replace(scheme, granularity=PerChannel(axis % array.ndim))
-    found = quantize(array, scheme)
-    codes, scale = np.asarray(found.codes), np.asarray(found.scale, dtype=np.float32)
-    zero = np.zeros(scale.shape, codes.dtype) if found.zero_point is None else np.asarray(found.zero_point)
-    if one_zero and zero.ndim:
-        if (zero != zero.flat[0]).any():
-            raise QuantizationError(
-                f"the kernel takes one zero point for all channels, and {scheme.dtype.name} has one for each; use int8 "
-                "with the scheme sym, or granularity per_tensor"
-            )
-        zero = zero.flat[0]
-    return IntegerArray(codes, scale, np.asarray(zero, dtype=codes.dtype))

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from neural_compressor.onnx.files.mapped_file import release
 from neural_compressor.onnx.files.model_file import weight_bytes
 from neural_compressor.onnx.graph.editor import GraphEditor
-from neural_compressor.onnx.graph.queries import constant, input_of, standard
+from neural_compressor.onnx.graph.queries import constant, input_of, optional_input, standard
 
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 """The types of weights that are quantized."""
@@ -39,6 +39,11 @@ class MatrixNode:
         return self.node.name
 
     @property
+    def is_table(self) -> bool:
+        """Whether entries are looked up in the matrix."""
+        return self.node.op_type == "Gather"
+
+    @property
     def shape(self) -> tuple[int, int]:
         """Outputs and inputs."""
         assert self.weight.const_value is not None
@@ -48,13 +53,13 @@ class MatrixNode:
     @property
     def dtype(self) -> ir.DataType:
         """The type of the float input and output."""
-        value = input_of(self.node, 0 if self.node.op_type == "Gather" else 1)
+        value = input_of(self.node, 0 if self.is_table else 1)
         return value.dtype or self.weight.dtype or ir.DataType.FLOAT
 
     @property
     def input(self) -> ir.Value:
         """What is multiplied, or looked up."""
-        return input_of(self.node, 1 if self.node.op_type == "Gather" else 0)
+        return input_of(self.node, 1 if self.is_table else 0)
 
     @property
     def input_transposed(self) -> bool:
@@ -64,7 +69,7 @@ class MatrixNode:
     @property
     def bias(self) -> ir.Value | None:
         """What is added to the product."""
-        return self.node.inputs[2] if self.node.op_type == "Gemm" and len(self.node.inputs) > 2 else None
+        return optional_input(self.node, 2) if self.node.op_type == "Gemm" else None
 
     def matrix(self) -> np.ndarray:
         """The weight as float32 (outputs, inputs), in memory of its own; a file it lies in is closed again."""

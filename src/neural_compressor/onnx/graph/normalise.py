@@ -102,7 +102,7 @@ def normalise(model: ir.Model, least_opset: int = LEAST_OPSET, inferred: bool = 
     hide_overridable(model)
     model = raise_opset(model, least_opset)
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
-    _name_all(model)
+    common.NameFixPass()(model)  # names that are unique stay
     if not inferred:
         infer_shapes(model)
     return model
@@ -118,8 +118,7 @@ def raise_opset(model: ir.Model, least: int) -> ir.Model:
     if opset(model) >= least:
         return model
     least = max(least, RAISED_OPSET)
-    held = {v.name: t for v, t in initializers(model) if v.graph is model.graph and t.nbytes > _KEPT_BYTES}
-    proto = _without(model, set(held))
+    proto, held = _without_large(model)
     try:
         converted = onnx.version_converter.convert_version(proto, least)
     except (RuntimeError, ValueError) as error:
@@ -129,7 +128,7 @@ def raise_opset(model: ir.Model, least: int) -> ir.Model:
     new = ir.from_proto(converted)
     for value in [v for v in new.graph.inputs if v.name in held]:
         new.graph.inputs.remove(value)
-        value.const_value = held[value.name]
+        value.const_value = held[str(value.name)]
         new.graph.register_initializer(value)
     return new
 
@@ -140,9 +139,8 @@ def infer_shapes(model: ir.Model) -> None:
         for value in node.outputs:
             if not value.is_graph_output():
                 value.shape, value.type = None, None
-    held = {v.name for v, t in initializers(model) if v.graph is model.graph and t.nbytes > _KEPT_BYTES}
     try:
-        inferred = onnx.shape_inference.infer_shapes(_without(model, held), data_prop=True)
+        inferred = onnx.shape_inference.infer_shapes(_without_large(model)[0], data_prop=True)
     except (RuntimeError, ValueError) as error:
         logger.warning("the shapes of the model cannot be inferred, and stay unknown: %s", error)
         return
@@ -161,23 +159,17 @@ def _take_shapes(graph: ir.Graph, inferred: onnx.GraphProto) -> None:
                 _take_shapes(node.attributes[attribute.name].as_graph(), attribute.g)
 
 
-def _name_all(model: ir.Model) -> None:
-    """Unique names for all nodes and values; those that are unique stay."""
-    common.NameFixPass()(model)
-
-
-def _without(model: ir.Model, names: set[str | None]) -> onnx.ModelProto:
-    """The model's proto with the weights of ``names`` as inputs."""
-    left = {value: value.const_value for value, _ in initializers(model) if value.name in names}
-    for value in left:
+def _without_large(model: ir.Model) -> tuple[onnx.ModelProto, dict[str, ir.TensorProtocol]]:
+    """The model's proto with large weights as inputs, and these by name."""
+    held = {v: t for v, t in initializers(model) if v.graph is model.graph and t.nbytes > _KEPT_BYTES}
+    for value in held:
         value.const_value = None
-        assert value.name is not None
-        model.graph.initializers.pop(value.name)
+        model.graph.initializers.pop(str(value.name))
         model.graph.inputs.append(value)
     try:
-        return ir.to_proto(model)
+        return ir.to_proto(model), {str(value.name): tensor for value, tensor in held.items()}
     finally:
-        for value, tensor in left.items():
+        for value, tensor in held.items():
             model.graph.inputs.remove(value)
             value.const_value = tensor
             model.graph.register_initializer(value)

@@ -125,12 +125,16 @@ def describe(node: ir.Node) -> NodeInfo | str | None:
     computed = (*places, *(() if weight is None else (weight,)))
     if node.op_type == "Gather" and not (is_constant(node.inputs[0]) and is_float(node.inputs[0])):
         return None  # it only passes on what it is given
-    if computed and all(_is_integer(node.inputs[i]) for i in computed):
+    kinds = [value.dtype if (value := node.inputs[i]) else None for i in computed]
+    if computed and all(kind is not None and kind.is_integer() for kind in kinds):
         return None  # it reckons with shapes
-    if _already_quantized(node):
+    behind = (user for value in node.outputs for user in value.consumers())
+    if any(producer(value, "DequantizeLinear") for value in node.inputs) or any(
+        standard(user, "QuantizeLinear") for user in behind
+    ):
         return "it is quantized already"
     # Inputs of these ops are of one type, so that one that is known tells of the others.
-    if {v.dtype for i in computed if (v := node.inputs[i]) and v.dtype is not None} != {ir.DataType.FLOAT}:
+    if set(kinds) - {None} != {ir.DataType.FLOAT}:
         return "its inputs are not known to be float32"
     if places and not activations:
         return "all its inputs are constant"
@@ -171,16 +175,6 @@ def _is_fixed(value: ir.Value | None) -> bool:
     return is_constant(value) if before is None else _is_fixed(before.inputs[0])
 
 
-def _is_integer(value: ir.Value | None) -> bool:
-    return value is not None and value.dtype is not None and value.dtype.is_integer()
-
-
-def _already_quantized(node: ir.Node) -> bool:
-    reading = (user for value in node.outputs for user in value.consumers())
-    dequantized = any(producer(value, "DequantizeLinear") for value in node.inputs)
-    return dequantized or any(standard(user, "QuantizeLinear") for user in reading)
-
-
 def folds_into_quantizer(node: ir.Node) -> bool:
     """Whether ``node`` is a Relu or Clip with fixed bounds that alone reads what the op before it gives."""
     if not standard(node, *CLIPS) or any(v is not None and not is_constant(v) for v in node.inputs[1:]):
@@ -214,7 +208,8 @@ def before_logarithm(model: ir.Model) -> dict[OpKey, str]:
     for logarithm in model.graph:
         if standard(logarithm, "Log"):
             nodes = _transform(logarithm)
-            if any(_is_power(node) for node in nodes):
+            squares = (node for node in nodes if standard(node, "Mul") and node.inputs[0] is node.inputs[1])
+            if any(standard(node, *_POWER) for node in nodes) or any(squares):
                 found |= {(str(node.name), node.op_type): BEFORE_LOGARITHM for node in nodes}
     return found
 
@@ -230,7 +225,3 @@ def _transform(logarithm: ir.Node) -> dict[ir.Node, None]:
             nodes[node] = None
             waiting += node.inputs
     return nodes
-
-
-def _is_power(node: ir.Node) -> bool:
-    return standard(node, *_POWER) or (standard(node, "Mul") and node.inputs[0] is node.inputs[1])

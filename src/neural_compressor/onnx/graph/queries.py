@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import numpy as np
 import onnx_ir as ir
@@ -29,6 +29,11 @@ def input_of(node: ir.Node, place: int) -> ir.Value:
     value = node.inputs[place]
     assert value is not None
     return value
+
+
+def optional_input(node: ir.Node, place: int) -> ir.Value | None:
+    """The input of ``node`` at ``place``, None where it is left out."""
+    return node.inputs[place] if len(node.inputs) > place else None
 
 
 def graph_of(item: ir.Node | ir.Value) -> ir.Graph:
@@ -67,6 +72,11 @@ def only_consumer(node: ir.Node) -> ir.Node | None:
     if len(uses) != 1 or output.is_graph_output() or uses[0].node.graph is not node.graph:
         return None
     return uses[0].node
+
+
+def with_inner(*nodes: ir.Node) -> Iterator[ir.Node]:
+    """``nodes``, and those in their branches and loops."""
+    return ir.traversal.RecursiveGraphIterator(ir.GraphView([], [], nodes=nodes))
 
 
 Bounds = tuple[float, float]
@@ -113,7 +123,7 @@ def _hard_sigmoid(node: ir.Node) -> Bounds:
 
 def weight_refusal(node: ir.Node, place: int) -> str | None:
     """Why the input at ``place`` is no weight that can be quantized, or None where it is one."""
-    value = node.inputs[place] if len(node.inputs) > place else None
+    value = optional_input(node, place)
     if value is None or value.const_value is None or value.is_graph_input():
         return "its weight is not a constant"
     kind = value.const_value.dtype
@@ -121,10 +131,14 @@ def weight_refusal(node: ir.Node, place: int) -> str | None:
 
 
 @contextmanager
-def at_node(*names: str | None) -> Iterator[None]:
-    """Errors raised inside say which nodes were at work."""
+def errors_at(where: str) -> Iterator[None]:
+    """Errors raised inside begin with ``where``."""
     try:
         yield
     except (QuantizationError, CalibrationError, ConfigError) as error:
-        where = ", ".join(repr(name) for name in names)
-        raise type(error)(f"{'node' if len(names) == 1 else 'nodes'} {where}: {error}") from error
+        raise type(error)(f"{where}: {error}") from error
+
+
+def at_node(*names: str | None) -> AbstractContextManager[None]:
+    """Errors raised inside say which nodes were at work."""
+    return errors_at(f"{'node' if len(names) == 1 else 'nodes'} {', '.join(map(repr, names))}")

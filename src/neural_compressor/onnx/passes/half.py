@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 
 import numpy as np
 import onnx_ir as ir
@@ -12,7 +12,7 @@ from neural_compressor.dtypes import dtype as data_type
 from neural_compressor.errors import ConfigError
 from neural_compressor.onnx.graph.editor import GraphEditor, discard
 from neural_compressor.onnx.graph.matrix_nodes import take_array
-from neural_compressor.onnx.graph.queries import graph_of, is_constant, standard
+from neural_compressor.onnx.graph.queries import graph_of, input_of, is_constant, producer, standard, with_inner
 from neural_compressor.onnx.runtime.kernels import Signature, has_kernel, signature
 from neural_compressor.registry import close_matches
 
@@ -28,35 +28,29 @@ _PRODUCTS = ("Conv", "ConvTranspose", "MatMul", "Gemm", "Einsum")
 """Ops that are worth computing in half whatever they read."""
 
 
-class Fp16Overflow:
-    """Values that may overflow fp16: powers, sums, and what is computed from them.
-
-    It has to be asked about all nodes of a graph, in the order they run.
-    """
-
-    def __init__(self) -> None:
-        self._large: set[ir.Value] = set()
-        self._base: dict[ir.Value, ir.Value] = {}
-
-    def needs_float32(self, node: ir.Node) -> bool:
-        """Whether ``node`` gives such values, or brings them back, and so had better compute in float32."""
-        reads = any(value in self._large for value in node.inputs)
-        grows = standard(node, *_GROW) or self._is_power(node)
+def _beyond_fp16(graph: ir.Graph) -> set[ir.Node]:
+    """The nodes that had better compute in float32: powers and sums, which may overflow fp16, and what is made of them."""
+    large: set[ir.Value] = set()
+    bases: dict[ir.Value, ir.Value] = {}
+    found = set()
+    for node in graph:
+        reads = any(value in large for value in node.inputs)
+        grows = standard(node, *_GROW) or (standard(node, "Mul") and _is_power(node, bases))
         if grows or (reads and standard(node, *_CARRY)):
-            self._large.update(node.outputs)
-        return grows or (reads and not standard(node, *_PRODUCTS))
+            large.update(node.outputs)
+        if grows or (reads and not standard(node, *_PRODUCTS)):
+            found.add(node)
+    return found
 
-    def _is_power(self, node: ir.Node) -> bool:
-        """Whether ``node`` multiplies a value with itself, whatever the factors."""
-        if not standard(node, "Mul"):
-            return False
-        first, *others = dict.fromkeys(
-            self._base.get(value, value) for value in node.inputs if value is not None and not is_constant(value)
-        ) or (None,)
-        if first is None or others:
-            return False
-        self._base[node.outputs[0]] = first
-        return not any(is_constant(value) for value in node.inputs)
+
+def _is_power(product: ir.Node, bases: dict[ir.Value, ir.Value]) -> bool:
+    """Whether a value is multiplied with itself, whatever the factors; ``bases`` has what others are multiples of."""
+    factors = [value for value in product.inputs if value is not None and not is_constant(value)]
+    distinct = {bases.get(value, value) for value in factors}
+    if len(distinct) != 1:
+        return False
+    bases[product.outputs[0]] = distinct.pop()
+    return not any(is_constant(value) for value in product.inputs)
 
 
 _TARGETS = {"fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}
@@ -129,13 +123,13 @@ class _Conversion:
 
     def whole(self) -> ir.Model:
         """The model with all that can be converted."""
-        overflow = Fp16Overflow()
+        too_large = _beyond_fp16(self.model.graph) if self.limit < _LARGE else set()
         for node in list(self.model.graph):
             types = signature(node, self.model.opset_imports)
-            inner = list(_inner_nodes(node))
-            too_large = overflow.needs_float32(node) and self.limit < _LARGE
-            if types is None or inner or too_large or node.name in self.keep or node.op_type in _STAYS_FLOAT:
-                for consumer in (node, *inner):
+            node_and_inner = list(with_inner(node))
+            stays = node.name in self.keep or node.op_type in _STAYS_FLOAT or len(node_and_inner) > 1
+            if types is None or node in too_large or stays:
+                for consumer in node_and_inner:
                     self._read(consumer, node, frozenset(), None)
                 continue
             self._fill_in(node, types)
@@ -200,16 +194,14 @@ class _Conversion:
     def _as_other(self, value: ir.Value, at: ir.Node) -> ir.Value:
         """A float32 value as half, or the other way round."""
         if value not in self._other:
-            if value.is_initializer() and not value.is_graph_input():
-                self._other[value] = self._halved(value)
-            else:
-                self._other[value] = self._cast(value, at)
+            is_weight = value.is_initializer() and not value.is_graph_input()
+            self._other[value] = self._halved(value) if is_weight else self._cast(value, at)
         return self._other[value]
 
     def _cast(self, value: ir.Value, at: ir.Node) -> ir.Value:
-        kind = _FLOAT if value in self._half else self.target
-        maker = value.producer()
-        source = maker.inputs[0] if maker is not None and maker.op_type == "Cast" and value not in self._half else value
+        kind, source = (_FLOAT if value in self._half else self.target), value
+        if value not in self._half and (maker := producer(value, "Cast")) is not None:
+            source = input_of(maker, 0)
         cast = self.edit.insert(at, "Cast", [source], {"to": kind.value})[0]
         cast.type, cast.shape = ir.TensorType(kind), value.shape
         return cast
@@ -246,13 +238,3 @@ class _Conversion:
                 cast.outputs[0].type, cast.outputs[0].shape = ir.TensorType(_FLOAT), value.shape
                 graph.append(cast)
                 graph.outputs[place] = cast.outputs[0]
-
-
-def _inner_nodes(node: ir.Node) -> Iterator[ir.Node]:
-    """The nodes in the subgraphs of ``node``."""
-    for attribute in node.attributes.values():
-        if attribute.type == ir.AttributeType.GRAPH:
-            yield from attribute.as_graph().all_nodes()
-        elif attribute.type == ir.AttributeType.GRAPHS:
-            for graph in attribute.as_graphs():
-                yield from graph.all_nodes()

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from neural_compressor.onnx.graph.editor import GraphEditor
 from neural_compressor.onnx.graph.linear_ops import as_linear
-from neural_compressor.onnx.graph.queries import array_of, constant, is_float, producer
+from neural_compressor.onnx.graph.queries import array_of, constant, is_constant, is_float, optional_input, producer
 
 _NORMS = ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
 _CHANNEL_NORMS = ("BatchNormalization", "InstanceNormalization")
@@ -52,9 +52,9 @@ def find_folds(value: ir.Value, channels: Channels, consumers: int = 1) -> Folds
     ``consumers`` is how many consumers want the factor: with more than that the others would see it too.
     """
     node = value.producer()
-    if node is None or value.is_graph_output() or len(value.uses()) != consumers or not is_float(value):
+    if node is None or node.outputs[0] is not value or value.is_graph_output() or not is_float(value):
         return None
-    if node.outputs[0] is not value:
+    if len(value.uses()) != consumers:
         return None
     kind, last = node.op_type, channels.axis == -1
     if kind in _NORMS:
@@ -83,17 +83,16 @@ def apply_folds(editor: GraphEditor, folds: Sequence[Fold], factor: np.ndarray) 
 
 def _into(node: ir.Node, indices: Sequence[int], shape: tuple[int, ...], divide: bool = False) -> Folds | None:
     """Those of the inputs that are given, where all of them are constants."""
-    given = [i for i in indices if i < len(node.inputs) and node.inputs[i] is not None]
-    known = all(is_float(node.inputs[i]) and constant(node.inputs[i]) is not None for i in given)
+    given = [i for i in indices if optional_input(node, i) is not None]
+    known = all(is_float(node.inputs[i]) and is_constant(node.inputs[i]) for i in given)
     return tuple(Fold(node, i, shape, divide) for i in given) if known and given else None
 
 
 def _into_product(node: ir.Node, channels: Channels) -> Folds | None:
-    if node.op_type == "Div":
-        tried = (_into(node, (1,), channels.shape, divide=True), _into(node, (0,), channels.shape))
-        return tried[0] or tried[1] or _before(node, 0, channels)
-    own = _into(node, (1,), channels.shape) or _into(node, (0,), channels.shape)
-    return own or _before(node, 0, channels) or _before(node, 1, channels)
+    is_division = node.op_type == "Div"
+    own = _into(node, (1,), channels.shape, divide=is_division) or _into(node, (0,), channels.shape)
+    own = own or _before(node, 0, channels)
+    return own if is_division else own or _before(node, 1, channels)
 
 
 def _into_sum(node: ir.Node, channels: Channels) -> Folds | None:
@@ -112,17 +111,21 @@ def _into_linear(node: ir.Node, channels: Channels) -> Folds | None:
     if node.op_type not in ("MatMul", "Gemm", "Conv") or op is None or op.axis != channels.axis:
         return None
     shape = tuple(-1 if i == op.outputs else 1 for i in range(op.weight.ndim))
-    own, has_bias = _into(node, (1,), shape), len(node.inputs) > 2 and node.inputs[2] is not None
-    bias = _into(node, (2,), (-1,)) if has_bias else ()
-    return None if own is None or bias is None else own + bias
+    return _with_bias(node, 2, _into(node, (1,), shape))
+
+
+def _with_bias(node: ir.Node, place: int, folds: Folds | None) -> Folds | None:
+    """``folds``, and the bias of ``node`` where it has one."""
+    if folds is None or optional_input(node, place) is None:
+        return folds
+    bias = _into(node, (place,), (-1,))
+    return None if bias is None else folds + bias
 
 
 def _weight_scales(node: ir.Node) -> Folds | None:
     """The scales of a weight quantized in blocks, which has them for each of its outputs."""
     if node.op_type == "MatMulNBits":
-        scales, has_bias = _into(node, (2,), (-1, 1)), len(node.inputs) > 5
-        bias = _into(node, (5,), (-1,)) if has_bias else ()
-        return None if scales is None or bias is None else scales + bias
+        return _with_bias(node, 5, _into(node, (2,), (-1, 1)))
     weight = producer(node.inputs[1], "DequantizeLinear") if node.op_type == "MatMul" else None
     if weight is None or "block_size" not in weight.attributes:
         return None

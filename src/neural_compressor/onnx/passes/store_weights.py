@@ -135,19 +135,19 @@ def _store(edit: GraphEditor, weight: ir.Value, consumer: ir.Node, scheme: Tenso
     """Put codes, and the nodes that make floats of them, in the place of ``weight``."""
     graph = graph_of(weight)
     array, axis = take_array(weight), _channel_axis(consumer)
-    found = quantized_array(array, scheme, axis)
-    shape = [-1 if place == axis else 1 for place in range(array.ndim)] if found.scale.ndim else []
+    codes, scale, zero = quantized_array(array, scheme, axis)
+    shape = [-1 if place == axis else 1 for place in range(array.ndim)] if scale.ndim else []
     users = set(weight.consumers())
     inside = any(user.graph is not graph for user in users)
     searched = users if len(users) == 1 and not inside else graph
     first = next(node for node in searched if inside or node in users)
-    codes = edit.weight(f"{weight.name}_quantized", found.codes, graph)
-    floats = edit.insert(first, "Cast", [codes], {"to": ir.DataType.FLOAT.value})[0]
-    if found.zero.any():
-        zero = edit.weight(f"{weight.name}_zero_point", found.zero.astype(np.float32).reshape(shape), graph)
-        floats = edit.insert(first, "Sub", [floats, zero])[0]
-    scale = edit.weight(f"{weight.name}_scale", found.scale.reshape(shape), graph)
-    floats = edit.insert(first, "Mul", [floats, scale])[0]
+    stored = edit.weight(f"{weight.name}_quantized", codes, graph)
+    floats = edit.insert(first, "Cast", [stored], {"to": ir.DataType.FLOAT.value})[0]
+    if zero.any():
+        shift = edit.weight(f"{weight.name}_zero_point", zero.astype(np.float32).reshape(shape), graph)
+        floats = edit.insert(first, "Sub", [floats, shift])[0]
+    factor = edit.weight(f"{weight.name}_scale", scale.reshape(shape), graph)
+    floats = edit.insert(first, "Mul", [floats, factor])[0]
     floats.type, floats.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape(array.shape)
     weight.replace_all_uses_with(floats)
     discard(weight)

@@ -8,6 +8,8 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
+import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 
@@ -115,9 +117,10 @@ def described(node: ir.Node, constants: Sequence[ir.Value | None]) -> str:
     return f"{node.op_type} {' '.join(shapes)} {attributes}"
 
 
-def session_of_one(model: bytes) -> ort.InferenceSession:
-    """A session that runs one op, on one thread."""
+def run_of_one(model: onnx.ModelProto, x: np.ndarray) -> Work:
+    """A run of a model of one op on its input ``x``, on one thread."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 4
-    return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return lambda: session.run(None, {"x": x})

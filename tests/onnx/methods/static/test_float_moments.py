@@ -39,9 +39,8 @@ def test_mean_by_sample_and_variance_over_all(
     behind: str, bounds: Bounds, clips: int, kit: Kit, model: ir.Model
 ) -> None:
     value, feeds = find(model, behind).outputs[0], kit.feeds_of(model, COUNT + 2)
-    moments = FloatMoments(model.graph, {find(model, "Conv"): (value, bounds)}, COUNT)
-    with moments:
-        assert sum(node.op_type == "Clip" for node in model.graph) == clips
+    moments = FloatMoments({find(model, "Conv"): (value, bounds)}, COUNT)
+    assert sum(node.op_type == "Clip" for node in moments.nodes()) == clips
     nodes = list(model.graph)
     calibrate(model, {}, feeds, moments=moments)
     assert list(model.graph) == nodes
@@ -55,7 +54,7 @@ def test_mean_by_sample_and_variance_over_all(
 def test_ranges_are_collected_in_the_same_pass_over_all_samples(kit: Kit, model: ir.Model) -> None:
     feeds = [{"x": scale * feed["x"]} for scale, feed in enumerate(kit.feeds_of(model, COUNT + 2), start=1)]
     wanted = {str(find(model, kind).outputs[0].name): TensorScheme(dtype("uint8")) for kind in ("Relu", "Tanh")}
-    moments = FloatMoments(model.graph, {find(model, "Conv"): (find(model, "Relu").outputs[0], (0.0, np.inf))}, COUNT)
+    moments = FloatMoments({find(model, "Conv"): (find(model, "Relu").outputs[0], (0.0, np.inf))}, COUNT)
     samples = Samples(kit.Reader(feeds))
     assert not moments.is_taken
     assert calibrate(model, wanted, samples, moments=moments) == calibrate(model, wanted, feeds)

@@ -1,45 +1,57 @@
-"""Ranges of tensors, and moments of float outputs, collected in one pass over the data; nothing is kept of a sample."""
+"""Calibration: ranges of tensors, and moments of float outputs, from one pass over the data; scales and zero points of them.
+
+Nothing is kept of a sample.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from neural_compressor.errors import CalibrationError
-from neural_compressor.observers import Observer, PercentileObserver, make_observer
-from neural_compressor.onnx.graph.queries import Bounds, clip_bounds, producer
+from neural_compressor.observers import PercentileObserver, make_observer
+from neural_compressor.onnx.graph.integer_tensors import IntegerParams, activation_params, cuts_off
+from neural_compressor.onnx.graph.queries import Bounds, clip_bounds, consumer_bounds, errors_at, producer
+from neural_compressor.onnx.methods.static.layout import Layout
+from neural_compressor.onnx.methods.static.options import StaticOptions
+from neural_compressor.onnx.runtime.data_reader import Samples
 from neural_compressor.onnx.runtime.session import feeds, make_session, run_sample
 from neural_compressor.schemes import TensorScheme
 
 Watched = tuple[ir.Value, Bounds]
 """A tensor, and the bounds its values are kept within before they count."""
+_MOMENTS: dict[str, dict[str, int]] = {"GlobalAveragePool": {}, "ReduceSumSquare": {"keepdims": 0}, "Size": {}}
 
 
 class FloatMoments:
-    """Moments of the tensors ``watched``, on the first ``count`` samples; inside of its context the graph has the nodes."""
+    """Moments of the tensors ``watched``, on the first ``count`` samples."""
 
-    def __init__(self, graph: ir.Graph, watched: Mapping[ir.Node, Watched], count: int) -> None:
-        self.graph, self.watched, self.count = graph, watched, count
-        self.outputs: list[str] = []
-        self._nodes: list[ir.Node] = []
-        self._limits: dict[float, ir.Value] = {}
+    def __init__(self, watched: Mapping[ir.Node, Watched], count: int) -> None:
+        self.watched, self.count = watched, count
         self._rows: list[list[tuple[np.ndarray, float]]] = []
 
-    def __enter__(self) -> FloatMoments:
-        self.outputs, self._nodes, self._limits = [], [], {}
-        for value, bounds in self.watched.values():
-            kept = value if _is_within(value, bounds) else self._clip(value, bounds)
-            taps = self._add("GlobalAveragePool", [kept]), self._add("ReduceSumSquare", [kept], keepdims=0)
-            self.outputs += [str(tap.name) for tap in (*taps, self._add("Size", [kept]))]
-        return self
+    def nodes(self) -> list[ir.Node]:
+        """New nodes that compute three outputs of each tensor: means by channel, the sum of squares and the size."""
+        nodes: list[ir.Node] = []
 
-    def __exit__(self, *_: object) -> None:
-        self.graph.remove(self._nodes, safe=True)
+        def add(op_type: str, inputs: Sequence[ir.Value], **attributes: Any) -> ir.Value:
+            output = ir.Value(name=f"moments/{len(nodes)}")
+            nodes.append(ir.node(op_type, inputs, attributes, outputs=[output]))
+            return output
+
+        for value, bounds in self.watched.values():
+            kept, before = value, producer(value, "Relu", "Clip")
+            keeps_within = before is not None and clip_bounds(before) == bounds
+            if not keeps_within and bounds != (-math.inf, math.inf):
+                limits = [add("Constant", [], value=ir.Tensor(np.array(bound, np.float32))) for bound in bounds]
+                kept = add("Clip", [value, *limits])
+            for op_type, attributes in _MOMENTS.items():
+                add(op_type, [kept], **attributes)
+        return nodes
 
     @property
     def is_taken(self) -> bool:
@@ -47,7 +59,7 @@ class FloatMoments:
         return bool(self._rows)
 
     def add(self, results: Sequence[np.ndarray]) -> None:
-        """Take what a session gave as ``outputs`` for the next sample; nothing where there were enough."""
+        """Take what the nodes gave for the next sample; nothing where there were enough."""
         if len(self._rows) == self.count:
             return
         means = [array.reshape(array.shape[:2]).mean(axis=0) for array in results[::3]]
@@ -64,25 +76,6 @@ class FloatMoments:
             variance = np.mean([square for _, square in column]) - np.sum(means.mean(axis=0) ** 2)
             found[node] = means, np.asarray(variance)
         return found
-
-    def _clip(self, value: ir.Value, bounds: Bounds) -> ir.Value:
-        for bound in bounds:
-            if bound not in self._limits:
-                self._limits[bound] = self._add("Constant", [], value=ir.Tensor(np.array(bound, dtype=np.float32)))
-        return self._add("Clip", [value, *(self._limits[bound] for bound in bounds)])
-
-    def _add(self, op_type: str, inputs: Sequence[ir.Value], **attributes: Any) -> ir.Value:
-        output = ir.Value(name=f"moments/{len(self._nodes)}")
-        self._nodes.append(ir.node(op_type, inputs, attributes, outputs=[output]))
-        self.graph.append(self._nodes[-1])
-        return output
-
-
-def _is_within(value: ir.Value, bounds: Bounds) -> bool:
-    """Whether ``value`` is known to keep within ``bounds``."""
-    node = producer(value, "Relu", "Clip")
-    clipped = node is not None and clip_bounds(node) == bounds
-    return clipped or bounds == (-math.inf, math.inf)
 
 
 Range = tuple[float, float]
@@ -103,25 +96,37 @@ def calibrate(
 
     ``moments`` are taken of the first samples on the way.
     """
-    observers = {name: _observer(scheme, percentile) for name, scheme in wanted.items()}
-    with _Tap(model, wanted) as tap, moments or nullcontext():
-        every = [*tap.outputs, *(() if moments is None else moments.outputs)]
-        session = make_session(model, every, providers) if every else None
+    observers = {name: make_observer(scheme) for name, scheme in wanted.items()}
+    by_share = [name for name, scheme in wanted.items() if scheme.algorithm == "percentile"]
+    observers |= {name: PercentileObserver(percentile=percentile) for name in by_share}
+    tap, extra = _Tap(model, wanted), [] if moments is None else moments.nodes()
+    outputs = [*tap.outputs, *(str(node.outputs[0].name) for node in extra if node.op_type in _MOMENTS)]
+    nodes = [*tap.nodes, *extra]
+    model.graph.extend(nodes)
+    try:
+        session = make_session(model, outputs, providers) if outputs else None
+    finally:
+        model.graph.remove(nodes, safe=True)
     for number, sample in enumerate(samples):
         arrays = feeds(model, sample, number)
         results = [] if session is None else run_sample(session, arrays, number)
         for name, values in tap.tensors(arrays, results[: len(tap.outputs)]):
-            _observe(observers[name], values, name, number)
+            with errors_at(f"tensor {name!r}, sample {number}"):
+                observers[name].update(values)
         if moments is not None:
             moments.add(results[len(tap.outputs) :])
-    return {name: _range(observer, wanted[name], name) for name, observer in observers.items()}
+    ranges: dict[str, Range] = {}
+    for name, observer in observers.items():
+        with errors_at(f"tensor {name!r} was empty in all samples"):
+            low, high = observer.range(wanted[name])
+        ranges[name] = float(low), float(high)
+    return ranges
 
 
 class _Tap:
-    """What a session has to give out for the tensors of ``wanted``; inside of its context the model has the nodes."""
+    """What a session has to give out for the tensors of ``wanted``, and the ``nodes`` that compute it."""
 
     def __init__(self, model: ir.Model, wanted: Mapping[str, TensorScheme]) -> None:
-        self.graph = model.graph
         inputs = {str(value.name) for value in model.graph.inputs}
         self.fed = [name for name in wanted if name in inputs]
         extremes = {name for name, scheme in wanted.items() if scheme.algorithm in _BY_EXTREMES}
@@ -137,13 +142,6 @@ class _Tap:
         self._every_time = np.array([wanted[name].algorithm != "minmax" for name in self.extremes], dtype=bool)
         self._low, self._high = np.full((2, len(self.extremes)), [[np.inf], [-np.inf]], dtype=np.float32)
 
-    def __enter__(self) -> _Tap:
-        self.graph.extend(self.nodes)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.graph.remove(self.nodes, safe=True)
-
     def tensors(self, arrays: Mapping[str, np.ndarray], results: list[np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
         """Each tensor by name, or as much of it as its range depends on."""
         yield from ((name, arrays[name]) for name in self.fed)
@@ -151,33 +149,87 @@ class _Tap:
         # Most samples have nothing beyond what was seen, and an observer need not be told.
         within = (low >= self._low) & (high <= self._high) & ~np.isnan(total) & ~self._every_time
         for place in np.flatnonzero(~within):
-            yield self.extremes[place], _extremes(low[place], high[place], total[place])
+            # The runtime's minimum and maximum pass over NaN, its sum does not. Of no values at all they are inf and -inf.
+            ends = [low[place], high[place]] if low[place] <= high[place] else []
+            yield self.extremes[place], np.asarray([np.nan] if np.isnan(total[place]) else ends, dtype=np.float32)
         self._low, self._high = np.minimum(low, self._low), np.maximum(high, self._high)
         yield from zip(self.whole, results[len(self.nodes) :], strict=True)
 
 
-def _observer(scheme: TensorScheme, percentile: float) -> Observer:
-    return PercentileObserver(percentile=percentile) if scheme.algorithm == "percentile" else make_observer(scheme)
+KnownRanges = MutableMapping[tuple[str, object], Range]
+"""Ranges collected for earlier plans, on the same model and data."""
+_BY_DTYPE = ("kl", "entropy", "mse")
+"""Algorithms whose range depends on the data type."""
 
 
-def _extremes(low: np.ndarray, high: np.ndarray, total: np.ndarray) -> np.ndarray:
-    # The runtime's minimum and maximum pass over NaN, its sum does not.
-    if np.isnan(total):
-        return np.full(1, np.nan, dtype=np.float32)
-    # Of no values at all they are inf and -inf.
-    return np.stack([low, high]) if low <= high else np.empty(0, dtype=np.float32)
+def tensor_params(
+    model: ir.Model,
+    layout: Layout,
+    samples: Samples | None,
+    options: StaticOptions,
+    known: KnownRanges | None,
+    moments: FloatMoments | None = None,
+) -> dict[tuple[ir.Value, TensorScheme], IntegerParams]:
+    """By tensor and scheme; what ``known`` lacks is collected on ``samples`` and added to it.
+
+    Where ``known`` is given, so is what plans with fewer integer ops may need. If there is a pass, it takes ``moments``.
+    """
+    wanted = dict.fromkeys(_wanted(layout))
+    collected: KnownRanges = {} if known is None else known
+    missing = [each for each in wanted if _key(*each) not in collected]
+    if missing and known is not None:
+        missing += [each for each in layout.candidates if _key(*each) not in collected]
+    while missing:  # one pass over the data, and one more for tensors that ops with different schemes read
+        if samples is None:
+            raise CalibrationError(
+                f"static quantization needs calibration data for the ranges of {len(missing)} tensors; "
+                "give a CalibrationDataReader"
+            )
+        now = {str(value.name): scheme for value, scheme in missing}
+        ranges = calibrate(model, now, samples, options.providers, options.percentile, moments)
+        collected.update({_key(v, s): ranges[str(v.name)] for v, s in missing if now[str(v.name)] == s})
+        missing = [each for each in missing if _key(*each) not in collected]
+        moments = None
+    params = {}
+    for value, scheme in wanted:
+        low, high = np.clip(collected[_key(value, scheme)], *consumer_bounds(value))
+        params[value, scheme] = activation_params(float(low), float(high), scheme)
+    for value, tensor in layout.tensors.items():
+        if _is_softmax(value):
+            params[value, tensor.scheme] = activation_params(0.0, 1.0, tensor.scheme)
+    _share(layout, params)
+    return params
 
 
-def _observe(observer: Observer, values: np.ndarray, name: str, number: int) -> None:
-    try:
-        observer.update(values)
-    except CalibrationError as error:
-        raise CalibrationError(f"tensor {name!r}, sample {number}: {error}") from error
+def _wanted(layout: Layout) -> Iterator[tuple[ir.Value, TensorScheme]]:
+    for tensor in layout.tensors.values():
+        yield tensor.source, tensor.scheme
+    for op in layout.ops.values():
+        for value in op.reads.values():
+            yield layout.source(value, op.activation), op.activation
 
 
-def _range(observer: Observer, scheme: TensorScheme, name: str) -> Range:
-    try:
-        low, high = observer.range(scheme)
-    except CalibrationError as error:
-        raise CalibrationError(f"tensor {name!r} was empty in all samples: {error}") from error
-    return float(low), float(high)
+def _key(value: ir.Value, scheme: TensorScheme) -> tuple[str, object]:
+    return str(value.name), scheme if scheme.algorithm in _BY_DTYPE else scheme.algorithm
+
+
+def _share(layout: Layout, params: dict[tuple[ir.Value, TensorScheme], IntegerParams]) -> None:
+    """Give what only a Concat reads the scale of its result, so that it need not convert."""
+    for node, op in reversed(list(layout.ops.items())):
+        given = [tensor for tensor in layout.tensors.values() if tensor.raw is node.outputs[0]]
+        if node.op_type != "Concat" or not given:
+            continue
+        shared = params[given[0].source, given[0].scheme]
+        for value in op.reads.values():
+            own = layout.tensors.get(value)
+            alone = len(value.uses()) == 1 and not value.is_graph_output()
+            if not alone or layout.source(value, op.activation) is not value:
+                continue
+            # A Relu that the quantizer does the work of is worth more than a shared scale.
+            if own is None or not (_is_softmax(value) or (own.clip and not cuts_off(shared, own.clip))):
+                params[value, op.activation] = shared
+
+
+def _is_softmax(value: ir.Value) -> bool:
+    """The integer Softmax does not cut off what is beyond its range, so that has to hold all there can be."""
+    return producer(value, "Softmax") is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from math import inf
 from typing import Any
@@ -17,10 +17,17 @@ from neural_compressor.errors import CalibrationError
 from neural_compressor.onnx.graph.editor import GraphEditor
 from neural_compressor.onnx.graph.integer_tensors import weight_params
 from neural_compressor.onnx.graph.linear_ops import as_linear
-from neural_compressor.onnx.graph.queries import array_of, constant, consumer_bounds, is_constant
+from neural_compressor.onnx.graph.queries import (
+    array_of,
+    constant,
+    consumer_bounds,
+    is_constant,
+    optional_input,
+    with_inner,
+)
 from neural_compressor.onnx.graph.sum_order import sum_order
 from neural_compressor.onnx.methods.static.calibration import FloatMoments, Watched, calibrate
-from neural_compressor.onnx.methods.static.layout import Layout, QuantizedTensor
+from neural_compressor.onnx.methods.static.layout import Layout
 from neural_compressor.onnx.runtime.data_reader import Samples
 from neural_compressor.onnx.runtime.session import feeds, make_session
 from neural_compressor.schemes import PER_TENSOR
@@ -89,21 +96,18 @@ class BiasCorrection:
         for node in self.bounds:
             arrays = walk.run_to(node)
             exact, variance = self._exact[node]
-            means = self._means(node, arrays)
+            axes = (0, *range(2, arrays[0].ndim))
+            means = np.stack([np.clip(array, *self.bounds[node]).mean(axis=axes) for array in arrays])
             both = min(len(means), len(exact))
             excess = np.asarray(mean_error(means[:both] - exact[:both], variance))
             if not excess.any() or both < FEWEST_SAMPLES or arrays[0][0, 0].size < _FEWEST_POSITIONS:
                 continue
             corrected += 1
-            walk.replace(node.outputs[0], [array - _by_channel(excess, array.ndim) for array in arrays])
-            old = constant(node.inputs[2]) if len(node.inputs) > 2 else None
+            by_channel = excess.reshape([-1, *[1] * (arrays[0].ndim - 2)])
+            walk.replace(node.outputs[0], [array - by_channel for array in arrays])
+            old = constant(optional_input(node, 2))
             editor.set_constant(node, 2, (0 if old is None else old) - excess)
         logger.info("biases corrected by the mean error on data: %d of %d", corrected, len(self.bounds))
-
-    def _means(self, node: ir.Node, arrays: Sequence[np.ndarray]) -> np.ndarray:
-        """The mean by channel of what ``node`` gives, one row a sample."""
-        axes = (0, *range(2, arrays[0].ndim))
-        return np.stack([np.clip(array, *self.bounds[node]).mean(axis=axes) for array in arrays])
 
 
 def watch(model: ir.Model, layout: Layout) -> FloatMoments:
@@ -112,20 +116,15 @@ def watch(model: ir.Model, layout: Layout) -> FloatMoments:
     What none behind an op sees of it does not count: behind a Relu it may be most of a tensor.
     """
     tensors = {tensor.raw: tensor for tensor in layout.tensors.values()}
-    nodes = [node for node in model.graph if node in layout.ops and node.op_type in _CORRECTED]
-    return FloatMoments(model.graph, {node: _watched(node.outputs[0], tensors) for node in nodes}, SAMPLES)
-
-
-def _watched(output: ir.Value, tensors: Mapping[ir.Value, QuantizedTensor]) -> Watched:
-    if output not in tensors:
-        return output, (-np.inf, np.inf)
-    source = tensors[output].source
-    (low, high), (least, most) = consumer_bounds(output), consumer_bounds(source)
-    return source, (max(low, least), min(high, most))
-
-
-def _by_channel(vector: np.ndarray, rank: int) -> np.ndarray:
-    return vector.reshape([-1, *[1] * (rank - 2)])
+    watched: dict[ir.Node, Watched] = {}
+    for node in (node for node in model.graph if node in layout.ops and node.op_type in _CORRECTED):
+        output = node.outputs[0]
+        watched[node] = output, (-np.inf, np.inf)
+        if output in tensors:
+            source = tensors[output].source
+            (low, high), (least, most) = consumer_bounds(output), consumer_bounds(source)
+            watched[node] = source, (max(low, least), min(high, most))
+    return FloatMoments(watched, SAMPLES)
 
 
 class GraphWalk:
@@ -139,7 +138,7 @@ class GraphWalk:
     ) -> None:
         self.model, self.providers, self.limit = model, providers, limit
         self._ahead = list(reversed(model.graph))
-        self._last_read = {value: place for place, node in enumerate(model.graph) for value in _inputs([node])}
+        self._last_read = {value: place for place, node in enumerate(model.graph) for value in _inputs(node)}
         self._done = 0
         self._held = deque({value: sample[str(value.name)] for value in model.graph.inputs} for sample in samples)
 
@@ -156,11 +155,20 @@ class GraphWalk:
 
     def _run(self, part: Sequence[ir.Node]) -> list[np.ndarray]:
         node = part[-1]
-        read = dict.fromkeys(_inputs(part))
+        read = dict.fromkeys(_inputs(*part))
         inputs = [value for value in read if value in self._held[0]]
         outputs = [v for each in part for v in each.outputs if self._is_needed(v) or v is node.outputs[0]]
         constants = [value for value in read if is_constant(value) and value.producer() is None]
-        session = make_session(self._alone(part, inputs, outputs, constants), providers=self.providers, level="basic")
+        for value in inputs:
+            if value.type is None:
+                value.type = ir.TensorType(ir.DataType.from_numpy(self._held[0][value].dtype))
+        # A view of the nodes where they are, which is all that writing them takes.
+        imports = self.model.graph.opset_imports
+        graph: Any = ir.GraphView(
+            inputs, outputs, nodes=part, initializers=constants, opset_imports=imports, name="part"
+        )
+        alone = ir.Model(graph, ir_version=self.model.ir_version or 10)
+        session = make_session(alone, providers=self.providers, level="basic")
         results: list[np.ndarray] = []
         kept: list[dict[ir.Value, np.ndarray]] = []
         room = self.limit
@@ -183,31 +191,7 @@ class GraphWalk:
     def _is_needed(self, value: ir.Value) -> bool:
         return self._last_read.get(value, -1) >= self._done
 
-    def _alone(
-        self,
-        part: Sequence[ir.Node],
-        inputs: Sequence[ir.Value],
-        outputs: Sequence[ir.Value],
-        constants: Sequence[ir.Value],
-    ) -> ir.Model:
-        imports = self.model.graph.opset_imports
-        for value in inputs:
-            if value.type is None:
-                value.type = ir.TensorType(ir.DataType.from_numpy(self._held[0][value].dtype))
-        # A view of the nodes where they are, which is all that writing them takes.
-        graph: Any = ir.GraphView(
-            inputs, outputs, nodes=part, initializers=constants, opset_imports=imports, name="part"
-        )
-        return ir.Model(graph, ir_version=self.model.ir_version or 10)
 
-
-def _inputs(nodes: Iterable[ir.Node]) -> Iterator[ir.Value]:
+def _inputs(*nodes: ir.Node) -> Iterator[ir.Value]:
     """What ``nodes`` read, also inside of branches and loops."""
-    for node in nodes:
-        yield from (value for value in node.inputs if value is not None)
-        for attribute in node.attributes.values():
-            if attribute.type == ir.AttributeType.GRAPH:
-                yield from _inputs(attribute.as_graph())
-            elif attribute.type == ir.AttributeType.GRAPHS:
-                for body in attribute.as_graphs():
-                    yield from _inputs(body)
+    return (value for node in with_inner(*nodes) for value in node.inputs if value is not None)

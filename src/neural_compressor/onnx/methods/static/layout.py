@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 
 from neural_compressor.onnx.graph.ops import PASS_ON, NodeInfo, Output, folds_into_quantizer
-from neural_compressor.onnx.graph.queries import array_of, input_of, is_float, producer, standard
-from neural_compressor.onnx.methods.static.integer_race import IntegerRace, activation_behind
+from neural_compressor.onnx.graph.queries import array_of, input_of, is_float, only_consumer, producer, standard
+from neural_compressor.onnx.graph.sum_order import is_depthwise
+from neural_compressor.onnx.methods.static.integer_race import IntegerRace
 from neural_compressor.onnx.methods.static.options import StaticOptions
 from neural_compressor.schemes import OpKey, OpScheme, TensorScheme
 
@@ -21,40 +22,25 @@ _MANY_CHANNELS = 8
 """In groups of fewer channels an integer convolution takes 3 to 10 times as long as a float one; with 16 it is even."""
 _MUCH_WEIGHT = 1 << 16
 """At one place of an image a convolution with fewer weights takes less time than its two conversions."""
+_FUSED_IN_FLOAT = ("Relu", "LeakyRelu", "Sigmoid", "Tanh", "HardSigmoid", "Softplus", "Softsign", "Elu")
+"""What the runtime computes in one kernel with a Gemm that gives floats."""
 
 
-def is_slow(conv: ir.Node) -> bool:
-    """Whether ``conv`` takes longer in integers even where they come and go at no cost: groups of a few channels each.
+def conv_kind(conv: ir.Node) -> str:
+    """The kind of convolution that the CPU is slower at in integers, or slower where they have to be made for it.
 
-    Depthwise convolutions have a kernel of their own.
+    "slow": groups of a few channels each, which take longer even where integers come and go at no cost. "depthwise": on
+    images the float kernel is the faster one; on signals, and in three dimensions, it is the other way round. "small":
+    there is so little to compute, such as on averages over an image, that conversions count. Empty for all others.
     """
-    groups, (outputs, inputs, *_) = _groups(conv), _sizes(conv)
-    return groups > 1 and max(inputs, outputs // groups) > 1 and min(inputs, outputs // groups) < _MANY_CHANNELS
-
-
-def is_depthwise(conv: ir.Node) -> bool:
-    """Whether ``conv`` is a depthwise one on images, for which the float kernel is the faster one.
-
-    On signals, and in three dimensions, it is the other way round.
-    """
-    outputs, inputs, *kernel = _sizes(conv)
-    return len(kernel) == 2 and inputs == 1 and _groups(conv) == outputs
-
-
-def is_small(conv: ir.Node) -> bool:
-    """Whether there is so little for ``conv`` to compute, such as on averages over an image, that conversions count."""
-    shape = conv.outputs[0].shape
+    weight, shape, groups = array_of(conv.inputs[1]).shape, conv.outputs[0].shape, conv.attributes.get_int("group", 1)
+    inputs, outputs = weight[1], weight[0] // groups
+    if groups > 1 and max(inputs, outputs) > 1 and min(inputs, outputs) < _MANY_CHANNELS:
+        return "slow"
+    if len(weight) == 4 and is_depthwise(weight, groups):
+        return "depthwise"
     at_one_place = shape is not None and all(size == 1 for size in shape[2:])
-    return at_one_place and math.prod(_sizes(conv)) < _MUCH_WEIGHT
-
-
-def _groups(conv: ir.Node) -> int:
-    return conv.attributes.get_int("group", 1)
-
-
-def _sizes(conv: ir.Node) -> tuple[int, ...]:
-    """Of the weight, which is a constant: the channels it gives, those it reads for each, and the kernel."""
-    return array_of(conv.inputs[1]).shape
+    return "small" if at_one_place and math.prod(weight) < _MUCH_WEIGHT else ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +61,7 @@ class QuantizedTensor:
 
 @dataclass(frozen=True, eq=False)
 class QuantizedOp:
-    """A node that runs in integers, with its scheme and the tensors it reads as integers, by place."""
+    """A node to run in integers, with its scheme and the tensors it reads as integers, by place."""
 
     info: NodeInfo
     scheme: OpScheme
@@ -88,6 +74,9 @@ class QuantizedOp:
         return self.scheme.activation
 
 
+_Ops = Mapping[ir.Node, QuantizedOp]
+
+
 @dataclass(frozen=True)
 class Layout:
     """``tensors`` in the order they are computed; ``left``: ops of the plan that stay in float, with the reason.
@@ -96,7 +85,7 @@ class Layout:
     more ops in float may need the range of.
     """
 
-    ops: Mapping[ir.Node, QuantizedOp]
+    ops: _Ops
     tensors: Mapping[ir.Value, QuantizedTensor]
     left: Mapping[OpKey, str]
     candidates: Sequence[tuple[ir.Value, TensorScheme]]
@@ -112,7 +101,7 @@ class Layout:
 
 def lay_out(
     model: ir.Model,
-    planned: Mapping[ir.Node, tuple[NodeInfo, OpScheme]],
+    planned: _Ops,
     kept: set[ir.Node],
     options: StaticOptions,
     race: IntegerRace | None = None,
@@ -126,42 +115,30 @@ def lay_out(
     active = dict(planned)
     left: dict[OpKey, str] = {}
     if race is not None:  # the largest first, as there may not be time for all
-        active = dict(sorted(planned.items(), key=lambda item: -race.products(item[1][0])))
+        active = dict(sorted(planned.items(), key=lambda item: -race.count_products(item[0], item[1].info.weight)))
     while True:
         wanted = _wanted(model.graph, active, kept)
         tensors = _quantized_tensors(model.graph, active, kept, wanted, options)
         dropped = _unpaid(active, tensors, wanted, options, race)
         if not dropped:
             break
-        left |= {active.pop(node)[0].key: reason for node, reason in dropped.items()}
+        left |= {active.pop(node).info.key: reason for node, reason in dropped.items()}
     active = {node: active[node] for node in planned if node in active}
-    weighted = [node for node, (info, _) in planned.items() if info.weight is not None]
+    weighted = [node for node, op in planned.items() if op.info.weight is not None]
     if race is not None and weighted and not any(node in active for node in weighted):
         # A model that was to be quantized and would stay as it is helps nobody: it is at least smaller.
         logger.warning("integers make none of the %d ops with weights faster here; they serve its size", len(weighted))
         return lay_out(model, planned, kept, options)
-    ops = {
-        node: QuantizedOp(info, scheme, {i: input_of(node, i) for i in info.activations})
-        for node, (info, scheme) in active.items()
-    }
-    candidates = [
-        (input_of(node, i), scheme.activation)
-        for node, (info, scheme) in planned.items()
-        for i in info.activations
-        if scheme.activation is not None
-    ]
-    return Layout(ops, tensors, left, candidates)
+    candidates = [(value, op.activation) for op in planned.values() for value in op.reads.values()]
+    return Layout(active, tensors, left, candidates)
 
 
-_Active = Mapping[ir.Node, tuple[NodeInfo, OpScheme]]
-
-
-def _wanted(graph: ir.Graph, active: _Active, kept: set[ir.Node]) -> set[ir.Value]:
+def _wanted(graph: ir.Graph, active: _Ops, kept: set[ir.Node]) -> set[ir.Value]:
     """The tensors that some op of ``active`` reads, itself or behind nodes that pass integers on."""
     wanted: set[ir.Value] = set()
     for node in reversed(graph):
         if node in active:
-            wanted |= {input_of(node, i) for i in active[node][0].activations}
+            wanted.update(active[node].reads.values())
         elif any(value in wanted for value in node.outputs):
             before = producer(node.inputs[0]) if node.inputs else None
             if passes_on(node, kept) or (before in active and folds_into_quantizer(node)):
@@ -170,21 +147,19 @@ def _wanted(graph: ir.Graph, active: _Active, kept: set[ir.Node]) -> set[ir.Valu
 
 
 def _quantized_tensors(
-    graph: ir.Graph, active: _Active, kept: set[ir.Node], wanted: set[ir.Value], options: StaticOptions
+    graph: ir.Graph, active: _Ops, kept: set[ir.Node], wanted: set[ir.Value], options: StaticOptions
 ) -> dict[ir.Value, QuantizedTensor]:
     tensors: dict[ir.Value, QuantizedTensor] = {}
     for node in graph:
         output = node.outputs[0] if node.outputs else None
         if node in active and output is not None:
-            info, scheme = active[node]
-            integer_only = (
-                info.op.output is Output.INTEGER and node.op_type not in options.optypes_to_exclude_output_quant
-            )
-            if info.op.output is Output.FLOAT or scheme.activation is None or not (integer_only or output in wanted):
+            gives = active[node].info.op.output
+            integer_only = gives is Output.INTEGER and node.op_type not in options.optypes_to_exclude_output_quant
+            if gives is Output.FLOAT or not (integer_only or output in wanted):
                 continue
             clip = next((user for user in output.consumers() if folds_into_quantizer(user)), None)
             value = output if clip is None else clip.outputs[0]
-            tensors[value] = QuantizedTensor(output, scheme.activation, value, integer_only, clip)
+            tensors[value] = QuantizedTensor(output, active[node].activation, value, integer_only, clip)
         elif passes_on(node, kept) and any(value in wanted for value in node.outputs):
             tensor = tensors.get(input_of(node, 0))
             if tensor is not None:
@@ -192,11 +167,8 @@ def _quantized_tensors(
     return tensors
 
 
-_UNFED = "no op before it gives integers, so it would need them made for it"
-
-
 def _unpaid(
-    active: _Active,
+    active: _Ops,
     tensors: Mapping[ir.Value, QuantizedTensor],
     wanted: set[ir.Value],
     options: StaticOptions,
@@ -204,39 +176,37 @@ def _unpaid(
 ) -> dict[ir.Node, str]:
     """The ops that would not profit from integers, with the reason."""
     reasons: dict[ir.Node, str] = {}
-    for node, (info, scheme) in active.items():
+    for node, op in active.items():
         if node.name in options.named:
             continue
-        read = (tensors.get(input_of(node, i)) for i in info.activations)
-        fed = any(tensor is not None and tensor.integer_only for tensor in read)
-        conv = node.op_type == "Conv" and options.on_cpu
+        fed = any(value in tensors and tensors[value].integer_only for value in op.reads.values())
         emits = node.outputs[0] in wanted
-        told = None if race is None else _raced(race, info, scheme, fed, emits)
-        if race is not None and not emits and options.quant_format == "QDQ" and (user := activation_behind(node)):
-            told = f"the runtime computes it with the {user.op_type} behind it, and that in float only"
-        if told is not None:
-            if told:
-                reasons[node] = told
-            continue
-        if info.tables and info.op.light:
-            reasons[node] = "one side is constant: in float it costs as little and loses nothing"
-        elif conv and is_slow(node):
-            reasons[node] = "its groups have few channels each, which takes longer in integers than in float"
-        elif info.op.light or (conv and is_depthwise(node)):
-            if not fed:
-                reasons[node] = _UNFED
-            elif node.outputs[0] not in wanted:
-                reasons[node] = "no op behind it takes integers, so its own would be turned back"
-        elif conv and not fed and is_small(node):
-            reasons[node] = _UNFED
+        why = None
+        schemes = (op.scheme.weight, op.scheme.activation)
+        if race is not None and all(scheme is not None and scheme.dtype.bits == 8 for scheme in schemes):
+            why = race.reason_for_float(op.info, fed, emits)
+        if race is not None and standard(node, "Gemm") and not emits and options.quant_format == "QDQ":
+            behind = only_consumer(node)
+            if behind is not None and standard(behind, *_FUSED_IN_FLOAT):
+                why = f"the runtime computes it with the {behind.op_type} behind it, and that in float only"
+        if why is None:
+            why = _unpaid_by_rule(op.info, fed, emits, options.on_cpu)
+        if why:
+            reasons[node] = why
     return reasons
 
 
-def _raced(race: IntegerRace, info: NodeInfo, scheme: OpScheme, fed: bool, emits: bool) -> str | None:
-    """What a race says against integers; None where there is none."""
-    tensors = (scheme.weight, scheme.activation)
-    place = race.place(info, fed, emits) if all(t is not None and t.dtype.bits == 8 for t in tensors) else None
-    return None if place is None else race.reason_for_float(info, place)
+def _unpaid_by_rule(info: NodeInfo, fed: bool, emits: bool, on_cpu: bool) -> str:
+    kind = conv_kind(info.node) if on_cpu and info.node.op_type == "Conv" else ""
+    if info.tables and info.op.light:
+        return "one side is constant: in float it costs as little and loses nothing"
+    if kind == "slow":
+        return "its groups have few channels each, which takes longer in integers than in float"
+    if (info.op.light or kind) and not fed:
+        return "no op before it gives integers, so it would need them made for it"
+    if (info.op.light or kind == "depthwise") and not emits:
+        return "no op behind it takes integers, so its own would be turned back"
+    return ""
 
 
 def passes_on(node: ir.Node, kept: set[ir.Node]) -> bool:

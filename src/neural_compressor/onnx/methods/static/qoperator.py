@@ -10,7 +10,7 @@ import onnx_ir as ir
 from neural_compressor.onnx.graph.editor import MICROSOFT, discard, stand_for
 from neural_compressor.onnx.graph.integer_tensors import IntegerTensor
 from neural_compressor.onnx.graph.ops import PASS_ON
-from neural_compressor.onnx.graph.queries import input_of, producer, standard
+from neural_compressor.onnx.graph.queries import input_of, optional_input, producer, standard
 
 
 @dataclass(frozen=True)
@@ -24,18 +24,13 @@ class IntegerOp:
     gives_floats: bool = False
 
 
-def _pairwise(read: Sequence[IntegerTensor], given: IntegerTensor | None) -> list[ir.Value | None]:
-    """Each input with scale and zero point, then those of the result."""
-    return [value for codes in read for value in codes] + ([] if given is None else given.params)
-
-
-def _convolution(read: Sequence[IntegerTensor], given: IntegerTensor | None) -> list[ir.Value | None]:
-    return _pairwise(read[:2], given) + [codes.codes for codes in read[2:]]
+def _usual(read: Sequence[IntegerTensor], given: IntegerTensor | None) -> list[ir.Value | None]:
+    """Two inputs with scale and zero point, those of the result, then a bias."""
+    return [*(part for tensor in read[:2] for part in tensor), *_params_of(given), *(bias.codes for bias in read[2:])]
 
 
 def _gemm(read: Sequence[IntegerTensor], given: IntegerTensor | None) -> list[ir.Value | None]:
-    bias = read[2].codes if len(read) > 2 else None
-    return [*_pairwise(read[:2], None), bias, *([] if given is None else given.params)]
+    return [*_usual(read[:2], None), read[2].codes if len(read) > 2 else None, *_params_of(given)]
 
 
 def _to_float(read: Sequence[IntegerTensor], given: IntegerTensor | None) -> list[ir.Value | None]:
@@ -44,22 +39,26 @@ def _to_float(read: Sequence[IntegerTensor], given: IntegerTensor | None) -> lis
 
 
 def _concat(read: Sequence[IntegerTensor], given: IntegerTensor | None) -> list[ir.Value | None]:
-    return [*([] if given is None else given.params), *_pairwise(read, None)]
+    return [*_params_of(given), *(part for tensor in read for part in tensor)]
+
+
+def _params_of(given: IntegerTensor | None) -> list[ir.Value | None]:
+    return [] if given is None else given.params
 
 
 _TO_FLOAT = IntegerOp("MatMulIntegerToFloat", _to_float, gives_floats=True)
 _INTEGER_OPS = {
-    "Conv": IntegerOp("QLinearConv", _convolution, domain=""),
-    "MatMul": IntegerOp("QLinearMatMul", _pairwise, domain=""),
+    "Conv": IntegerOp("QLinearConv", _usual, domain=""),
+    "MatMul": IntegerOp("QLinearMatMul", _usual, domain=""),
     "Gemm": IntegerOp("QGemm", _gemm, gives_floats=True),
-    "Add": IntegerOp("QLinearAdd", _pairwise),
-    "Mul": IntegerOp("QLinearMul", _pairwise),
+    "Add": IntegerOp("QLinearAdd", _usual),
+    "Mul": IntegerOp("QLinearMul", _usual),
     "Concat": IntegerOp("QLinearConcat", _concat),
-    "AveragePool": IntegerOp("QLinearAveragePool", _pairwise),
-    "GlobalAveragePool": IntegerOp("QLinearGlobalAveragePool", _pairwise),
-    "LeakyRelu": IntegerOp("QLinearLeakyRelu", _pairwise),
-    "Sigmoid": IntegerOp("QLinearSigmoid", _pairwise),
-    "Softmax": IntegerOp("QLinearSoftmax", _pairwise, attributes={"opset": 13}),
+    "AveragePool": IntegerOp("QLinearAveragePool", _usual),
+    "GlobalAveragePool": IntegerOp("QLinearGlobalAveragePool", _usual),
+    "LeakyRelu": IntegerOp("QLinearLeakyRelu", _usual),
+    "Sigmoid": IntegerOp("QLinearSigmoid", _usual),
+    "Softmax": IntegerOp("QLinearSoftmax", _usual, attributes={"opset": 13}),
 }
 _UNKNOWN_ATTRIBUTES = {"AveragePool": "dilations", "Gemm": "beta"}
 """Attributes that the integer op does not have; they may be written out where they change nothing."""
@@ -97,16 +96,16 @@ def _replace(model: ir.Model, node: ir.Node) -> None:
 
 def _pass_on(model: ir.Model, node: ir.Node) -> None:
     """Let a node that moves values about move integers."""
-    codes = _dequantized(node.inputs[0])
-    quantizers = [_only_quantizer(value) for value in node.outputs]
-    if codes is None:
+    floats, codes = node.inputs[0], _dequantized(node.inputs[0])
+    quantizers = [q for value in node.outputs if (q := _only_quantizer(value)) is not None]
+    if (
+        codes is None
+        or len(quantizers) < len(node.outputs)
+        or any([*q.inputs[1:3]] != codes.params for q in quantizers)
+    ):
         return
-    if any(q is None or [*q.inputs[1:3]] != codes.params for q in quantizers):
-        return
-    floats = node.inputs[0]
     node.replace_input_with(0, codes.codes)
     for value, quantizer in zip(node.outputs, quantizers, strict=True):
-        assert quantizer is not None
         stand_for(value, quantizer.outputs[0])
         model.graph.remove(quantizer, safe=True)
     discard(floats)
@@ -119,7 +118,7 @@ def _dequantized(value: ir.Value | None) -> IntegerTensor | None:
 
 def _params(node: ir.Node) -> tuple[ir.Value, ir.Value | None]:
     """Scale and zero point of a Q or DQ node."""
-    return input_of(node, 1), node.inputs[2] if len(node.inputs) > 2 else None
+    return input_of(node, 1), optional_input(node, 2)
 
 
 def _only_quantizer(value: ir.Value) -> ir.Node | None:

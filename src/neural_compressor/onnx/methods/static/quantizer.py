@@ -14,16 +14,21 @@ from neural_compressor.onnx.graph.editor import GraphEditor
 from neural_compressor.onnx.graph.integer_tensors import ACTIVATIONS, EIGHT_BITS, STORED
 from neural_compressor.onnx.graph.normalise import normalise, opset
 from neural_compressor.onnx.graph.ops import CLIPS, OP_TYPES, PASS_ON, NodeInfo, quantizable_nodes, unquantizable_nodes
-from neural_compressor.onnx.graph.queries import array_of, at_node
+from neural_compressor.onnx.graph.queries import array_of, at_node, input_of
+from neural_compressor.onnx.methods.static.calibration import KnownRanges, tensor_params
 from neural_compressor.onnx.methods.static.corrections import BiasCorrection, correct_weights, watch
 from neural_compressor.onnx.methods.static.integer_race import IntegerRace
-from neural_compressor.onnx.methods.static.layout import Layout, lay_out
+from neural_compressor.onnx.methods.static.layout import Layout, QuantizedOp, lay_out
 from neural_compressor.onnx.methods.static.options import StaticOptions
-from neural_compressor.onnx.methods.static.params import KnownRanges, tensor_params
-from neural_compressor.onnx.methods.static.qdq import ConstantWriter, QDQWriter
+from neural_compressor.onnx.methods.static.qdq import QDQWriter, shield
 from neural_compressor.onnx.methods.static.qoperator import to_integer_ops
-from neural_compressor.onnx.methods.static.runtime_fusions import settle_summands, shield
-from neural_compressor.onnx.passes.simplify import OPSET_OF_HARD_SWISH, has_hard_swish, name_hard_swish, simplify
+from neural_compressor.onnx.passes.runtime_fusions import (
+    OPSET_OF_HARD_SWISH,
+    has_hard_swish,
+    name_hard_swish,
+    settle_summands,
+)
+from neural_compressor.onnx.passes.simplify import simplify
 from neural_compressor.onnx.runtime.data_reader import Samples
 from neural_compressor.onnx.runtime.op_race import current_race, known_shapes
 from neural_compressor.registry import close_matches
@@ -63,32 +68,24 @@ def quantize_static(
     if samples is not None and moments is not None:
         with _if_possible(options):
             correction = BiasCorrection(new, moments, samples, options.providers)
-    writer = QDQWriter(GraphEditor(new), options)
+    editor = GraphEditor(new)
     if options.weight_correction:
-        correct_weights(writer.editor, layout)
-    constants = ConstantWriter(writer, layout, params_of)
-    writer.activations(layout, params_of)
+        correct_weights(editor, layout)
+    writer = QDQWriter(editor, layout, params_of, options)
+    writer.write_activations()
     for op in layout.ops.values():
         with at_node(op.info.node.name):
-            constants.write(op)
+            writer.write_constants(op)
     if correction is not None:
         with _if_possible(options):
-            correction.apply(writer.editor)
+            correction.apply(editor)
     for op in layout.ops.values():
-        constants.write_bias(op)
+        writer.write_bias(op)
     if options.on_cpu:
-        shield(writer.editor)
+        shield(editor)
     if options.quant_format == "QOperator":
         to_integer_ops(new)
     return new
-
-
-def _race(model: ir.Model, samples: Samples | None, options: StaticOptions) -> IntegerRace | None:
-    """The race that decides what stays in float, where the model is for the CPU of this machine."""
-    race = current_race() if options.on_cpu else None
-    if race is None:
-        return None
-    return IntegerRace(race, known_shapes(model, {} if samples is None else samples.shapes()))
 
 
 @contextmanager
@@ -125,8 +122,15 @@ def _laid_out(model: ir.Model, plan: Plan, options: StaticOptions, samples: Samp
     name_hard_swish(editor)
     settle_summands(editor, by_name.keys())
     nodes = {name: info for (name, _), info in quantizable_nodes(new).items()}
-    planned = {info.node: (info, by_name[name]) for name, info in nodes.items() if name in by_name}
-    layout = lay_out(new, planned, kept_in_float(new, plan), options, _race(new, samples, options))
+    planned = {
+        info.node: QuantizedOp(info, by_name[name], {i: input_of(info.node, i) for i in info.activations})
+        for name, info in nodes.items()
+        if name in by_name
+    }
+    races = None
+    if options.on_cpu and (race := current_race()) is not None:
+        races = IntegerRace(race, known_shapes(new, {} if samples is None else samples.shapes()))
+    layout = lay_out(new, planned, kept_in_float(new, plan), options, races)
     gone = dict.fromkeys((key for key in schemes if key[0] not in nodes), _GONE)
     # A product may be a Gemm by now; the plan knows it as what it was.
     planned_as = {key[0]: key for key in schemes}
@@ -158,7 +162,7 @@ def kept_in_float(model: ir.Model, plan: Plan) -> set[ir.Node]:
 def is_wide(schemes: Mapping[OpKey, OpScheme]) -> bool:
     """Whether a type is among ``schemes`` that is not of eight bits."""
     tensors = (t for scheme in schemes.values() for t in (scheme.weight, scheme.activation) if t is not None)
-    return any(t.dtype.name in STORED.keys() - set(EIGHT_BITS) for t in tensors)
+    return any(t.dtype.name in STORED and t.dtype.name not in EIGHT_BITS for t in tensors)
 
 
 def _check_named(key: OpKey, known: set[OpKey], model: ir.Model) -> None:
@@ -183,7 +187,7 @@ def _check(info: NodeInfo, scheme: OpScheme, options: StaticOptions) -> None:
     if info.weight_index is not None:
         if scheme.weight is None:
             raise ConfigError("it has a weight, and the plan says nothing of it")
-        _check_tensor(scheme.weight, "a weight", EIGHT_BITS if eight_only else tuple(STORED))
+        _check_tensor(scheme.weight, "a weight", EIGHT_BITS if eight_only else STORED)
         if isinstance(scheme.weight.granularity, PerGroup):
             raise ConfigError("scales a group belong to weight-only quantization; use per_tensor or per_channel")
         if options.on_cpu and info.node.op_type == "Conv" and _has_zero_points(scheme):

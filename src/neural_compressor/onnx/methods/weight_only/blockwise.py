@@ -52,26 +52,11 @@ class BlockCodes:
         """The code of zero where there are no zero points."""
         return 1 << (self.bits - 1)
 
-    def packed(self) -> np.ndarray:
-        """Codes as bytes, each row by itself."""
-        return np.asarray(pack_bits(self.codes, self.bits))
-
-    def packed_blocks(self) -> np.ndarray:
-        """Codes as bytes (rows, blocks, bytes of a block), the last block filled up."""
-        rows, columns = self.codes.shape
-        blocks = self.scales.shape[1]
-        codes = np.pad(self.codes, ((0, 0), (0, blocks * self.block - columns)), constant_values=self.middle)
-        return np.asarray(pack_bits(codes, self.bits)).reshape(rows, blocks, self.block * self.bits // 8)
-
-    def packed_zeros(self) -> np.ndarray | None:
-        """Zero points as bytes, each row by itself."""
-        return None if self.zeros is None else np.asarray(pack_bits(self.zeros, self.bits))
-
 
 def block_codes(array: QuantizedArray | FloatZeroArray, widths: Sequence[int] = WIDTHS) -> BlockCodes:
     """``array`` (rows, columns), its groups cut into blocks where they are larger or of another size.
 
-    Codes take the first of ``widths`` bits that holds them.
+    Codes take the first of ``widths`` bits that holds them. Those of small floats stay as they are, and so do their groups.
 
     >>> from neural_compressor.dtypes import dtype
     >>> from neural_compressor.schemes import PerGroup, TensorScheme, quantize
@@ -80,11 +65,11 @@ def block_codes(array: QuantizedArray | FloatZeroArray, widths: Sequence[int] = 
     >>> found.bits, found.block, found.scales.shape, found.codes[0, 0]
     (4, 16, (1, 6), np.uint8(11))
     """
-    rows, columns = array.shape
-    kind = array.scheme.dtype
-    bits = next(width for width in widths if width >= kind.bits)
+    (rows, columns), kind = array.shape, array.scheme.dtype
     size = group_size(array.scheme, columns)
-    block = check_block(size, columns)
+    is_integer = runs_in_kernel(kind)
+    bits = next(width for width in widths if width >= kind.bits)
+    block = check_block(size, columns) if is_integer else size
     blocks = -(-columns // block)
 
     def by_block(parameter: Any) -> np.ndarray:
@@ -93,7 +78,7 @@ def block_codes(array: QuantizedArray | FloatZeroArray, widths: Sequence[int] = 
         repeated = np.repeat(table, blocks if size == columns else size // block, axis=1)[:, :blocks]
         return np.ascontiguousarray(np.broadcast_to(repeated, (rows, blocks)))
 
-    shift = 1 << (bits - 1) if kind.signed else 0
+    shift = 1 << (bits - 1) if is_integer and kind.signed else 0
     codes = np.asarray(array.codes).astype(np.uint8) + np.uint8(shift)
     scales = by_block(array.scale)
     if isinstance(array, FloatZeroArray):
@@ -121,95 +106,100 @@ def check_block(size: int, columns: int) -> int:
     return fitting[0]
 
 
-_SIGNED = {2: ir.DataType.INT2, 4: ir.DataType.INT4, 8: ir.DataType.INT8}
-_UNSIGNED = {2: ir.DataType.UINT2, 4: ir.DataType.UINT4, 8: ir.DataType.UINT8}
-
-
 @dataclass(frozen=True, eq=False)
 class StoredBlocks:
-    """A quantized matrix of ``shape`` (outputs, inputs) among the constants of a graph."""
+    """A quantized matrix among the constants of a graph."""
 
     codes: ir.Value
     scales: ir.Value
     zeros: ir.Value | None
     bits: int
     block: int
-    shape: tuple[int, int]
     offsets: ir.Value | None = None
 
 
 def widths(node: MatrixNode, quant_format: str) -> list[int]:
     """Bits that codes of the node's matrix may have, fewest first."""
     outputs, inputs = node.shape
-    if node.node.op_type == "Gather":
+    if node.is_table:
         # The runtime takes the width of an entry from its bytes.
         return [bits for bits in WIDTHS if inputs * bits % 8 == 0]
     # Fusing DequantizeLinear, ONNX Runtime 1.31 mixes up 2-bit codes unless a row of them fills whole bytes.
     return [bits for bits in WIDTHS if quant_format == "QOperator" or bits > 2 or outputs % 4 == 0]
 
 
-def store_for_operator(edit: GraphEditor, node: MatrixNode, blocks: BlockCodes) -> StoredBlocks:
-    """The constants of MatMulNBits, or of GatherBlockQuantized for a table."""
-    is_table = node.node.op_type == "Gather"
-    if is_table and blocks.offsets is not None:
+def store(edit: GraphEditor, node: MatrixNode, blocks: BlockCodes, kind: ir.DataType | None = None) -> StoredBlocks:
+    """The constants of a DequantizeLinear that gives the matrix as (inputs, outputs), with codes of ``kind``.
+
+    Without a kind those of MatMulNBits, or of GatherBlockQuantized for a table.
+    """
+    codes: np.ndarray | ir.TensorProtocol
+    zeros: np.ndarray | ir.TensorProtocol | None
+    scales, graph, name, to = blocks.scales, graph_of(node.weight), node.weight.name, node.dtype.numpy()
+    if kind is not None:
+        signed = kind.is_integer() and blocks.zeros is None
+        codes = _tensor((blocks.codes - np.uint8(blocks.middle) if signed else blocks.codes).T, kind)
+        zeros = None if blocks.zeros is None else _tensor(blocks.zeros.T, kind)
+        scales = np.ascontiguousarray(scales.T)
+    elif node.is_table and blocks.offsets is not None:
         raise ConfigError("tables that a Gather reads have integer zero points only; leave integer_zero at True")
-    codes = blocks.packed() if is_table else blocks.packed_blocks()
-    return _store(edit, node, blocks, codes, blocks.scales, blocks.packed_zeros())
+    else:
+        missing = 0 if node.is_table else scales.shape[1] * blocks.block - blocks.codes.shape[1]
+        filled = np.pad(blocks.codes, ((0, 0), (0, missing)), constant_values=blocks.middle)
+        packed = np.asarray(pack_bits(filled, blocks.bits))
+        codes = packed if node.is_table else packed.reshape(*scales.shape, -1)
+        zeros = None if blocks.zeros is None else np.asarray(pack_bits(blocks.zeros, blocks.bits))
+    offsets = None if blocks.offsets is None else np.ascontiguousarray(blocks.offsets.T.astype(to))
+    return StoredBlocks(
+        edit.weight(f"{name}_Q{blocks.bits}", codes, graph),
+        edit.weight(f"{name}_scales", scales.astype(to), graph),
+        None if zeros is None else edit.weight(f"{name}_zero_points", zeros, graph),
+        blocks.bits,
+        blocks.block,
+        None if offsets is None else edit.weight(f"{name}_offsets", offsets, graph),
+    )
 
 
-def store_for_dequantize(edit: GraphEditor, node: MatrixNode, blocks: BlockCodes) -> StoredBlocks:
-    """The constants of a DequantizeLinear that gives the matrix as (inputs, outputs)."""
-    kinds = _SIGNED if blocks.zeros is None else _UNSIGNED
-    codes = blocks.codes - np.uint8(blocks.middle) if blocks.zeros is None else blocks.codes
-    zeros = None if blocks.zeros is None else _tensor(blocks.zeros.T, blocks.bits, kinds[blocks.bits])
-    stored = _tensor(codes.T, blocks.bits, kinds[blocks.bits])
-    return _store(edit, node, blocks, stored, np.ascontiguousarray(blocks.scales.T), zeros)
+def _tensor(codes: np.ndarray, kind: ir.DataType) -> ir.TensorProtocol:
+    """Unsigned or two's complement codes as a tensor, packed where they are smaller than a byte."""
+    if kind.bitwidth == 8:
+        return ir.tensor(np.ascontiguousarray(codes).view(kind.numpy()))
+    return ir.PackedTensor(np.asarray(pack_bits(codes.reshape(-1), kind.bitwidth)), kind, shape=codes.shape)
 
 
-def store_small_floats(edit: GraphEditor, node: MatrixNode, array: QuantizedArray, kind: ir.DataType) -> StoredBlocks:
-    """The same for codes that are numbers of ``kind``, a float of 4 or 8 bits."""
-    (rows, columns), size = array.shape, group_size(array.scheme, array.shape[1])
-    scales = np.asarray(array.scale).reshape(-1, -(-columns // size))
-    if array.tensor_scale is not None:
-        scales = scales * np.asarray(array.tensor_scale)
-    scales = np.broadcast_to(scales, (rows, scales.shape[1]))
-    blocks = BlockCodes(np.asarray(array.codes).astype(np.uint8), scales, None, kind.bitwidth, size)
-    codes = _tensor(blocks.codes.T, kind.bitwidth, kind)
-    return _store(edit, node, blocks, codes, np.ascontiguousarray(scales.T), None)
-
-
-def add_matmul_nbits(
-    edit: GraphEditor, node: MatrixNode, x: ir.Value, stored: StoredBlocks, bias: ir.Value | None, level: int
+def add_product(
+    edit: GraphEditor,
+    node: MatrixNode,
+    x: ir.Value,
+    stored: StoredBlocks | ir.Value,
+    bias: ir.Value | None,
+    level: int | None = None,
 ) -> ir.Value:
-    """The product of ``x`` with the stored matrix, plus ``bias`` (outputs)."""
-    outputs, inputs = stored.shape
-    operands = [x, stored.codes, stored.scales, stored.zeros, None, bias]
-    while operands[-1] is None:
-        operands.pop()
-    attributes = {"K": inputs, "N": outputs, "bits": stored.bits, "block_size": stored.block, "accuracy_level": level}
-    return edit.insert(node.node, "MatMulNBits", operands, attributes, domain=MICROSOFT)[0]
+    """The product of ``x`` with the stored matrix, or with a float one (inputs, outputs), plus ``bias`` (outputs).
+
+    With a ``level`` of accuracy that is a MatMulNBits; otherwise standard operators, in the form that ONNX Runtime fuses.
+    """
+    if isinstance(stored, StoredBlocks) and level is not None:
+        operands = [x, stored.codes, stored.scales, stored.zeros, None, bias]
+        while operands[-1] is None:
+            operands.pop()
+        outputs, inputs = node.shape
+        sizes = {"K": inputs, "N": outputs, "bits": stored.bits, "block_size": stored.block, "accuracy_level": level}
+        product = edit.insert(node.node, "MatMulNBits", operands, sizes, domain=MICROSOFT)[0]
+    else:
+        weight = stored
+        if isinstance(weight, StoredBlocks):
+            operands = [weight.codes, weight.scales, *([] if weight.zeros is None else [weight.zeros])]
+            weight = edit.insert(node.node, "DequantizeLinear", operands, {"axis": 0, "block_size": weight.block})[0]
+            weight.type, weight.shape = ir.TensorType(node.dtype), ir.Shape(node.shape[::-1])
+        product = edit.insert(node.node, "MatMul", [x, weight])[0]
+        product = product if bias is None else edit.insert(node.node, "Add", [product, bias])[0]
+    return _with_offsets(edit, node, x, stored, product) if isinstance(stored, StoredBlocks) else product
 
 
-def add_dequantized_matmul(
-    edit: GraphEditor, node: MatrixNode, x: ir.Value, stored: StoredBlocks, bias: ir.Value | None
+def _with_offsets(
+    edit: GraphEditor, node: MatrixNode, x: ir.Value, stored: StoredBlocks, product: ir.Value
 ) -> ir.Value:
-    """The same in standard operators, in the form that ONNX Runtime fuses into MatMulNBits."""
-    operands = [stored.codes, stored.scales, *([] if stored.zeros is None else [stored.zeros])]
-    attributes = {"axis": 0, "block_size": stored.block}
-    weight = edit.insert(node.node, "DequantizeLinear", operands, attributes)[0]
-    weight.type, weight.shape = ir.TensorType(node.dtype), ir.Shape(stored.shape[::-1])
-    return add_float_matmul(edit, node, x, weight, bias)
-
-
-def add_float_matmul(
-    edit: GraphEditor, node: MatrixNode, x: ir.Value, weight: ir.Value, bias: ir.Value | None
-) -> ir.Value:
-    """The product of ``x`` with ``weight`` (inputs, outputs), plus ``bias`` (outputs)."""
-    product = edit.insert(node.node, "MatMul", [x, weight])[0]
-    return product if bias is None else edit.insert(node.node, "Add", [product, bias])[0]
-
-
-def add_offsets(edit: GraphEditor, node: MatrixNode, x: ir.Value, stored: StoredBlocks, product: ir.Value) -> ir.Value:
     """``product`` plus what the offsets of the blocks add: the sums of ``x`` over each block, times the offsets.
 
     MatMulNBits takes zero points that are no integers, but then its CPU kernel writes out the float weight at each call.
@@ -220,13 +210,13 @@ def add_offsets(edit: GraphEditor, node: MatrixNode, x: ir.Value, stored: Stored
         raise ConfigError(
             "the rank of its input is not known, which float zero points need; leave integer_zero at True"
         )
-    rank, graph, blocks = len(node.input.shape), graph_of(node.weight), -(-stored.shape[1] // stored.block)
+    rank, graph, blocks = len(node.input.shape), graph_of(node.weight), -(-node.shape[1] // stored.block)
 
     def insert(op_type: str, value: ir.Value, argument: list[int], **attributes: int) -> ir.Value:
         constant = edit.weight(f"{node.name}_{op_type}_argument", np.asarray(argument, np.int64), graph)
         return edit.insert(node.node, op_type, [value, constant], attributes)[0]
 
-    if missing := blocks * stored.block - stored.shape[1]:
+    if missing := blocks * stored.block - node.shape[1]:
         x = insert("Pad", x, [0] * (2 * rank - 1) + [missing])
     sums = insert("ReduceSum", insert("Reshape", x, [0] * (rank - 1) + [blocks, stored.block]), [-1], keepdims=0)
     return edit.insert(node.node, "Add", [product, edit.insert(node.node, "MatMul", [sums, stored.offsets])[0]])[0]
@@ -239,32 +229,3 @@ def add_gather(edit: GraphEditor, node: MatrixNode, stored: StoredBlocks | ir.Va
     operands = [stored.codes, node.input, stored.scales, *([] if stored.zeros is None else [stored.zeros])]
     attributes = {"bits": stored.bits, "block_size": stored.block, "gather_axis": 0, "quantize_axis": 1}
     return edit.insert(node.node, "GatherBlockQuantized", operands, attributes, domain=MICROSOFT)[0]
-
-
-def _store(
-    edit: GraphEditor,
-    node: MatrixNode,
-    blocks: BlockCodes,
-    codes: np.ndarray | ir.TensorProtocol,
-    scales: np.ndarray,
-    zeros: np.ndarray | ir.TensorProtocol | None,
-) -> StoredBlocks:
-    graph, name, kind = graph_of(node.weight), node.weight.name, node.dtype.numpy()
-    offsets = None if blocks.offsets is None else np.ascontiguousarray(blocks.offsets.T.astype(kind))
-    return StoredBlocks(
-        edit.weight(f"{name}_Q{blocks.bits}", codes, graph),
-        edit.weight(f"{name}_scales", scales.astype(kind), graph),
-        None if zeros is None else edit.weight(f"{name}_zero_points", zeros, graph),
-        blocks.bits,
-        blocks.block,
-        node.shape,
-        None if offsets is None else edit.weight(f"{name}_offsets", offsets, graph),
-    )
-
-
-def _tensor(codes: np.ndarray, bits: int, kind: ir.DataType) -> ir.TensorProtocol:
-    """Unsigned or two's complement codes as a tensor, packed where they are smaller than a byte."""
-    if bits == 8:
-        return ir.tensor(np.ascontiguousarray(codes).view(kind.numpy()))
-    packed = np.asarray(pack_bits(codes.reshape(-1), bits))
-    return ir.PackedTensor(packed, kind, shape=codes.shape)

@@ -84,7 +84,7 @@ def why_simulated(scheme: TensorScheme, quant_format: str, provider: str = "CPUE
 def onnx_float(kind: DType, provider: str) -> ir.DataType | None:
     """The type of ONNX whose codes stand for what those of ``kind`` do, where the provider dequantizes it."""
     for found, (opset, _) in _FLOATS.items():
-        if kind.bits != found.bitwidth or not np.array_equal(_values(kind.element_type), _onnx_values(found)):
+        if kind.bits != found.bitwidth or not np.array_equal(_values(kind.element_type), _values(found)):
             continue
         types = {"codes": found, "scale": ir.DataType.FLOAT}
         inputs = [ir.Value(name=name, type=ir.TensorType(each)) for name, each in types.items()]
@@ -115,7 +115,7 @@ class Decoder:
         """
         first, kind = consumers[0], array.scheme.dtype
         graph, name = graph_of(first.weight), str(first.weight.name)
-        is_table, to = first.node.op_type == "Gather", first.dtype
+        is_table, to = first.is_table, first.dtype
         if _stored_bytes(array) + _NODES >= math.prod(array.shape) * to.itemsize:
             floats = np.asarray(array.dequantize())
             floats = (floats if is_table else floats.T).astype(to.numpy())
@@ -126,11 +126,11 @@ class Decoder:
         (rows, columns), size = array.shape, group_size(array.scheme, array.shape[1])
         groups = -(-columns // size)
         codes = np.pad(np.asarray(array.codes), ((0, 0), (0, groups * size - columns)))
-        value = self._look_up(before, graph, f"{name}_{kind.name}", codes, kind.element_type, (rows, groups, size))
-        value = self._insert(before, "Mul", value, self._scales(before, graph, name, array, groups))
-        value = self._reshaped(before, graph, value, (rows, groups * size))
+        value = self._look_up(before, f"{name}_{kind.name}", codes, kind.element_type, (rows, groups, size))
+        value = self._insert(before, "Mul", value, self._scales(before, name, array, groups))
+        value = self._insert(before, "Reshape", value, [rows, groups * size])
         if groups * size > columns:
-            value = self._cut(before, graph, value, columns, axis=1)
+            value = self._insert(before, "Slice", value, [0], [columns], [1])
         if not is_table:
             value = self.edit.insert(before, "Transpose", [value], {"perm": [1, 0]})[0]
         if to != ir.DataType.FLOAT:
@@ -138,46 +138,39 @@ class Decoder:
         value.type, value.shape = ir.TensorType(to), ir.Shape(array.shape if is_table else array.shape[::-1])
         return value
 
-    def _scales(self, before: ir.Node, graph: ir.Graph, name: str, array: QuantizedArray, groups: int) -> ir.Value:
+    def _scales(self, before: ir.Node, name: str, array: QuantizedArray, groups: int) -> ir.Value:
         """Scales that go with values in (rows, groups, values of a group): as codes, too, where the type has some."""
         kind, scale = array.scheme.dtype.scale_type, np.asarray(array.scale).reshape(-1, groups, 1)
+        factor = None if array.tensor_scale is None else np.asarray(array.tensor_scale, np.float32)
         if kind is None:
-            whole = scale if array.tensor_scale is None else scale * np.asarray(array.tensor_scale)
-            return self.edit.weight(f"{name}_scales", whole.astype(np.float32), graph)
-        value = self._look_up(before, graph, f"{name}_scales", np.asarray(encode(scale, kind)), kind, scale.shape)
-        if array.tensor_scale is None:
+            whole = scale if factor is None else scale * factor
+            return self.edit.weight(f"{name}_scales", whole.astype(np.float32), graph_of(before))
+        value = self._look_up(before, f"{name}_scales", np.asarray(encode(scale, kind)), kind, scale.shape)
+        if factor is None:
             return value
-        factor = np.asarray(array.tensor_scale, np.float32)
-        return self._insert(before, "Mul", value, self.edit.weight(f"{name}_tensor_scale", factor, graph))
+        return self._insert(before, "Mul", value, self.edit.weight(f"{name}_tensor_scale", factor, graph_of(before)))
 
-    def _look_up(
-        self, before: ir.Node, graph: ir.Graph, name: str, codes: np.ndarray, kind: DType, shape: tuple[int, ...]
-    ) -> ir.Value:
+    def _look_up(self, before: ir.Node, name: str, codes: np.ndarray, kind: DType, shape: tuple[int, ...]) -> ir.Value:
         """The values of ``codes``, in ``shape``."""
+        graph = graph_of(before)
         if (graph, kind) not in self._tables:
             self._tables[graph, kind] = self.edit.weight(f"{kind.name}_values", _byte_values(kind), graph)
         packed = self.edit.weight(name, _packed(codes, kind), graph)
         places = self.edit.insert(before, "Cast", [packed], {"to": ir.DataType.INT32.value})[0]
         value = self._insert(before, "Gather", self._tables[graph, kind], places)
         if math.prod(shape) % _digits(kind):
-            value = self._reshaped(before, graph, value, (-1,))
-            value = self._cut(before, graph, value, math.prod(shape), axis=0)
-        return self._reshaped(before, graph, value, shape)
+            value = self._insert(before, "Reshape", value, [-1])
+            value = self._insert(before, "Slice", value, [0], [math.prod(shape)], [0])
+        return self._insert(before, "Reshape", value, list(shape))
 
-    def _reshaped(self, before: ir.Node, graph: ir.Graph, value: ir.Value, shape: tuple[int, ...]) -> ir.Value:
-        return self._insert(
-            before, "Reshape", value, self.edit.weight(f"{before.name}_shape", np.asarray(shape, np.int64), graph)
-        )
-
-    def _cut(self, before: ir.Node, graph: ir.Graph, value: ir.Value, count: int, axis: int) -> ir.Value:
-        """The first ``count`` along ``axis``."""
-        bounds = (
-            self.edit.weight(f"{before.name}_cut", np.asarray([each], np.int64), graph) for each in (0, count, axis)
-        )
-        return self._insert(before, "Slice", value, *bounds)
-
-    def _insert(self, before: ir.Node, op_type: str, *inputs: ir.Value) -> ir.Value:
-        return self.edit.insert(before, op_type, inputs)[0]
+    def _insert(self, before: ir.Node, op_type: str, *inputs: ir.Value | list[int]) -> ir.Value:
+        """The result of a new node ahead of ``before``; integers among its inputs become a constant."""
+        name = f"{before.name}_{'shape' if op_type == 'Reshape' else 'cut'}"
+        operands = [
+            self.edit.weight(name, np.asarray(each, np.int64), graph_of(before)) if isinstance(each, list) else each
+            for each in inputs
+        ]
+        return self.edit.insert(before, op_type, operands)[0]
 
 
 def _stored_bytes(array: QuantizedArray) -> int:
@@ -210,15 +203,10 @@ def _byte_values(kind: DType) -> np.ndarray:
     return _values(kind)[places]
 
 
-def _values(kind: DType) -> np.ndarray:
+def _values(kind: DType | ir.DataType) -> np.ndarray:
     """What the codes 0, 1, ... stand for; 0 for those that no number has."""
-    return _finite(np.asarray(kind.code_values, np.float32))
-
-
-def _onnx_values(kind: ir.DataType) -> np.ndarray:
-    codes = np.arange(1 << kind.bitwidth, dtype=np.uint8)
-    return _finite(codes.view(kind.numpy()).astype(np.float32))
-
-
-def _finite(values: np.ndarray) -> np.ndarray:
+    if isinstance(kind, ir.DataType):
+        values = np.arange(1 << kind.bitwidth, dtype=np.uint8).view(kind.numpy()).astype(np.float32)
+    else:
+        values = np.asarray(kind.code_values, np.float32)
     return np.where(np.isfinite(values), values, 0).astype(np.float32)

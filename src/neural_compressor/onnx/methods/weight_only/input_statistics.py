@@ -7,15 +7,15 @@ temporary folder, so that the next pass goes on from there and every block runs 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
 
 from neural_compressor.algorithms import InputStatistics
-from neural_compressor.errors import CalibrationError
+from neural_compressor.onnx.graph.queries import errors_at
 from neural_compressor.onnx.runtime.data_reader import Samples
 from neural_compressor.onnx.runtime.session import feeds, make_session, run_sample
 
@@ -67,9 +67,11 @@ class CalibrationPasses:
         for number, given in enumerate(self._given(model, runs)):
             values, *references = (each(given, number) for each in runs)
             for sources, statistics in gathered.items():
+                seen = [values, *(references if sources in compared else [])]
                 for source in sources:
-                    reference = references[0][source.value] if sources in compared else None
-                    _update(statistics, values[source.value], reference, source, number)
+                    arrays = [each[source.value] for each in seen]
+                    with errors_at(f"{source.value!r} in sample {number}"):
+                        statistics.update(*(array.T if source.transposed else array for array in arrays))
             self._count = number + 1
         self._quantized = run.next
         self.settled = frozenset() if run.next is None else run.next.before
@@ -77,12 +79,10 @@ class CalibrationPasses:
             self._floats = runs[1].next
         return gathered
 
-    def _given(self, model: ir.Model, runs: Sequence[_Run]) -> Iterator[Arrays]:
+    def _given(self, model: ir.Model, runs: Sequence[_Run]) -> Iterable[Arrays]:
         if all(run.start is not None for run in runs):
-            yield from ({} for _ in range(self._count))
-            return
-        for number, sample in enumerate(self.samples):
-            yield feeds(model, sample, number)
+            return ({} for _ in range(self._count))
+        return (feeds(model, sample, number) for number, sample in enumerate(self.samples))
 
 
 @dataclass
@@ -92,7 +92,7 @@ class _Cut:
     names: list[str]
     before: frozenset[str]
     folder: Path
-    whole: bool = field(default=True)
+    whole: bool = True
 
     @classmethod
     def behind(cls, model: ir.Model, done: Collection[str], folder: Path) -> _Cut | None:
@@ -173,17 +173,6 @@ class _Run:
     def next(self) -> _Cut | None:
         """Where the next pass begins."""
         return self._new if self._new is not None and self._new.whole else self.start
-
-
-def _update(
-    statistics: InputStatistics, array: np.ndarray, reference: np.ndarray | None, source: Source, number: int
-) -> None:
-    if source.transposed:
-        array, reference = array.T, None if reference is None else reference.T
-    try:
-        statistics.update(array, reference)
-    except CalibrationError as error:
-        raise CalibrationError(f"{source.value!r} in sample {number}: {error}") from error
 
 
 def _part(model: ir.Model, inputs: Sequence[str], outputs: Sequence[str]) -> ir.Model:

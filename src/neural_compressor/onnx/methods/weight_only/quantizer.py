@@ -2,28 +2,40 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
 from neural_compressor.algorithms import FloatZeroArray, InputStatistics, LayerResult, ScarceData
-from neural_compressor.errors import CalibrationError
+from neural_compressor.errors import CalibrationError, ConfigError, QuantizationError
 from neural_compressor.onnx.files.scratch import scratch_folder
+from neural_compressor.onnx.graph.blocks import Block, blocks_of_layers
 from neural_compressor.onnx.graph.editor import GraphEditor
 from neural_compressor.onnx.graph.matrix_nodes import (
+    MATRIX_OPS,
     MatrixNode,
     added_terms,
+    left_in_float,
     upright_input,
+    weight_only_nodes,
 )
 from neural_compressor.onnx.graph.normalise import raise_opset
 from neural_compressor.onnx.graph.queries import at_node
-from neural_compressor.onnx.methods.weight_only import blockwise as nodes
-from neural_compressor.onnx.methods.weight_only.blockwise import StoredBlocks, block_codes, runs_in_kernel
+from neural_compressor.onnx.methods.weight_only.blockwise import (
+    StoredBlocks,
+    add_gather,
+    add_product,
+    block_codes,
+    runs_in_kernel,
+    store,
+    widths,
+)
 from neural_compressor.onnx.methods.weight_only.decoded import Decoder, check_weight, dequantizer_versions, onnx_float
-from neural_compressor.onnx.methods.weight_only.groups import WeightGroup, in_blocks, in_portions, weight_groups
-from neural_compressor.onnx.methods.weight_only.input_statistics import CalibrationPasses, Sources
+from neural_compressor.onnx.methods.weight_only.input_statistics import CalibrationPasses, Source, Sources
 from neural_compressor.onnx.methods.weight_only.method import (
     WeightOnlyOptions,
     check_weight_only,
@@ -35,6 +47,7 @@ from neural_compressor.onnx.methods.weight_only.method import (
 )
 from neural_compressor.onnx.passes.scale_folding import Channels, apply_folds, find_folds
 from neural_compressor.onnx.runtime.data_reader import Samples
+from neural_compressor.registry import close_matches
 from neural_compressor.schemes import OpScheme, QuantizedArray
 
 logger = logging.getLogger("neural_compressor")
@@ -89,14 +102,13 @@ class _Quantization:
     ) -> None:
         self.float_model, self.model, self.passes = model, model.clone(), passes
         self.options = options
-        self.edit = GraphEditor(self.model)
-        self.groups = weight_groups(self.model, schemes)
+        self.edit, self._given = GraphEditor(self.model), set(self.model.graph.all_nodes())
+        self.groups = _weight_groups(self.model, schemes)
         self.layer_wise = any(method_of(scheme).options.get("layer_wise") for scheme in schemes.values())
         self.decoder = Decoder(self.edit)
         self.scarce = ScarceData()
         # Data that later nodes are calibrated on goes through these, in float32 as in other frameworks.
         self._level = options.level if passes is None else _FLOAT32_INPUTS
-        self._products: list[ir.Node] = []
         self._waiting = {node.node for group in self.groups for node in group.nodes}
         for node, scheme in ((node, group.scheme) for group in self.groups for node in group.nodes):
             with at_node(node.name):
@@ -106,7 +118,7 @@ class _Quantization:
         """The quantized model."""
         seen_by, done = self.float_model, set[str]()
         for number, together in enumerate(self._measured_together()):
-            portions = list(in_portions(together, self.options.hessian_bytes))
+            portions = list(_portions(together, self.options.hessian_bytes))
             if number:
                 seen_by = self.model if len(portions) == 1 else self.model.clone()
             outputs = {str(node.node.outputs[0].name) for group in together for node in group.nodes}
@@ -118,13 +130,15 @@ class _Quantization:
                         self._quantize(group, seen.get(group.sources))
             done |= outputs
         self.scarce.warn()
-        for product in self._products:
-            product.attributes.add(ir.AttrInt64("accuracy_level", self.options.level))
+        for node in self.model.graph.all_nodes():
+            if node.op_type == "MatMulNBits" and node not in self._given:
+                node.attributes.add(ir.AttrInt64("accuracy_level", self.options.level))
         return self.model
 
     def _measured_together(self) -> list[list[WeightGroup]]:
         """Groups calibrated on the same model: with all that come before them quantized, and none of their own."""
-        apart = [[group] for group in self.groups] if self.layer_wise else in_blocks(self.groups)
+        by_block = itertools.groupby(self.groups, lambda group: group.block)
+        apart = [[group] for group in self.groups] if self.layer_wise else [list(run) for _, run in by_block]
         calibrated = sum(any(group.sources for group in together) for together in apart)
         if self.passes is None or calibrated < 2 or self.passes.samples.repeats():
             return apart
@@ -168,7 +182,7 @@ class _Quantization:
         changed: dict[tuple[ir.Value, bool], ir.Value] = {}
         for node in group.nodes:
             key = (node.input, node.input_transposed)
-            if key in changed or node.node.op_type == "Gather":
+            if key in changed or node.is_table:
                 continue
             changed[key] = upright_input(self.edit, node)
             if result.input_scale is not None and not self._folded(node, group, result.input_scale):
@@ -195,21 +209,14 @@ class _Quantization:
     ) -> None:
         edit, stored = self.edit, self._stored(consumers, result.array)
         for node in consumers:
+            if node.is_table:
+                edit.replace(node.node, [add_gather(edit, node, stored)])
+                continue
             # Asked for now, because a node that shares the weight may have made it, and been replaced.
             x = inputs.get(node.node, node.input)
-            if node.node.op_type == "Gather":
-                edit.replace(node.node, [nodes.add_gather(edit, node, stored)])
-                continue
             vector, rest = added_terms(edit, node)
-            if isinstance(stored, ir.Value):
-                product = nodes.add_float_matmul(edit, node, x, stored, vector)
-            elif self.options.quant_format == "QOperator":
-                product = nodes.add_matmul_nbits(edit, node, x, stored, vector, self._level)
-                self._products += filter(None, [product.producer()])
-            else:
-                product = nodes.add_dequantized_matmul(edit, node, x, stored, vector)
-            if isinstance(stored, StoredBlocks):
-                product = nodes.add_offsets(edit, node, x, stored, product)
+            level = self._level if self.options.quant_format == "QOperator" else None
+            product = add_product(edit, node, x, stored, vector, level)
             if rest is not None:
                 product = edit.insert(node.node, "Add", [product, rest])[0]
             edit.replace(node.node, [product])
@@ -218,13 +225,95 @@ class _Quantization:
         self, consumers: Sequence[MatrixNode], array: QuantizedArray | FloatZeroArray
     ) -> StoredBlocks | ir.Value:
         """The constants of the kernel that takes the weight, or else the weight in float, made of constants."""
-        edit, first, quant_format, kind = self.edit, consumers[0], self.options.quant_format, array.scheme.dtype
-        as_operator = first.node.op_type == "Gather" or quant_format == "QOperator"
+        first, quant_format, kind = consumers[0], self.options.quant_format, array.scheme.dtype
+        as_operator = first.is_table or quant_format == "QOperator"
         if runs_in_kernel(kind):
-            blocks = block_codes(array, nodes.widths(first, quant_format))
-            return (nodes.store_for_operator if as_operator else nodes.store_for_dequantize)(edit, first, blocks)
+            blocks = block_codes(array, widths(first, quant_format))
+            stored = ir.DataType[f"{'INT' if blocks.zeros is None else 'UINT'}{blocks.bits}"]
+            return store(self.edit, first, blocks, None if as_operator else stored)
         assert isinstance(array, QuantizedArray)
         small_float = None if as_operator else onnx_float(kind, self.options.providers[0])
         if small_float is None:
             return self.decoder.decoded(consumers, array)
-        return nodes.store_small_floats(edit, first, array, small_float)
+        return store(self.edit, first, block_codes(array, [kind.bits]), small_float)
+
+
+@dataclass(frozen=True, eq=False)
+class WeightGroup:
+    """Weights quantized as one; each is the list of nodes that read it, since a weight shared by nodes stays shared.
+
+    All of ``sources`` reach every weight of the group. There are none where the algorithm needs no data, and then the
+    group is one weight.
+    """
+
+    scheme: OpScheme
+    weights: tuple[tuple[MatrixNode, ...], ...]
+    sources: Sources = ()
+    block: Block | None = None
+    """The repeated block of the model that the first node is in."""
+
+    @property
+    def nodes(self) -> list[MatrixNode]:
+        """All nodes of the group."""
+        return [node for consumers in self.weights for node in consumers]
+
+    @property
+    def hessian_bytes(self) -> int:
+        """What the statistics of its inputs take, twice that where they are compared with the float model's."""
+        squares = 2 if corrects_upstream(self.scheme) and self.block is not None else 1
+        return squares * 4 * self.weights[0][0].shape[1] ** 2 if self.sources else 0
+
+
+def _weight_groups(model: ir.Model, schemes: Mapping[str, OpScheme]) -> list[WeightGroup]:
+    """The groups that ``schemes`` make of the nodes they name, in the order of each group's first node."""
+    known = weight_only_nodes(model)
+    for name in (name for name in schemes if name not in known):
+        if (reason := left_in_float(model).get(name)) is not None:
+            raise QuantizationError(f"the weight of node {name!r} cannot be quantized: {reason}")
+        raise ConfigError(f"no {', '.join(MATRIX_OPS)} node is called {name!r}; {close_matches(name, known)}")
+    by_weight: dict[tuple[object, ...], list[MatrixNode]] = {}
+    for name, node in known.items():
+        if name in schemes:
+            key = (id(node.weight), node.transposed, node.factor, node.is_table, schemes[name])
+            by_weight.setdefault(key, []).append(node)
+    groups: dict[tuple[OpScheme, Sources, int], list[tuple[MatrixNode, ...]]] = {}
+    for nodes in by_weight.values():
+        scheme = schemes[nodes[0].name]
+        sources = _sources(model, nodes, scheme)
+        groups.setdefault((scheme, sources, 0 if sources else id(nodes)), []).append(tuple(nodes))
+    first = (weights[0][0] for weights in groups.values())
+    places = blocks_of_layers({node.name: node.weight.name or "" for node in first})
+    return [
+        WeightGroup(scheme, tuple(weights), sources, places.get(weights[0][0].name))
+        for (scheme, sources, _), weights in groups.items()
+    ]
+
+
+def _portions(groups: Sequence[WeightGroup], most_bytes: int) -> Iterator[list[WeightGroup]]:
+    """Runs of ``groups`` whose statistics together take at most ``most_bytes``, or one group that takes more."""
+    portion: list[WeightGroup] = []
+    held: dict[Sources, int] = {}
+    for group in groups:
+        own = {group.sources: group.hessian_bytes}
+        if portion and sum((held | own).values()) > most_bytes:
+            yield portion
+            portion, held = [], {}
+        portion.append(group)
+        held |= own
+    if portion:
+        yield portion
+
+
+def _sources(model: ir.Model, nodes: Sequence[MatrixNode], scheme: OpScheme) -> Sources:
+    if not needs_data(scheme):
+        return ()
+    for node in nodes:
+        if node.is_table or node.node.graph is not model.graph:
+            what = "looks entries up" if node.is_table else "is in the body of an If, Loop or Scan"
+            with at_node(node.name):
+                raise ConfigError(
+                    f"it {what}, so that {method_of(scheme).name} cannot see what its weight is multiplied with; "
+                    "use rtn or hqq"
+                )
+    found = {Source(node.input.name or "", node.input_transposed) for node in nodes}
+    return tuple(sorted(found))

@@ -15,7 +15,7 @@ from neural_compressor.dtypes import dtype
 from neural_compressor.errors import ConfigError, QuantizationError
 from neural_compressor.onnx.files.model_file import read_model
 from neural_compressor.onnx.graph.normalise import normalise
-from neural_compressor.onnx.methods.dynamic.quantizer import dynamic_nodes, quantize_dynamic
+from neural_compressor.onnx.methods.dynamic import dynamic_nodes, quantize_dynamic
 from neural_compressor.onnx.runtime.session import make_session
 from neural_compressor.schemes import (
     PER_CHANNEL,

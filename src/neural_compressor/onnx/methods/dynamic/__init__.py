@@ -1,1 +1,0 @@
-"""Integers whose ranges are taken while the model runs."""

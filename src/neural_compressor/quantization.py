@@ -20,6 +20,17 @@ from neural_compressor.tuning.loop import tune
 from neural_compressor.tuning.result import TuningResult
 from neural_compressor.tuning.workspace import writable_folder
 
+_PACKED = {
+    **dict.fromkeys(("qweight_config_path", "gptq_config_path"), "None"),
+    "enable_full_range": "False",
+    "compression_dtype": "torch.int32",
+    "compression_dim": "1",
+    "scale_dtype": "torch.float32",
+    "device": "cpu",
+    "use_optimum_format": "True",
+}
+"""The options of ``export_compressed_model`` elsewhere, with the values that they have when they are left out."""
+
 
 class QuantizedModel(Model):
     """A quantized model with the evidence of how it was found."""
@@ -39,10 +50,10 @@ class QuantizedModel(Model):
         return {} if self.result.best is None else self.result.best.plan.to_tune_cfg()
 
     def export_compressed_model(self, **options: Any) -> Any:
-        """The framework's model: its weights are packed already."""
-        if options:
+        """The framework's model: its weights are packed already. ``options`` may say what they are without."""
+        if other := [name for name, value in options.items() if _PACKED.get(name, "") != str(value)]:
             raise ConfigError(
-                f"export_compressed_model: got {', '.join(options)}; weights are packed as kernels here read them. For the "
+                f"export_compressed_model: got {', '.join(other)}; weights are packed as kernels here read them. For the "
                 "layouts of other programs use neural_compressor.torch.quantization.save(model, folder, "
                 "format='huggingface', layout='gptq')"
             )

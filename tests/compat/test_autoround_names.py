@@ -28,32 +28,29 @@ def quantized(**fields):
 
 
 OTHERS = {
-    "tokenizer": object(),
-    "dataset": "NeelNanda/pile-10k",
-    "export_format": "auto_gptq",
-    "output_dir": "./temp_auto_round",
-    "reloading": False,
+    "reloading": 1,
     "model_free": True,
     "target_bits": 5,
     "options": ("MXFP4", "MXFP8"),
     "shared_layers": [["q", "k"]],
-    "static_kv_dtype": "fp8",
     "static_attention_dtype": "fp8",
-    "device_map": "auto",
+    "device_map": "0",
     "device": "cuda",
-    "enable_torch_compile": True,
     "nblocks": 2,
     "sampler": "iter",
     "lr_scheduler": object(),
-    "disable_opt_rtn": True,
+    "disable_opt_rtn": 1,
     "dynamic_max_gap": 5,
+    "scale_dtype": "fp16",
+    "enable_norm_bias_tuning": True,
+    "enable_alg_ext": True,
     "super_bits": 6,
     "super_group_size": 8,
     "processor": object(),
     "image_processor": object(),
     "template": "x",
     "extra_data_dir": "x",
-    "truncation": True,
+    "truncation": "longest",
     "is_mllm": True,
     "quant_nontext_module": True,
     "to_quant_block_names": ["a"],
@@ -73,9 +70,15 @@ def test_what_asks_for_something_else_is_refused_and_what_does_not_is_taken(name
     for value in admitted:
         assert AutoRoundConfig(**{name: value}).identity == AutoRoundConfig().identity
     with pytest.raises(ConfigError) as error:
-        AutoRoundConfig(**{name: OTHERS[name]})
+        AutoRoundConfig(**{name: OTHERS[name], "iters": 0})
     assert f"AutoRoundConfig.{name}" in str(error.value)
     assert reason in str(error.value)
+
+
+def test_what_only_changes_the_speed_is_taken(caplog):
+    assert AutoRoundConfig(enable_torch_compile=True).identity == AutoRoundConfig().identity
+    assert "not compiled" in caplog.text
+    assert AutoRoundConfig(disable_opt_rtn=True).identity == AutoRoundConfig().identity  # it is about iters=0
 
 
 def test_layers_of_their_own():

@@ -2,6 +2,7 @@
 
 import pytest
 
+from neural_compressor.config import PostTrainingQuantConfig
 from neural_compressor.config.recipes import RECIPES, with_recipes
 from neural_compressor.dtypes import dtype
 from neural_compressor.errors import ConfigError
@@ -50,6 +51,18 @@ def test_a_level_is_one_of_the_same_pass():
         ({"gptq_args": {"act_order": True, "mse": False}}, "gptq", {"act_order": True, "search": None}),
         ({"gptq_args": {"correct_upstream": False}}, "gptq", {"upstream": False}),
         ({"awq_args": {"enable_mse_search": False}}, "awq", {"auto_clip": False}),
+        (
+            {"rtn_args": {"enable_mse_search": True, "enable_full_range": False}},
+            "rtn",
+            {"search": "mse", "full_range": False},
+        ),
+        ({"rtn_args": {"enable_full_range": True}}, "rtn", {}),
+        ({"gptq_args": {"use_max_length": False, "pad_max_length": 64}}, "gptq", {"seqlen": 64}),
+        (
+            {"autoround_args": {"n_samples": 4, "seq_len": 8, "not_use_best_mse": True, "enable_quanted_input": False}},
+            "autoround",
+            {"nsamples": 4, "seqlen": 8, "keep_best": False, "quantized_input": False},
+        ),
         ({"layer_wise_quant": True}, "awq", {"layer_wise": True}),
     ],
 )
@@ -68,7 +81,13 @@ def test_what_a_plan_says_of_a_method_stays():
 
 
 def test_an_argument_that_is_unknown_is_an_error():
-    with pytest.raises(ConfigError, match=r"rtn_args has no 'percdamp'.*full_range.*mse, nsamples"):
+    with pytest.raises(ConfigError, match=r"rtn_args has no 'percdamp'.*full_range.*mse, n_samples, nsamples"):
         with_recipes(Plan(), {"rtn_args": {"percdamp": 1}})
     with pytest.raises(ConfigError, match=r"gptq_args: .*percdamp: got 7"):
         with_recipes(Plan(), {"gptq_args": {"percdamp": 7}})
+    with pytest.raises(ConfigError, match=r"gptq_args: use_max_length=True leaves out"):
+        with_recipes(Plan(), {"gptq_args": {"use_max_length": True}})
+
+
+def test_arguments_that_were_not_given_are_none():
+    assert PostTrainingQuantConfig().recipes["rtn_args"] == {}

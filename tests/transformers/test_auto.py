@@ -2,8 +2,11 @@
 
 import pytest
 import torch
+from torch import nn
 
 from neural_compressor.errors import CalibrationError, ConfigError
+from neural_compressor.torch import quantization as torch_quantization
+from neural_compressor.torch.modules import QuantModule
 
 transformers = pytest.importorskip("transformers", reason="the transformers extra is not installed")
 
@@ -109,8 +112,8 @@ def test_weights_are_read_when_their_turn_comes(folder, monkeypatch):
         AutoModelForCausalLM.from_pretrained(folder, quantization_config=config, attn_implementation="eager")
 
 
-def test_a_model_of_images_and_text(tmp_path):
-    from neural_compressor.transformers import LlavaForConditionalGeneration, RtnConfig
+def test_a_model_of_images_and_text(tmp_path, caplog):
+    from neural_compressor.transformers import AutoModelForCausalLM, LlavaForConditionalGeneration, RtnConfig
 
     torch.manual_seed(0)
     layers = {"num_hidden_layers": 2, "num_attention_heads": 2}
@@ -122,8 +125,23 @@ def test_a_model_of_images_and_text(tmp_path):
     quantized = RtnConfig(bits=4, group_size=32)
     model = LlavaForConditionalGeneration.from_pretrained(tmp_path / "float", quantization_config=quantized)
     assert isinstance(model, transformers.LlavaForConditionalGeneration)
+    assert "layers stay in float, as they read images (model.multi_modal_projector, model.vision_tower)" in caplog.text
+    assert type(model.model.language_model.layers[0].mlp.up_proj).__name__ == "WeightOnlyLinear"
+    images = model.model.vision_tower, model.model.multi_modal_projector
+    assert not any(isinstance(each, QuantModule) for part in images for each in part.modules())
     model.save_pretrained(tmp_path / "int4")
     again = LlavaForConditionalGeneration.from_pretrained(tmp_path / "int4")
     ids = torch.tensor([[1, 2, 3]])
     with torch.no_grad():
         torch.testing.assert_close(again(input_ids=ids).logits, model(input_ids=ids).logits, rtol=0.02, atol=0.02)
+    every = RtnConfig(bits=4, group_size=32, quant_nontext_module=True)
+    model = LlavaForConditionalGeneration.from_pretrained(tmp_path / "float", quantization_config=every)
+    assert isinstance(model.model.multi_modal_projector.linear_1, QuantModule)
+    own = torch_quantization.RTNConfig(group_size=32, use_layer_wise=False).set_local(
+        "model.multi_modal_projector.linear_1", torch_quantization.RTNConfig(bits=8, group_size=32)
+    )
+    model = LlavaForConditionalGeneration.from_pretrained(tmp_path / "float", quantization_config=own)
+    assert model.model.multi_modal_projector.linear_1.scheme.weight.dtype.name == "int8"
+    assert isinstance(model.model.multi_modal_projector.linear_2, nn.Linear)
+    with pytest.raises(ConfigError, match="read text alone"):
+        AutoModelForCausalLM.from_pretrained(tmp_path / "float", quantization_config=every)

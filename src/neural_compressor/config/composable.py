@@ -152,7 +152,8 @@ class ComposableConfig(ConfigQueries):
     def identity(self) -> str:
         values = self._values() if self.spans else self._distinct(self._values())
         rules = [[rule.selector.to_plain(), rule.config.identity] for rule in self.local]
-        return json.dumps([f"{self.framework}.{self.name}", plain(values), self._plain_white_list(), rules])
+        parts = [f"{self.framework}.{self.name}", plain(values), self._plain_white_list(), rules]
+        return json.dumps(parts, default=repr)
 
     def expand(self) -> list[Self]:
         """The single configurations of the space: all combinations in the order of the fields, the last field varying

@@ -24,12 +24,26 @@ def searched(value: bool) -> dict[str, Any]:
     return {"search": "mse" if value else None}
 
 
+def _whole_samples(value: Any) -> dict[str, Any]:
+    """No option: samples are taken as they come, cut at ``pad_max_length`` where that is given."""
+    if value:
+        raise ConfigError("use_max_length=True leaves out shorter samples; give calibration data without them")
+    return {"seqlen": None} if value is None else {}  # None asks what it is about
+
+
 RECIPE_OPTIONS: OptionTable = {
     "mse": searched,
     "actorder": "act_order",
     "correct_upstream": "upstream",
     "enable_auto_scale": "auto_scale",
-    "enable_mse_search": "auto_clip",
+    "enable_mse_search": lambda value: {"auto_clip": value, "clip": value, **searched(value)},
+    "enable_full_range": lambda value: {"full_range": None if value else False},
+    "n_samples": "nsamples",
+    "seq_len": "seqlen",
+    "pad_max_length": "seqlen",
+    "use_max_length": _whole_samples,
+    "enable_quanted_input": "quantized_input",
+    "not_use_best_mse": lambda value: {"keep_best": not value},
 }
 """The names in the recipes ``rtn_args``, ``gptq_args`` and so on of the 2.x API."""
 

@@ -53,7 +53,7 @@ class Recipes(dict[str, Any]):
     """
 
     def __missing__(self, name: str) -> Any:
-        return copy.copy(RECIPES[name])
+        return {} if method_named(name) is not None else copy.copy(RECIPES[name])
 
 
 def known_recipes(value: Any) -> Recipes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,17 @@ from typing import Any
 import torch
 from torch import nn
 
+from neural_compressor.config.composed import sum_of
 from neural_compressor.errors import CalibrationError, ConfigError, QuantizationError
 from neural_compressor.torch.files.huggingface import empty_model, transformers_module
 from neural_compressor.torch.modules import WeightOnlyLinear
-from neural_compressor.torch.quantization import load, quantize, save
+from neural_compressor.torch.quantization import RTNConfig, load, quantize, save
 from neural_compressor.torch.quantization.saving import is_quantized_folder
-from neural_compressor.transformers.calibration_data import calls_for
+from neural_compressor.torch.quantization.texts import calls_from
+from neural_compressor.torch.structure.ops import find_ops
+from neural_compressor.transformers.config import CalibratedConfig
+
+logger = logging.getLogger("neural_compressor")
 
 _PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -23,6 +29,8 @@ class _QuantizingAuto:
     """A transformers auto class whose ``from_pretrained`` takes a ``quantization_config`` of ours."""
 
     name = ""
+    #: Whether its models read images besides text.
+    multimodal = False
 
     @classmethod
     def from_pretrained(
@@ -49,9 +57,13 @@ class _QuantizingAuto:
             return getattr(transformers_module(), cls.name).from_pretrained(folder, *args, **kwargs)
         convert = getattr(quantization_config, "to_torch_config", None)
         config = convert() if callable(convert) else quantization_config
-        if calibration is None and getattr(quantization_config, "dataset", None) is not None:
+        with_images = getattr(quantization_config, "quant_nontext_module", False)
+        if with_images and not cls.multimodal:
+            raise ConfigError(f"quant_nontext_module: models of {cls.__name__} read text alone; leave it out")
+        names_data = getattr(quantization_config, "dataset", None) is not None
+        if calibration is None and names_data and isinstance(quantization_config, CalibratedConfig):
             calibration = _dataset(quantization_config, folder)
-        if any(part.needs_calibration for part in config.parts) and calibration is None:
+        if any(part.needs_calibration for part in config.parts) and calibration is None and not names_data:
             raise CalibrationError(
                 f"{type(quantization_config).__name__} needs data: pass calibration=batches, or a function of the model, or "
                 "give the config a dataset"
@@ -61,6 +73,8 @@ class _QuantizingAuto:
             config.model_path = config.model_path or str(folder)
         else:
             model = getattr(transformers_module(), cls.name).from_pretrained(folder, *args, **kwargs).eval()
+        if cls.multimodal and not with_images:
+            config = leaving_images_in_float(model, config)
         model = quantize(model, config, run_fn=_runner(calibration))
         if (scales := getattr(quantization_config, "scale_dtype", None)) is not None:
             hold_scales_in(model, _PRECISIONS[scales])
@@ -79,10 +93,30 @@ class _QuantizingAuto:
         return empty_model(folder, dtype, getattr(transformers_module(), cls.name))
 
 
-def _dataset(config: Any, folder: Path) -> Callable[[Any], Any]:
+def leaving_images_in_float(model: nn.Module, config: Any) -> Any:
+    """``config`` with rules first that leave what is outside the text model, and is not its head, in float."""
+    text, head = model.get_decoder(), model.get_output_embeddings()  # type: ignore[operator]
+    inside = {id(module) for module in text.modules()} | {id(head)}
+    names = [name for name, _ in find_ops(model)[0] if id(model.get_submodule(name)) not in inside]
+    if not names:
+        return config
+    parts = sorted({".".join(name.split(".")[:2]) for name in names})
+    logger.warning(
+        "%d layers stay in float, as they read images (%s); quant_nontext_module=True quantizes them, and so does a rule "
+        "that speaks of them",
+        len(names),
+        ", ".join(parts),
+    )
+    first = config.parts[0]
+    rules = RTNConfig(white_list=()).set_local(names, RTNConfig(dtype="fp32")).local
+    return sum_of((first.model_copy(update={"local": (*rules, *first.local)}), *config.parts[1:]))
+
+
+def _dataset(config: CalibratedConfig, folder: Path) -> Callable[[Any], Any]:
     @torch.no_grad()
     def run(model: Any) -> None:
-        for args, kwargs in calls_for(config, folder):
+        sizes = {"nsamples": config.n_samples, "seqlen": config.seq_len, "batch_size": config.batch_size}
+        for args, kwargs in calls_from(config.dataset, config.tokenizer, folder, **sizes):
             model(*args, **kwargs)
 
     return run
@@ -163,19 +197,25 @@ class AutoModel(_QuantizingAuto):
     name = "AutoModel"
 
 
-class Qwen2VLForConditionalGeneration(_QuantizingAuto):
+class _Multimodal(_QuantizingAuto):
+    """Images and text: what reads images stays in float."""
+
+    multimodal = True
+
+
+class Qwen2VLForConditionalGeneration(_Multimodal):
     """Qwen2-VL, images and text."""
 
     name = "Qwen2VLForConditionalGeneration"
 
 
-class MllamaForConditionalGeneration(_QuantizingAuto):
+class MllamaForConditionalGeneration(_Multimodal):
     """Llama 3.2 with images."""
 
     name = "MllamaForConditionalGeneration"
 
 
-class LlavaForConditionalGeneration(_QuantizingAuto):
+class LlavaForConditionalGeneration(_Multimodal):
     """LLaVA, images and text."""
 
     name = "LlavaForConditionalGeneration"

@@ -65,6 +65,7 @@ class PretrainedQuantConfig(ConfigModel):
     that what stays in float is cast to once the model is quantized, ``scale_dtype`` the one that scales are rounded to;
     None leaves them as they come.
     ``modules_to_not_convert`` names modules that stay in float with all that is in them, by the end of their name.
+    ``quant_nontext_module`` has the layers quantized that read images, in models that do.
     """
 
     quant_method: ClassVar[str]
@@ -78,6 +79,7 @@ class PretrainedQuantConfig(ConfigModel):
     scale_dtype: Precision = None
     quant_lm_head: Flag = False
     modules_to_not_convert: Names = Field(default_factory=list)
+    quant_nontext_module: Flag = False
 
     def __init__(self, **values: Any) -> None:
         fields = type(self).model_fields

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from neural_compressor.transformers.calibration_data import calls_for
-from neural_compressor.transformers.config import AutoRoundConfig
+from neural_compressor.torch.quantization.texts import calls_from
 
 
 def text_batches(
@@ -20,8 +18,8 @@ def text_batches(
     ``dataset`` is a text file, a list of texts or batches; the name of a data set to download is an error that says so.
     Batches of ids are dicts with ``input_ids`` and ``attention_mask``, as ``model(**batch)`` takes them.
     """
-    config = AutoRoundConfig(tokenizer=tokenizer, dataset=dataset, seq_len=seqlen, batch_size=bs, n_samples=nsamples)
-    found = [kwargs or _named(args[0]) for args, kwargs in calls_for(config, Path())]
+    calls = calls_from(dataset, tokenizer, nsamples=nsamples, seqlen=seqlen, batch_size=bs)
+    found = [kwargs or _named(args[0]) for args, kwargs in calls]
     random.Random(seed).shuffle(found)
     return found
 

@@ -30,6 +30,7 @@ from neural_compressor.torch.passes.fold import Structure, fold
 from neural_compressor.torch.passes.survey import Survey
 from neural_compressor.torch.pt2e.exported import copied, is_exported, torchao_required
 from neural_compressor.torch.pt2e.records import graph_records
+from neural_compressor.torch.quantization.autoround_runs import Export, named_data
 from neural_compressor.torch.quantization.fp8_runs import FP8Run, fp8_run
 from neural_compressor.torch.quantization.plans import plan_for
 from neural_compressor.torch.quantization.products import (
@@ -43,6 +44,9 @@ from neural_compressor.torch.structure.ops import BY_FUNCTION
 
 _ATTRIBUTE = "_prepared"
 _FP8_RUN = "_fp8_run"
+_EXPORT = "_export"
+_PREPARED = (_ATTRIBUTE, _FP8_RUN, _EXPORT)
+"""What a prepared model holds beside itself."""
 logger = logging.getLogger("neural_compressor")
 
 
@@ -50,9 +54,9 @@ def prepare(model: nn.Module, quant_config: Any, inplace: bool = True, example_i
     """Make ``model`` ready for calibration: run it on data next, then :func:`convert` it.
 
     The configuration is resolved here, so a rule that matches nothing or a value that makes no sense is said before any
-    work. ``inplace=False`` works on a copy. With ``example_inputs`` a model with static ops is checked on these,
-    and not on the first batch of the data. Of an exported model a graph of its own is returned in any case, which shares
-    the weights where ``inplace`` is True.
+    work; data that it names itself runs here. ``inplace=False`` works on a copy. With ``example_inputs`` a model with
+    static ops is checked on these, and not on the first batch of the data. Of an exported model a graph of its own is
+    returned in any case, which shares the weights where ``inplace`` is True.
     """
     quant_config = config_of(quant_config, "torch")
     if is_exported(model):
@@ -61,6 +65,7 @@ def prepare(model: nn.Module, quant_config: Any, inplace: bool = True, example_i
                 "prepare: an exported graph has the inputs it was exported with; leave out example_inputs"
             )
         return _prepare_graph(*_planned(model, quant_config, inplace, "prepare"))
+    data, export = named_data(quant_config), Export.of(quant_config)
     model, plan, left = _planned(model, quant_config, inplace, "prepare", example_inputs)
     run = fp8_run(model, quant_config, plan)
     if run is not None:
@@ -83,6 +88,13 @@ def prepare(model: nn.Module, quant_config: Any, inplace: bool = True, example_i
         run.begin(execution)
     setattr(model, _ATTRIBUTE, execution)
     setattr(model, _FP8_RUN, run)
+    setattr(model, _EXPORT, export)
+    if data is not None and execution.is_listening:
+        try:
+            data(model)
+        except BaseException:
+            _abandon(model)
+            raise
     return model
 
 
@@ -217,8 +229,7 @@ def _stop(model: nn.Module, converting: bool) -> None:
     finally:
         execution.stop()
     if run is not None and not run.config.quantize and not converting:
-        delattr(model, _ATTRIBUTE)
-        delattr(model, _FP8_RUN)
+        _forget(model)
 
 
 def _abandon(model: nn.Module) -> None:
@@ -227,8 +238,12 @@ def _abandon(model: nn.Module) -> None:
     if run is not None:
         run.abandon()
     execution.stop()
-    for name in (_ATTRIBUTE, _FP8_RUN):
-        vars(model).pop(name, None)
+    _forget(model)
+
+
+def _forget(model: nn.Module) -> dict[str, Any]:
+    """Take off a prepared model what it holds beside itself."""
+    return {name: vars(model).pop(name) for name in _PREPARED if name in vars(model)}
 
 
 def convert(
@@ -274,7 +289,7 @@ def _converted(
     execution = _execution(model)
     assert execution is not None
     # Off the model meanwhile: copies of it would take the calibration data along.
-    taken = {name: vars(model).pop(name) for name in (_ATTRIBUTE, _FP8_RUN) if name in vars(model)}
+    taken = _forget(model)
     new: nn.Module | None = None
     try:
         if run is not None:
@@ -292,6 +307,8 @@ def _converted(
     is_graph = is_exported(new)
     new.save = functools.partial(save, new)
     _warn_if_training(new)
+    if (export := taken.get(_EXPORT)) is not None:
+        export.write(new)
     if not quiet:
         print_ops(graph_records(new) if is_graph else op_records(new, None, None, {}))
     return new

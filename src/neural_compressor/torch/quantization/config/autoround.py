@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import re
-from typing import Annotated, Any
+from os import PathLike
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, PlainValidator
 
 from neural_compressor.algorithms import AutoRoundOptions
 from neural_compressor.config.composition import register_config
@@ -23,7 +24,14 @@ from neural_compressor.config.validators import (
 )
 from neural_compressor.errors import ConfigError
 from neural_compressor.schemes import PER_TENSOR, PER_TOKEN, OpScheme, PerGroup, TensorScheme
-from neural_compressor.torch.quantization.config.autoround_names import checked, layer_rules
+from neural_compressor.torch.quantization.config.autoround_names import (
+    RUN_FIELDS,
+    cache_dtype,
+    checked,
+    data_of,
+    layer_rules,
+    written_format,
+)
 from neural_compressor.torch.quantization.config.fields import (
     FLOAT,
     Count,
@@ -32,9 +40,13 @@ from neural_compressor.torch.quantization.config.fields import (
     GroupSize,
     Seed,
     dtype_of,
+    path_text,
     weight_dtype,
 )
 from neural_compressor.torch.quantization.config.weight_only import WeightOnlyConfig
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 logger = logging.getLogger("neural_compressor")
 _SCHEME = re.compile(r"W([1-8])A([1-8]|16|32)(?:G(\d+))?")
@@ -42,7 +54,7 @@ _BLOCK_SCHEMES = {"MXFP4": "mxfp4", "MXFP8": "mxfp8", "NVFP4": "nvfp4"}
 """Schemes named after the format of both weights and activations."""
 _FLOAT_BITS = (16, 32)
 _ACTIVATION = ("act_dtype", "act_group_size", "act_sym", "act_dynamic")
-_RULES = frozenset({"white_list", "local", "scheme"})
+_RULES = frozenset({"white_list", "local", "scheme", *RUN_FIELDS})
 """Fields that a rule for some layers does not take over from the whole: ``scheme`` says what others say."""
 _USUAL = AutoRoundOptions()
 
@@ -97,6 +109,10 @@ class AutoRoundConfig(WeightOnlyConfig):
     ``gradient_accumulate_steps`` batches of ``batch_size`` samples. What was learned is given up where the error of a block
     is no smaller than before, unless ``not_use_best_mse``. ``layer_config`` (fields by name of layer) and ``ignore_layers``
     (names, of which parts do) become local rules.
+    ``dataset`` (a text file, a list of texts, batches) runs through the model when it is prepared, by the ``tokenizer`` or
+    that of the model's folder; without it, calibrate as with other algorithms. ``export_format`` and ``output_dir`` have
+    the result written when it is converted, the tokenizer beside it, with ``static_kv_dtype="fp8"`` also scales of keys
+    and values on that data.
     ``amp`` is that of :class:`GPTQConfig`, of the training too, and on. ``use_full_range`` is that of :class:`RTNConfig`,
     and on by default for symmetric integers: a scale may be negative.
 
@@ -127,6 +143,11 @@ class AutoRoundConfig(WeightOnlyConfig):
     hadamard: FoldedHadamard = False
     gradient_accumulate_steps: Count = _USUAL.gradient_accumulate_steps
     not_use_best_mse: Flag = not _USUAL.keep_best
+    tokenizer: Any = None
+    dataset: Annotated[Any, PlainValidator(data_of)] = None
+    export_format: Annotated[str | None, PlainValidator(written_format)] = None
+    output_dir: Annotated[str | None, PlainValidator(optional(path_text))] = None
+    static_kv_dtype: Annotated[str | None, PlainValidator(cache_dtype)] = None
 
     def __init__(self, *args: Any, **values: Any) -> None:
         rules = layer_rules(values)
@@ -139,6 +160,27 @@ class AutoRoundConfig(WeightOnlyConfig):
                 said |= {name: getattr(self, name) for name in ("dtype", "bits", "group_size", "act_bits", "act_dtype")}
             said = fields if fields == {"dtype": FLOAT} else {**said, **fields}
             self.set_local(selector, AutoRoundConfig(**said))
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        # Data and tokenizers are handed on, not copied.
+        shared = {id(value): value for value in (self.tokenizer, self.dataset) if value is not None}
+        return super().__deepcopy__({**(memo or {}), **shared})
+
+    def to_dict(self) -> dict[str, Any]:
+        """As for all configurations; a tokenizer is the folder that it came from."""
+        if (
+            self.dataset is not None
+            and not isinstance(self.dataset, str)
+            and not all(isinstance(each, str) for each in self.dataset)
+        ):
+            raise ConfigError(
+                "AutoRoundConfig.dataset: batches cannot be written down; a text file or a list of texts can"
+            )
+        found = super().to_dict()
+        fields = found.get("global", found)
+        fields["tokenizer"] = getattr(self.tokenizer, "name_or_path", self.tokenizer)
+        fields["dataset"] = str(self.dataset) if isinstance(self.dataset, PathLike) else fields["dataset"]
+        return found
 
     @property
     def wanted(self) -> OpScheme:
@@ -212,3 +254,6 @@ class AutoRoundConfig(WeightOnlyConfig):
                 ", ".join(idle),
             )
         return values
+
+    def _distinct(self, values: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in super()._distinct(values).items() if name not in RUN_FIELDS}

@@ -1,46 +1,47 @@
-"""Names that AutoRound has elsewhere: those that stand for rules about some layers, and those that are refused, with why."""
+"""Names that AutoRound has elsewhere: rules about some layers, data and files, and those that are refused, with why."""
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from neural_compressor.config.validators import as_list, listed
 from neural_compressor.errors import ConfigError
+from neural_compressor.registry import close_matches
 from neural_compressor.torch.quantization.config.fields import FLOAT
+from neural_compressor.torch.quantization.texts import check_dataset
 
-_DATA = (
-    "data runs through the prepared model: get_dataloader(tokenizer, dataset_name=texts) of "
-    "neural_compressor.torch.algorithms.weight_only.autoround makes batches of local texts"
-)
-_FILES = "files are written by save(model, folder, format='huggingface', layout=...)"
+logger = logging.getLogger("neural_compressor")
+
 _DEVICE = "a model is quantized where it is: move it before prepare"
 _AUTO_SCHEME = "which layer gets how many bits is found by autotune over a config_set, or said with set_local"
 _IMAGES = "calibration data is what the model is called with, images too"
 _SAME = (True, False, None)
 
 NOT_HERE: Mapping[str, tuple[tuple[Any, ...], str]] = {
-    "tokenizer": ((None,), _DATA),
-    "dataset": ((None,), _DATA),
-    "truncation": ((None, False), _DATA),
-    "export_format": ((None,), _FILES),
-    "output_dir": ((None,), _FILES),
-    "reloading": ((None, True), _FILES),
+    # The result is the model that was quantized, and what is longer than seqlen is cut, whatever these say.
+    **dict.fromkeys(("reloading", "truncation"), (_SAME, "")),
     "model_free": ((None, False), "the model is given; quantized_checkpoint streams one that is larger than memory"),
     "target_bits": ((None,), _AUTO_SCHEME),
     "options": ((None,), _AUTO_SCHEME),
     "shared_layers": ((None,), _AUTO_SCHEME),
-    "static_kv_dtype": ((None,), "scales of keys and values are found by save(format='huggingface', kv_cache=batches)"),
     "static_attention_dtype": ((None,), "attention computes in float; FP8Config(kv_cache=True) rounds keys and values"),
-    "device_map": ((None,), _DEVICE),
-    "device": ((None,), _DEVICE),
-    "enable_torch_compile": ((None, False), "training is not compiled; convert's result may be, with torch.compile"),
+    "device_map": ((None, "auto"), _DEVICE),
+    "device": ((None, "auto"), _DEVICE),
     "nblocks": ((None, 1), "one block is trained at a time"),
     "sampler": ((None, "rand"), "samples are drawn at random, by the seed"),
     "lr_scheduler": ((None,), "the learning rate falls linearly to 0"),
     "disable_opt_rtn": ((None, False), "with iters=0 scales are searched; RTNConfig rounds without"),
     "dynamic_max_gap": ((None, -1), "all iters steps are made"),
+    "scale_dtype": (
+        (None, "fp32"),
+        "scales are float32; AutoRoundConfig of neural_compressor.transformers rounds them",
+    ),
+    **dict.fromkeys(("enable_norm_bias_tuning", "enable_alg_ext"), ((None, False), "weights alone are trained")),
     "super_bits": ((None,), "scales stay floats; RTNConfig and GPTQConfig have use_double_quant"),
     "super_group_size": ((None,), "scales stay floats; RTNConfig and GPTQConfig have use_double_quant"),
     **dict.fromkeys(("processor", "image_processor", "template", "extra_data_dir"), ((None,), _IMAGES)),
@@ -53,16 +54,63 @@ NOT_HERE: Mapping[str, tuple[tuple[Any, ...], str]] = {
 }
 """By name, the values that ask for nothing else than what is done, and why another is refused."""
 
+_LAYOUTS = {
+    "gptq": ("auto_gptq", "auto_round:auto_gptq", "auto_round:gptq", "auto_round"),
+    "awq": ("auto_awq", "auto_round:auto_awq", "auto_round:awq"),
+    "compressed-tensors": ("llm_compressor", "auto_round:llm_compressor"),
+    "fp8": (),
+}
+EXPORTS: Mapping[str, Mapping[str, Any]] = {
+    **{name: {"layout": layout} for layout, others in _LAYOUTS.items() for name in (layout, *others)},
+    "gguf": {"format": "gguf"},
+}
+"""What ``save`` is told for each ``export_format``. The tensors of ``auto_round`` are those of GPTQ."""
+
+RUN_FIELDS = ("tokenizer", "dataset", "export_format", "output_dir", "static_kv_dtype")
+"""Fields that speak of a run over the whole model, and not of its layers."""
+_FP8 = ("fp8", "fp8_e4m3", "float8_e4m3fn")
+
+
+def written_format(value: Any) -> str | None:
+    """A format of files that can be written."""
+    if value is None or value in EXPORTS:
+        return value  # type: ignore[no-any-return]
+    more = "; a GGUF file has the types that bits and group_size say: 'gguf'" if str(value).startswith("gguf") else ""
+    raise ConfigError(f"got {value!r}, which is not written here{more}; {close_matches(str(value), EXPORTS)}")
+
+
+def cache_dtype(value: Any) -> str | None:
+    """The type of keys and values in a cache: fp8, of which checkpoints have scales."""
+    name = str(value).removeprefix("torch.")
+    if value is None or name in _FP8:
+        return None if value is None else "fp8"
+    raise ConfigError(f"got {value!r}, expected 'fp8', of which checkpoints have the scales of keys and values")
+
+
+def data_of(value: Any) -> Any:
+    """Data to calibrate on; a list is held as a tuple, as it is no choice of values."""
+    if value is not None:
+        check_dataset(value)
+    return tuple(value) if isinstance(value, list) else value
+
+
 _IGNORED = ("ignore_layers", "fp_layers")
 _LAYER_FIELDS = {"sym": "use_sym", "data_type": "dtype"}
 
 
 def checked(values: dict[str, Any]) -> dict[str, Any]:
     """``values`` without the names in :data:`NOT_HERE`; one that asks for something is an error."""
+    if values.pop("enable_torch_compile", None):
+        logger.warning(
+            "AutoRoundConfig: enable_torch_compile is not read: training is not compiled, with the same result"
+        )
+    if values.get("disable_opt_rtn") and values.get("iters") != 0:
+        del values["disable_opt_rtn"]  # it is about iters=0 alone
     for name in [name for name in values if name in NOT_HERE]:
         admitted, reason = NOT_HERE[name]
         value = values.pop(name)
-        if not any(value is each or (type(value) is type(each) and value == each) for each in admitted):
+        here = name in ("device", "device_map") and str(value) == "cpu" and not torch.cuda.is_available()
+        if not here and not any(value is each or (type(value) is type(each) and value == each) for each in admitted):
             said = reason or f"expected one of {listed(admitted)}"
             raise ConfigError(f"AutoRoundConfig.{name}: got {value!r}: {said}")
     return values

@@ -1,0 +1,93 @@
+"""What :class:`AutoRoundConfig` asks for beside a plan: that data it names runs, and that the result is written."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from neural_compressor.config.composition import Composition
+from neural_compressor.errors import ConfigError
+from neural_compressor.torch.batches import feed
+from neural_compressor.torch.quantization.config.autoround import AutoRoundConfig
+from neural_compressor.torch.quantization.config.autoround_names import EXPORTS, RUN_FIELDS
+from neural_compressor.torch.quantization.saving import save
+from neural_compressor.torch.quantization.texts import calls_from
+
+logger = logging.getLogger("neural_compressor")
+USUAL_FOLDER = "temp_auto_round"
+
+
+def runs_of(config: Any) -> AutoRoundConfig | None:
+    """The part of ``config`` that speaks of a run; what a rule for some layers says of one is refused."""
+    parts = config.parts if isinstance(config, Composition) else ()
+    for rule in (rule for part in parts for rule in part.local if isinstance(rule.config, AutoRoundConfig)):
+        for name in rule.config.changed(*RUN_FIELDS):
+            raise ConfigError(
+                f"AutoRoundConfig.{name}: the rule for {rule.selector} speaks of a run, which is over the whole model; say "
+                "it in the outer configuration"
+            )
+    found = [part for part in parts if isinstance(part, AutoRoundConfig) and part.changed(*RUN_FIELDS)]
+    if len(found) > 1:
+        raise ConfigError("AutoRoundConfig: two parts of a sum name data or files of the whole model; say it in one")
+    return found[0] if found else None
+
+
+def named_data(config: Any) -> Callable[[nn.Module], None] | None:
+    """What runs a model on the data that ``config`` names; None where it names none."""
+    part = runs_of(config)
+    if part is None or part.dataset is None:
+        return None
+
+    @torch.no_grad()
+    def run(model: nn.Module) -> None:
+        for batch in _batches(part, model):
+            feed(model, batch)
+
+    return run
+
+
+def _batches(part: AutoRoundConfig, model: nn.Module) -> Iterator[Any]:
+    folder = getattr(getattr(model, "config", None), "_name_or_path", None)
+    sizes = {"nsamples": part.nsamples, "seqlen": part.seqlen, "batch_size": part.batch_size}
+    for args, kwargs in calls_from(part.dataset, part.tokenizer, folder, **sizes):
+        yield kwargs or args[0]
+
+
+@dataclass(frozen=True)
+class Export:
+    """Files that are written of the quantized model."""
+
+    part: AutoRoundConfig
+
+    @classmethod
+    def of(cls, config: Any) -> Export | None:
+        """What ``config`` asks for; None where that is nothing."""
+        part = runs_of(config)
+        if part is None or (part.export_format is None and part.output_dir is None):
+            if part is not None and part.static_kv_dtype is not None:
+                raise ConfigError("AutoRoundConfig.static_kv_dtype: scales are written into files; give output_dir too")
+            return None
+        if part.static_kv_dtype is not None and part.dataset is None:
+            raise ConfigError("AutoRoundConfig.static_kv_dtype: scales are found on data; give dataset too")
+        return cls(part)
+
+    def write(self, model: nn.Module) -> None:
+        """Write ``model``."""
+        name, folder = self.part.export_format or "compressed-tensors", self.part.output_dir or USUAL_FOLDER
+        options: dict[str, Any] = {"format": "huggingface", **EXPORTS[name]}
+        tokenizer = self.part.tokenizer
+        if options["format"] == "gguf":
+            options["tokenizer"] = tokenizer
+        if self.part.static_kv_dtype is not None:
+            options["kv_cache"] = list(_batches(self.part, model))
+        if name == "auto_round":
+            logger.warning("export_format 'auto_round' is written with the tensors it has and GPTQ's config.json")
+        save(model, folder, **options)
+        if options["format"] == "huggingface" and hasattr(tokenizer, "save_pretrained"):
+            tokenizer.save_pretrained(folder)
+        logger.info("the quantized model is in %s (%s)", folder, name)

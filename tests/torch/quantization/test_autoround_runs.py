@@ -1,0 +1,113 @@
+"""Data that AutoRoundConfig names, and the files that it has written."""
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from neural_compressor.errors import ConfigError
+from neural_compressor.torch.quantization import (
+    AutoRoundConfig,
+    TuningConfig,
+    autotune,
+    convert,
+    load,
+    prepare,
+    quantize,
+)
+
+transformers = pytest.importorskip("transformers", reason="the transformers extra is not installed")
+
+TEXTS = ["a text of a few words, "] * 12
+SMALL = {"bits": 4, "group_size": 32, "iters": 2, "nsamples": 4, "seqlen": 16}
+
+
+class Letters:
+    name_or_path = "letters"
+
+    def __call__(self, text):
+        return {"input_ids": [ord(letter) % 64 for letter in text]}
+
+    def save_pretrained(self, folder):
+        Path(folder, "letters.json").write_text("{}")
+
+
+@pytest.fixture
+def llama():
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 64}
+    config = transformers.LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=2)
+    return transformers.LlamaForCausalLM(config).eval()
+
+
+def ids():
+    return torch.tensor([[ord(letter) % 64 for letter in "".join(TEXTS)][:64]]).reshape(4, 16)
+
+
+def test_data_that_is_named_is_that_which_runs(llama, tmp_path):
+    (tmp_path / "texts.txt").write_text("".join(TEXTS))
+    expected = quantize(copy.deepcopy(llama), AutoRoundConfig(**SMALL), run_fn=lambda model: model(ids()), quiet=True)
+    for dataset in (str(tmp_path / "texts.txt"), TEXTS, [ids()], [{"input_ids": ids()}]):
+        config = AutoRoundConfig(**SMALL, tokenizer=Letters(), dataset=dataset)
+        found = convert(prepare(copy.deepcopy(llama), config), quiet=True)
+        layer = found.model.layers[1].mlp.down_proj
+        assert torch.equal(layer.weight_packed, expected.model.layers[1].mlp.down_proj.weight_packed)
+    best = autotune(llama, TuningConfig(config_set=[config], workspace=str(tmp_path)), lambda _: 1.0, quiet=True)
+    assert best.tuning.best.plan
+
+
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [("auto_gptq", "gptq"), ("auto_round", "gptq"), ("auto_awq", "awq"), ("llm_compressor", "compressed-tensors")],
+)
+def test_files_are_written(llama, tmp_path, name, method):
+    folder = str(tmp_path / "out")
+    named = {"tokenizer": Letters(), "dataset": TEXTS, "export_format": name, "output_dir": folder}
+    config = AutoRoundConfig(**SMALL, **named, use_sym=method != "awq")
+    found = convert(prepare(llama, config), quiet=True)
+    written = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert written["quantization_config"]["quant_method"] == method
+    assert (tmp_path / "out" / "letters.json").is_file()
+    with torch.no_grad():
+        assert (load(folder, format="huggingface")(ids()).logits - found(ids()).logits).abs().max() < 0.02
+
+
+def test_scales_of_a_cache_are_written(llama, tmp_path):
+    named = {"tokenizer": Letters(), "dataset": TEXTS, "output_dir": str(tmp_path / "out"), "static_kv_dtype": "fp8"}
+    convert(prepare(llama, AutoRoundConfig(**SMALL, **named)), quiet=True)
+    written = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert written["quantization_config"]["kv_cache_scheme"]["num_bits"] == 8
+
+
+def test_what_cannot_be_had_is_said(llama, tmp_path):
+    for fields, said in [
+        ({"dataset": "NeelNanda/pile-10k"}, "nothing is downloaded"),
+        ({"export_format": "gguf:q4_k_m"}, "types that bits and group_size say"),
+        ({"export_format": "itrex"}, "not written here"),
+        ({"static_kv_dtype": "int8"}, "expected 'fp8'"),
+    ]:
+        with pytest.raises(ConfigError, match=said):
+            AutoRoundConfig(**fields)
+    for config, said in [
+        (AutoRoundConfig(dataset=TEXTS), "pass tokenizer="),
+        (AutoRoundConfig(dataset=TEXTS, static_kv_dtype="fp8"), "give output_dir"),
+        (AutoRoundConfig(output_dir="x", static_kv_dtype="fp8"), "give dataset"),
+        (AutoRoundConfig().set_local("lm_head", AutoRoundConfig(output_dir="x")), "over the whole model"),
+    ]:
+        with pytest.raises(ConfigError, match=said):
+            prepare(llama, config)
+        assert not hasattr(llama, "_prepared")  # it is the float model that it was
+    with pytest.raises(ConfigError, match="of convert"):
+        autotune(llama, TuningConfig(config_set=[AutoRoundConfig(output_dir="x")]), lambda _: 1.0)
+
+
+def test_it_is_written_down_as_far_as_it_can():
+    config = AutoRoundConfig(tokenizer=Letters(), dataset=TEXTS, output_dir="out")
+    again = AutoRoundConfig.from_dict(json.loads(json.dumps(config.to_dict())))
+    assert (again.tokenizer, again.dataset, again.output_dir) == ("letters", tuple(TEXTS), "out")
+    assert config.identity == AutoRoundConfig().identity
+    assert [each.dataset is config.dataset for each in (config.model_copy(deep=True), *config.expand())] == [True, True]
+    with pytest.raises(ConfigError, match="batches cannot be written down"):
+        AutoRoundConfig(dataset=[ids()]).to_dict()

@@ -13,6 +13,7 @@ from hypothesis.extra import numpy as npst
 
 from neural_compressor.dtypes import BlockType, dtype
 from neural_compressor.schemes import TensorScheme, quantize
+from neural_compressor.schemes.block import tensor_scale_over
 
 ELEMENTS = {
     "mxfp8_e4m3": ml_dtypes.float8_e4m3fn,
@@ -44,6 +45,7 @@ def by_loop(row: list[float], name: str, tensor_peak: float) -> tuple[list[float
         whole = np.float32(1)
         if name == "nvfp4" and tensor_peak:
             whole = max(np.float32(tensor_peak) / np.float32(448 * 6), np.float32(2.0**-126))
+            whole = np.float32(1) / (np.float32(1) / whole)  # files hold its inverse
         if peak == 0:
             scale = 1.0
         elif name == "nvfp4":
@@ -121,3 +123,11 @@ def test_the_largest_value_of_a_tensor_is_kept_by_nvfp4() -> None:
     q = quantize(x, TensorScheme(dtype("nvfp4")))
     spot = np.unravel_index(np.abs(x).argmax(), x.shape)
     assert q.dequantize()[spot] == pytest.approx(x[spot], rel=1e-6)
+
+
+def test_the_scale_of_a_tensor_comes_back_from_its_inverse() -> None:
+    """A checkpoint holds that: what is read from it computes the same bits."""
+    magnitudes = np.random.default_rng(0).uniform(1e-3, 1e3, 10_000).astype(np.float32)
+    scales = tensor_scale_over(magnitudes, dtype("nvfp4"), dtype("fp8_e4m3"))
+    np.testing.assert_array_equal(1 / (1 / scales), scales)
+    np.testing.assert_allclose(scales, magnitudes / 2688, rtol=2e-7)

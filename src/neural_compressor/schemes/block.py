@@ -46,7 +46,10 @@ def tensor_scale_over(magnitude: Array, kind: DType, scale_type: DType) -> Array
     >>> float(tensor_scale_over(np.float32(2688.0), dtype("nvfp4"), dtype("fp8_e4m3")))
     1.0
     """
-    return step_size(magnitude, scale_type.max * kind.element_type.peak)
+    # Files hold its inverse. One that is an inverse itself comes back from there as it was, in the last digit too.
+    scale = step_size(magnitude, scale_type.max * kind.element_type.peak)
+    one = array_namespace(scale).ones_like(scale)
+    return one / (one / scale)
 
 
 def storable_scale(scale: Array, scale_type: DType) -> Array:

@@ -5,7 +5,7 @@ import logging
 import pytest
 import torch
 
-from neural_compressor.torch.quantization import DynamicQuantConfig, RTNConfig, convert, prepare, save
+from neural_compressor.torch.quantization import DynamicQuantConfig, MXQuantConfig, RTNConfig, convert, prepare, save
 
 transformers = pytest.importorskip("transformers", reason="the transformers extra is not installed")
 pytest.importorskip("compressed_tensors", reason="the compressed-tensors package is not installed")
@@ -62,3 +62,17 @@ def test_int8_by_token_has_another_scale_in_compressed_tensors(tmp_path, caplog)
         expected = ((x / scale).round().clamp(-128, 127) * scale) @ weight.T
         with torch.no_grad():
             torch.testing.assert_close(reader.get_submodule(layer)(x), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_scales_of_mx_inputs_are_said_to_differ(tmp_path, caplog):
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=64, **sizes)).eval()
+    config = MXQuantConfig(w_dtype="fp8_e4m3", act_dtype="fp8_e4m3", out_dtype="float32", round_method="even")
+    with caplog.at_level(logging.WARNING):
+        written(model, config.set_local(["lm_head", "model.embed_tokens"], FLOAT), tmp_path / "model")
+    assert "OCP MX" in caplog.text
+    from compressed_tensors.quantization.utils.mxfp_utils import generate_mx_scales
+
+    # 1.9 is nearer to 2 than to 1: by OCP its exponent is 0, less the 8 of 448.
+    assert [int(generate_mx_scales(torch.tensor(x), 8)) - 127 for x in (1.5, 1.9)] == [-8, -7]

@@ -84,7 +84,7 @@ def write_checkpoint(
         settings["tie_word_embeddings"] = False  # readers would put the table of embeddings in its place
         _tell_tied_head(model, settings)
     _tell_own_scales(layers)
-    _tell_int8_by_token(layers)
+    _tell_scales_of_transformers(layers)
     _tell_experts(layers)
     _tell_own_rounding(layers, _float_type(model))
     if as_float:
@@ -181,13 +181,19 @@ def _tell_own_scales(layers: Mapping[str, QuantModule]) -> None:
         )
 
 
-def _tell_int8_by_token(layers: Mapping[str, QuantModule]) -> None:
-    """Say that transformers, by compressed-tensors, has another scale for int8 inputs than engines and this toolkit."""
-    schemes = [module.scheme.activation for module in layers.values() if module.scheme.mode == "dynamic"]
-    if any(scheme is not None and scheme.dtype.is_integer for scheme in schemes):
+def _tell_scales_of_transformers(layers: Mapping[str, QuantModule]) -> None:
+    """Say that transformers, by compressed-tensors, has other scales for inputs than engines or OCP MX."""
+    found = (module.scheme.activation for module in layers.values() if module.scheme.mode == "dynamic")
+    schemes = [scheme for scheme in found if scheme is not None]
+    if any(scheme.dtype.is_integer and scheme.dtype.scale_type is None for scheme in schemes):
         logger.warning(
             "int8 inputs by token are divided by their largest value over 127, as engines do; transformers "
             "(compressed-tensors) takes 127.5, so its results differ in the last digits"
+        )
+    if any(scheme.dtype.scale_type is not None and not scheme.dtype.has_tensor_scale for scheme in schemes):
+        logger.warning(
+            "scales of MX inputs are those of OCP MX, the power of two below the largest value of a block; transformers "
+            "(compressed-tensors) takes the one above where a value is close to it, so its results differ"
         )
 
 

@@ -31,7 +31,7 @@ def test_a_scaled_weight_undoes_a_scale_of_the_input(build, case):
     kind, attributes, shape, x = CASES[case]
     model = make(build, kind, attributes, shape, list(x))
     (op,) = linear_ops(model)
-    assert op.channels == 6
+    assert len(op.rows(op.weight)) == 6
     feed, scale = rng.normal(size=x).astype(np.float32), rng.uniform(0.1, 9, 6).astype(np.float32)
     expected = make_session(model).run(None, {"x": feed})[0]
     op.node.inputs[1].const_value = ir.tensor(op.scaled(scale).astype(np.float32), name="w")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
@@ -9,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from neural_compressor.errors import ConfigError
-from neural_compressor.onnx.graph.queries import array_of, constant, input_of, is_float
+from neural_compressor.onnx.graph.queries import array_of, input_of, is_constant, is_float, optional_input
 from neural_compressor.registry import close_matches
 
 LINEAR_TYPES = ("Gemm", "Conv", "MatMul", "FusedConv")
@@ -37,33 +38,24 @@ class LinearOp:
         """The weight as the node has it."""
         return array_of(self.node.inputs[1])
 
-    @property
-    def rank(self) -> int:
-        """Dimensions of the activation, where they matter: behind axis 1."""
-        return self.weight.ndim
-
-    @property
-    def channels(self) -> int:
-        """How many channels the activation has."""
-        return int(self.rows(self.weight).shape[0])
-
     def rows(self, array: np.ndarray) -> np.ndarray:
         """An array shaped as the weight with what each input channel meets as a row."""
         if self.axis == 1:  # a convolution: (outputs, channels of a group, ...), the groups one after another
-            groups = _groups(self.node)
-            split = array.reshape(groups, array.shape[0] // groups, array.shape[1], -1)
-            return np.moveaxis(split, 2, 1).reshape(groups * array.shape[1], -1)
+            split = array.reshape(self._groups, -1, array.shape[1], math.prod(array.shape[2:]))
+            return np.moveaxis(split, 2, 1).reshape(self._groups * array.shape[1], -1)
         return array if self.outputs == 1 else array.T
 
     def scaled(self, scale: np.ndarray) -> np.ndarray:
         """The weight with what each input channel meets multiplied by its scale."""
         weight = self.weight
         if self.axis == 1:
-            groups = _groups(self.node)
-            split = weight.reshape(groups, -1, *weight.shape[1:])
-            shape = (groups, 1, weight.shape[1], *[1] * (weight.ndim - 2))
-            return np.asarray(split * scale.reshape(shape)).reshape(weight.shape)
+            by_output = np.repeat(scale.reshape(self._groups, -1), weight.shape[0] // self._groups, axis=0)
+            return np.asarray(weight * by_output.reshape(*weight.shape[:2], *[1] * (weight.ndim - 2)))
         return np.asarray(weight * (scale[:, None] if self.outputs == 1 else scale))
+
+    @property
+    def _groups(self) -> int:
+        return self.node.attributes.get_int("group", 1)
 
 
 def linear_ops(model: ir.Model, op_types: Collection[str] = LINEAR_TYPES) -> Iterator[LinearOp]:
@@ -78,21 +70,18 @@ def linear_ops(model: ir.Model, op_types: Collection[str] = LINEAR_TYPES) -> Ite
 
 def as_linear(node: ir.Node) -> LinearOp | None:
     """``node`` as a linear op, where it is one with a float32 weight that never changes."""
-    if node.op_type not in LINEAR_TYPES or len(node.inputs) < 2 or not is_float(node.inputs[1]):
+    weight = optional_input(node, 1)
+    if (
+        node.op_type not in LINEAR_TYPES
+        or not is_float(weight)
+        or not is_constant(weight)
+        or is_constant(node.inputs[0])
+    ):
         return None
-    weight = node.inputs[1]
-    if weight is None or weight.const_value is None or weight.is_graph_input() or constant(node.inputs[0]) is not None:
-        return None
+    assert weight is not None
+    assert weight.const_value is not None
     if node.op_type in ("Conv", "FusedConv"):
         return LinearOp(node, axis=1, outputs=0)
-    if len(weight.const_value.shape) != 2 or _flag(node, "transA"):
+    if len(weight.const_value.shape) != 2 or node.attributes.get_int("transA", 0) == 1:
         return None
-    return LinearOp(node, axis=-1, outputs=0 if _flag(node, "transB") else 1)
-
-
-def _groups(node: ir.Node) -> int:
-    return node.attributes.get_int("group", 1)
-
-
-def _flag(node: ir.Node, name: str) -> bool:
-    return node.op_type == "Gemm" and bool(node.attributes.get_int(name, 0))
+    return LinearOp(node, axis=-1, outputs=0 if node.attributes.get_int("transB", 0) else 1)

@@ -14,7 +14,6 @@ from neural_compressor.onnx.graph.editor import GraphEditor, discard
 from neural_compressor.onnx.graph.matrix_nodes import take_array
 from neural_compressor.onnx.graph.queries import graph_of, input_of, is_constant, producer, standard, with_inner
 from neural_compressor.onnx.runtime.kernels import Signature, has_kernel, signature
-from neural_compressor.registry import close_matches
 
 logger = logging.getLogger("neural_compressor")
 
@@ -84,12 +83,7 @@ def to_half(
     large for it. ``weights_only`` stores matrices in the target type and computes in float32: half the size where a device,
     such as the CPU, has no kernels for the type. Weights too large for the type become its largest number.
     """
-    name = check_half(dtype)
-    names = {str(node.name) for node in model.graph.all_nodes()}
-    for each in keep:
-        if each not in names:
-            raise ConfigError(f"keep: there is no node {each!r}; {close_matches(each, names)}")
-    conversion = _Conversion(model.clone(), name, frozenset(keep), provider)
+    conversion = _Conversion(model.clone(), check_half(dtype), frozenset(keep), provider)
     return conversion.weights() if weights_only else conversion.whole()
 
 
@@ -108,9 +102,15 @@ def check_half(dtype: str) -> str:
 def computes_in(model: ir.Model, dtype: str, provider: str) -> bool:
     """Whether ``provider`` has kernels in ``dtype`` for every op of ``model`` that computes with a matrix of it."""
     conversion = _Conversion(model, data_type(dtype).name, frozenset(), provider)
-    matrices = [value for value in model.graph.initializers.values() if conversion.is_matrix(value)]
+    matrices = [value for value in model.graph.initializers.values() if _is_matrix(value)]
     consumers = {node: None for value in matrices for node in value.consumers() if node.op_type not in _LOOK_UPS}
-    return all(conversion.converts(node) for node in consumers)
+    types = {node: signature(node, model.opset_imports) for node in consumers}
+    return all(found is not None and conversion.variables(node, found) for node, found in types.items())
+
+
+def _is_matrix(value: ir.Value) -> bool:
+    """Whether a value is a constant worth storing in half the bytes."""
+    return value.dtype == _FLOAT and value.const_value is not None and len(value.const_value.shape) > 1
 
 
 class _Conversion:
@@ -133,7 +133,7 @@ class _Conversion:
                     self._read(consumer, node, frozenset(), None)
                 continue
             self._fill_in(node, types)
-            variables = self._variables(node, types)
+            variables = self.variables(node, types)
             self._read(node, node, variables, types)
             for value, kind in zip(node.outputs, types.outputs, strict=True):
                 if kind in variables:
@@ -145,29 +145,16 @@ class _Conversion:
     def weights(self) -> ir.Model:
         """The model with matrices in the target type, each cast back before anything reads it."""
         first = next(iter(self.model.graph), None)
-        if first is None:
-            return self.model
-        for value in list(self.model.graph.initializers.values()):
-            kept = any(consumer.name in self.keep for consumer in value.consumers())
-            if kept or not self.is_matrix(value):
+        for value in filter(_is_matrix, list(self.model.graph.initializers.values())):
+            if first is None or any(consumer.name in self.keep for consumer in value.consumers()):
                 continue
-            stored = self._halved(value)
-            floats = self.edit.insert(first, "Cast", [stored], {"to": _FLOAT.value})[0]
+            floats = self.edit.insert(first, "Cast", [self._halved(value)], {"to": _FLOAT.value})[0]
             floats.type, floats.shape = value.type, value.shape
             value.replace_all_uses_with(floats, replace_graph_outputs=True)
             discard(value)
         return self.model
 
-    def is_matrix(self, value: ir.Value) -> bool:
-        """Whether a value is a constant worth storing in half the bytes."""
-        return value.dtype == _FLOAT and value.const_value is not None and len(value.const_value.shape) > 1
-
-    def converts(self, node: ir.Node) -> bool:
-        """Whether a node can compute in the target type."""
-        types = signature(node, self.model.opset_imports)
-        return types is not None and bool(self._variables(node, types))
-
-    def _variables(self, node: ir.Node, types: Signature) -> frozenset[str]:
+    def variables(self, node: ir.Node, types: Signature) -> frozenset[str]:
         """The type variables of a node that become half: those that stand for float32 wherever an input has them."""
         wanted = f"tensor({self.target.name.lower()})"
         bound: dict[str, list[bool]] = {}
@@ -185,7 +172,9 @@ class _Conversion:
         for place, value in enumerate(consumer.inputs):
             wants_half = types is not None and types.inputs[place] in variables
             if value is not None and self._was_float(value) and wants_half != (value in self._half):
-                consumer.replace_input_with(place, self._as_other(value, at))
+                if value not in self._other:
+                    self._other[value] = self._as_other(value, at)
+                consumer.replace_input_with(place, self._other[value])
                 discard(value)
 
     def _was_float(self, value: ir.Value) -> bool:
@@ -193,12 +182,8 @@ class _Conversion:
 
     def _as_other(self, value: ir.Value, at: ir.Node) -> ir.Value:
         """A float32 value as half, or the other way round."""
-        if value not in self._other:
-            is_weight = value.is_initializer() and not value.is_graph_input()
-            self._other[value] = self._halved(value) if is_weight else self._cast(value, at)
-        return self._other[value]
-
-    def _cast(self, value: ir.Value, at: ir.Node) -> ir.Value:
+        if value.is_initializer() and not value.is_graph_input():
+            return self._halved(value)
         kind, source = (_FLOAT if value in self._half else self.target), value
         if value not in self._half and (maker := producer(value, "Cast")) is not None:
             source = input_of(maker, 0)

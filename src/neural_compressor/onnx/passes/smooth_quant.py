@@ -108,14 +108,16 @@ def smooth(
     """
     alphas = check_alpha(alpha)
     new = model.clone()
-    groups = _groups(linear_ops(new, op_types), scales_per_op)
+    groups: dict[Any, list[LinearOp]] = {}
+    for op in linear_ops(new, op_types):
+        groups.setdefault(op.node if scales_per_op else (op.input, op.axis), []).append(op)
     if not groups:
         logger.warning("nothing to smooth: the model has no %s with a constant weight", " or ".join(op_types))
         return new
-    axes = {str(group[0].input.name): group[0].axis for group in groups}
+    axes = {str(group[0].input.name): group[0].axis for group in groups.values()}
     seen = channel_statistics(new, axes, islice(iter(samples), calib_iter), providers)
     editor = GraphEditor(new)
-    for group in groups:
+    for group in groups.values():
         scale = group_scale(group, seen[str(group[0].input.name)], alphas, weights)
         if scale is not None:
             _apply(editor, group, scale, folding)
@@ -150,10 +152,8 @@ def output_error(
     high, low = np.maximum(seen.high / scale, 0).max(), np.minimum(seen.low / scale, 0).min()
     step = float(high - low) / _ACTIVATION_STEPS
     weight, square = op.scaled(scale), seen.mean_square / np.square(scale, dtype=np.float64)
-    by_channel = weights.granularity != PER_TENSOR
-    rounded = np.asarray(
-        fake_quantize(weight, replace(weights, granularity=PerChannel(op.outputs) if by_channel else PER_TENSOR))
-    )
+    granularity = PER_TENSOR if weights.granularity == PER_TENSOR else PerChannel(op.outputs)
+    rounded = np.asarray(fake_quantize(weight, replace(weights, granularity=granularity)))
     noise = np.square(op.rows(weight), dtype=np.float64).sum(axis=1) * np.minimum(step**2 / 12, square)
     lost = np.square(op.rows(rounded - weight), dtype=np.float64).sum(axis=1) * square
     return float((noise + lost).sum())
@@ -161,23 +161,13 @@ def output_error(
 
 def prevailing_weights(plan: Plan) -> TensorScheme:
     """What most weights of ``plan`` are quantized to, for :func:`smooth`."""
-    schemes = Counter(
-        scheme.weight for scheme in plan.values() if scheme.mode == "static" and scheme.weight is not None
-    )
+    schemes = Counter(scheme.weight for scheme in plan.values() if scheme.mode == "static" and scheme.weight)
     return schemes.most_common(1)[0][0] if schemes else INT8_A_CHANNEL
-
-
-def _groups(ops: Iterable[LinearOp], scales_per_op: bool) -> list[list[LinearOp]]:
-    """The ops that get the same scales: each alone, or all that read the same value along the same axis."""
-    groups: dict[Any, list[LinearOp]] = {}
-    for op in ops:
-        groups.setdefault(op.node if scales_per_op else (op.input, op.axis), []).append(op)
-    return list(groups.values())
 
 
 def _apply(editor: GraphEditor, group: Sequence[LinearOp], scale: np.ndarray, folding: bool) -> None:
     first = group[0]
-    channels = Channels(first.channels, first.axis, first.rank)
+    channels = Channels(len(scale), first.axis, first.weight.ndim)
     folds = find_folds(first.input, channels, consumers=len(group)) if folding else None
     weights = [op.scaled(scale) for op in group]
     if folds is not None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from neural_compressor.config.base import ConfigModel
-from neural_compressor.config.validators import BACKENDS, DEVICES, Flag, Names, at_least, text, word
+from neural_compressor.config.validators import BACKENDS, DEVICES, Flag, Names, at_least, optional, text, word
 from neural_compressor.errors import ConfigError
 
 
@@ -15,11 +15,7 @@ def _iteration(value: Any) -> int:
     return -1 if value == -1 and not isinstance(value, bool) else at_least(1)(value)
 
 
-def _count(value: Any) -> int | None:
-    return None if value is None else at_least(1)(value)
-
-
-Count = Annotated[int | None, BeforeValidator(_count)]
+Count = Annotated[int | None, BeforeValidator(optional(at_least(1)))]
 
 
 class BenchmarkConfig(ConfigModel):

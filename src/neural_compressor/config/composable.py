@@ -6,14 +6,13 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import PlainValidator
 
 from neural_compressor.config.base import named_arguments, plain
-from neural_compressor.config.composition import Composition
+from neural_compressor.config.composition import FRAMEWORK_QUERIES, PROCESSORS, Composition
 from neural_compressor.config.op_selector import Claim, OpSelector, Tier, selectors
-from neural_compressor.config.queries import ConfigQueries
 from neural_compressor.errors import ConfigError
 from neural_compressor.schemes import Pass
 
@@ -67,7 +66,7 @@ def _read_rule(item: Any) -> list[LocalRule]:
     return [LocalRule(selector, read) for selector in selectors(item["op"])]
 
 
-class ComposableConfig(ConfigQueries):
+class ComposableConfig(Composition):
     """The configuration of one algorithm.
 
     - A parameter given as a list spans a space: :meth:`expand` yields its single configurations.
@@ -89,9 +88,16 @@ class ComposableConfig(ConfigQueries):
     white_list: Annotated[tuple[OpSelector, ...] | None, PlainValidator(_white_list)] = None
     local: Annotated[tuple[LocalRule, ...], PlainValidator(_local_rules)] = ()
 
+    params_list: ClassVar[list[str]] = []
+    """The names of its parameters."""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        super().__pydantic_init_subclass__(**kwargs)
+        cls.params_list = [name for name in cls.model_fields if name not in _RULES]
+
     def __init__(self, *args: Any, **values: Any) -> None:
-        order = [name for name in type(self).model_fields if name not in _RULES]
-        super().__init__(**named_arguments(type(self), order, args, values))
+        super().__init__(**named_arguments(type(self), self.params_list, args, values))
         for rule in self.local:
             if rule.config.framework != self.framework:
                 raise ConfigError(
@@ -219,6 +225,35 @@ class ComposableConfig(ConfigQueries):
             local[key] = said if op == key else {"op": op, **said}
         return {**kind, "global": values, "local": local}
 
+    def to_diff_dict(self) -> dict[str, Any]:
+        """The parameters that differ from their defaults."""
+        return {name: plain(value) for name, (value, _) in self.changed(*self.params_list).items()}
+
+    def to_config_mapping(
+        self, config_list: Sequence[Composition] | None = None, model_info: Sequence[tuple[str, str]] = ()
+    ) -> dict[tuple[str, str], ComposableConfig | None]:
+        """The configuration of each op in ``model_info``, pairs of name and type: of this one or of a sum."""
+        config: Composition = self
+        for number, each in enumerate(config_list or ()):
+            config = each if number == 0 else config + each
+        found = config.resolve(dict(model_info))
+        return {(name, kind): found[name] for name, kind in model_info}
+
+    @classmethod
+    def get_model_info(cls, model: Any) -> list[tuple[str, str]]:
+        """The ops of a model that can be quantized: pairs of name and type."""
+        return list(FRAMEWORK_QUERIES[cls.framework].ops(model).items())
+
+    @classmethod
+    def get_config_set_for_tuning(cls) -> list[Self]:
+        """The configurations of this class that are worth trying; the default one where there is no better list."""
+        return [each for each in FRAMEWORK_QUERIES[cls.framework].tuning_set() if type(each) is cls] or [cls()]
+
+    @classmethod
+    def get_predefined_configs(cls) -> dict[str, Self]:
+        """The defaults by kind of processor. Kernels are chosen by what the machine has, so that they do the same."""
+        return {kind: cls() for kind in PROCESSORS}
+
     def __repr__(self) -> str:
         shown: dict[str, Any] = {name: value for name, (value, _) in self.changed(*self._values()).items()}
         if self.white_list is not None:
@@ -253,7 +288,7 @@ class ComposableConfig(ConfigQueries):
         return values
 
     def _values(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in type(self).model_fields if name not in _RULES}
+        return {name: getattr(self, name) for name in self.params_list}
 
     def _plain_white_list(self) -> list[Any] | None:
         return None if self.white_list is None else [selector.to_plain() for selector in self.white_list]

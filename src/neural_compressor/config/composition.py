@@ -1,4 +1,4 @@
-"""Base of one configuration and of a sum of several, and the registry of the classes there are."""
+"""Base of one configuration and of a sum of several; the classes there are, and what frameworks know of models."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import logging
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from inspect import isabstract
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -130,3 +131,22 @@ def register_config(framework: str, name: str) -> Callable[[C], C]:
         return cls
 
     return register
+
+
+@dataclass(frozen=True)
+class FrameworkQueries:
+    """What a framework knows: ``ops(model)`` by name with their types, and the configurations worth tuning over."""
+
+    ops: Callable[[Any], Mapping[str, str]]
+    tuning_set: Callable[[], Sequence[Composition]]
+
+
+FRAMEWORK_QUERIES: Registry[FrameworkQueries] = Registry("framework")
+"""By the framework of a configuration."""
+PROCESSORS = ("client", "server")
+
+
+def check_processor(processor_type: str | None) -> None:
+    """Refuse a kind of processor that there is not; those that there are have the same defaults."""
+    if processor_type is not None and str(processor_type).lower() not in PROCESSORS:
+        raise ConfigError(f"processor_type: got {processor_type!r}, expected one of {', '.join(PROCESSORS)}, or None")

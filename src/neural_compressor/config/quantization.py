@@ -25,13 +25,13 @@ from neural_compressor.config.validators import (
     as_list,
     at_least,
     flag,
+    optional,
     quant_level,
     text,
     word,
 )
 from neural_compressor.errors import ConfigError
 from neural_compressor.paths import path_of
-from neural_compressor.registry import close_matches
 
 QuantLevel = Annotated[str | int, BeforeValidator(quant_level)]
 ReduceRange = Annotated[bool, BeforeValidator(lambda value: False if value is None else flag(value))]
@@ -105,18 +105,13 @@ class QuantizationAwareTrainingConfig(_RuleConfig):
 
     reduce_range: ReduceRange = False
     learned_step_size: Flag = False
-    freeze_after: Annotated[
-        int | None, BeforeValidator(lambda value: None if value is None else at_least(1)(value))
-    ] = None
+    freeze_after: Annotated[int | None, BeforeValidator(optional(at_least(1)))] = None
     model_name: Annotated[str, BeforeValidator(text)] = ""
 
 
 def _mixed_precisions(value: Any) -> tuple[str, ...]:
     known = ("bf16", "fp16")
-    found = as_list(value)
-    for name in found:
-        if name not in known:
-            raise ConfigError(f"got {name!r}; {close_matches(str(name), known)}")
+    found = [word(known)(name) for name in as_list(value)]
     if not found:
         raise ConfigError(f"got an empty list; known: {', '.join(known)}")
     return tuple(dict.fromkeys(found))

@@ -13,7 +13,7 @@ from neural_compressor.config.base import ConfigModel, named_arguments
 from neural_compressor.config.composition import Composition
 from neural_compressor.config.criteria import AccuracyCriterion, TuningCriterion, check_loss, objectives
 from neural_compressor.config.process_options import usual_seed
-from neural_compressor.config.validators import Flag, Seed, at_least, finite, is_whole, non_negative, word
+from neural_compressor.config.validators import Flag, Seed, at_least, finite, is_whole, non_negative, optional, word
 from neural_compressor.errors import ConfigError
 from neural_compressor.paths import path_of
 from neural_compressor.registry import close_matches
@@ -53,10 +53,6 @@ def _at(singles: Sequence[Composition], choice: Any) -> Any:
     return singles[choice]
 
 
-def _folder(value: Any) -> Path | None:
-    return None if value is None else path_of(value)
-
-
 class TuningConfig(ConfigModel):
     """What autotune tries, in which order, and when it stops.
 
@@ -74,7 +70,7 @@ class TuningConfig(ConfigModel):
     higher_is_better: Flag = True
     criterion: Annotated[str, PlainValidator(word(("relative", "absolute")))] = "relative"
     timeout: Annotated[float, PlainValidator(non_negative)] = 0
-    workspace: Annotated[Path | None, PlainValidator(_folder)] = None
+    workspace: Annotated[Path | None, PlainValidator(optional(path_of))] = None
     seed: Seed = Field(default_factory=usual_seed)
 
     @model_validator(mode="after")

@@ -6,14 +6,16 @@ At the end the types of fields that several classes have.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from typing import Annotated, Any
+from collections.abc import Callable, Collection, Iterable
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BeforeValidator, PlainValidator
 
 from neural_compressor.dtypes import dtype
 from neural_compressor.errors import ConfigError
 from neural_compressor.registry import close_matches
+
+T = TypeVar("T")
 
 DEVICES = ("cpu", "gpu", "npu", "xpu")
 BACKENDS = ("default", "itex", "ipex", "onnxrt_trt_ep", "onnxrt_cuda_ep", "onnxrt_dnnl_ep", "onnxrt_dml_ep")
@@ -23,7 +25,23 @@ APPROACHES = ("static", "dynamic", "auto", "weight_only")
 QUANT_LEVELS = ("auto", 0, 1)
 
 
-def word(known: tuple[str, ...]) -> Callable[[Any], str]:
+def expecting(expected: str, admits: Callable[[Any], bool], convert: Callable[[Any], T]) -> Callable[[Any], T]:
+    """A validator of values that it ``admits``, as ``convert`` gives them; the error for others says what is ``expected``.
+
+    >>> expecting("an even number", lambda value: value % 2 == 0, int)(3)
+    Traceback (most recent call last):
+    neural_compressor.errors.ConfigError: got 3, expected an even number
+    """
+
+    def check(value: Any) -> T:
+        if admits(value):
+            return convert(value)
+        raise ConfigError(f"got {value!r}, expected {expected}")
+
+    return check
+
+
+def word(known: Collection[str]) -> Callable[[Any], str]:
     """A validator that admits the words in ``known``.
 
     >>> word(DEVICES)("cpuu")
@@ -46,31 +64,6 @@ def quant_level(value: Any) -> str | int:
     raise ConfigError(f"got {value!r}; known: 'auto', 0 (conservative), 1 (the strategy of the tuning criterion)")
 
 
-def flag(value: Any) -> bool:
-    """Validate a yes or no."""
-    if isinstance(value, bool):
-        return value
-    raise ConfigError(f"got {value!r}, expected True or False")
-
-
-def at_least(smallest: int) -> Callable[[Any], int]:
-    """A validator that admits whole numbers from ``smallest`` on."""
-
-    def check(value: Any) -> int:
-        if is_whole(value) and value >= smallest:
-            return int(value)
-        raise ConfigError(f"got {value!r}, expected a whole number >= {smallest}")
-
-    return check
-
-
-def text(value: Any) -> str:
-    """Validate a string."""
-    if isinstance(value, str):
-        return value
-    raise ConfigError(f"got {value!r}, expected a string")
-
-
 def names(value: Any) -> list[str]:
     """Validate names: a string, or a list of strings; None is an empty list."""
     found = [] if value is None else as_list(value)
@@ -78,35 +71,6 @@ def names(value: Any) -> list[str]:
         if not isinstance(name, str) or not name:
             raise ConfigError(f"got {value!r}, expected a name or a list of names")
     return found
-
-
-def seed(value: Any) -> int:
-    """Validate what a random generator starts from: every generator takes 32 bits."""
-    if is_whole(value) and 0 <= value < 2**32:
-        return int(value)
-    raise ConfigError(f"got {value!r}, expected a whole number from 0 to {2**32 - 1}")
-
-
-def finite(value: Any) -> float:
-    """Validate a finite number.
-
-    >>> finite(-1)
-    -1
-    """
-    if is_number(value):
-        return float(value) if isinstance(value, float) else value
-    raise ConfigError(f"got {value!r}, expected a finite number")
-
-
-def non_negative(value: Any) -> float:
-    """Validate a finite number that is zero or more.
-
-    >>> non_negative(0.01)
-    0.01
-    """
-    if is_number(value) and value >= 0:
-        return float(value) if isinstance(value, float) else value
-    raise ConfigError(f"got {value!r}, expected a finite number >= 0")
 
 
 def as_list(value: Any) -> list[Any]:
@@ -123,62 +87,6 @@ def listed(values: Iterable[Any]) -> str:
     return ", ".join(repr(value) for value in values)
 
 
-def whole_between(smallest: int, largest: int, what: str = "") -> Callable[[Any], int]:
-    """A validator that admits whole numbers from ``smallest`` to ``largest``.
-
-    >>> whole_between(1, 8, "bits")(99)
-    Traceback (most recent call last):
-    neural_compressor.errors.ConfigError: got 99, expected 1 to 8 bits
-    """
-
-    def check(value: Any) -> int:
-        if is_whole(value) and smallest <= value <= largest:
-            return int(value)
-        raise ConfigError(f"got {value!r}, expected {smallest} to {largest} {what}".rstrip())
-
-    return check
-
-
-def number_between(smallest: float, largest: float) -> Callable[[Any], float]:
-    """A validator that admits numbers from ``smallest`` to ``largest``."""
-
-    def check(value: Any) -> float:
-        if is_number(value) and smallest <= value <= largest:
-            return float(value)
-        raise ConfigError(f"got {value!r}, expected a number from {smallest:g} to {largest:g}")
-
-    return check
-
-
-def rate(value: Any) -> float:
-    """Validate the step of a training, as a share of the range of what is trained.
-
-    >>> rate(0.005)
-    0.005
-    """
-    if is_number(value) and 0 < value <= 1:
-        return float(value)
-    raise ConfigError(f"got {value!r}, expected a number above 0, and at most 1")
-
-
-def positive(value: Any) -> float:
-    """Validate a finite number above zero.
-
-    >>> positive(0.005)
-    0.005
-    """
-    if is_number(value) and value > 0:
-        return float(value)
-    raise ConfigError(f"got {value!r}, expected a finite number > 0")
-
-
-def group_size(value: Any) -> int:
-    """Validate how many weights share a scale: a positive number, or -1 for all of an output channel."""
-    if is_whole(value) and (value == -1 or value > 0):
-        return int(value)
-    raise ConfigError(f"got {value!r}, expected a positive group size, or -1 for one scale per channel")
-
-
 def is_whole(value: Any) -> bool:
     """Whether ``value`` is an integer and not a truth value."""
     return isinstance(value, int) and not isinstance(value, bool)
@@ -187,6 +95,66 @@ def is_whole(value: Any) -> bool:
 def is_number(value: Any) -> bool:
     """Whether ``value`` is a finite number and not a truth value."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _own_kind(value: Any) -> Any:
+    """An integer stays one; floats of other libraries become Python's."""
+    return float(value) if isinstance(value, float) else value
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+flag = expecting("True or False", lambda value: isinstance(value, bool), bool)
+text: Callable[[Any], str] = expecting("a string", lambda value: isinstance(value, str), _as_it_is)
+# Every random generator takes 32 bits.
+seed = expecting(f"a whole number from 0 to {2**32 - 1}", lambda value: is_whole(value) and 0 <= value < 2**32, int)
+finite: Callable[[Any], float] = expecting("a finite number", is_number, _own_kind)
+non_negative: Callable[[Any], float] = expecting(
+    "a finite number >= 0", lambda value: is_number(value) and value >= 0, _own_kind
+)
+positive = expecting("a finite number > 0", lambda value: is_number(value) and value > 0, float)
+rate = expecting("a number above 0, and at most 1", lambda value: is_number(value) and 0 < value <= 1, float)
+"""The step of a training, as a share of the range of what is trained."""
+group_size = expecting(
+    "a positive group size, or -1 for one scale per channel",
+    lambda value: is_whole(value) and (value == -1 or value > 0),
+    int,
+)
+
+
+def only(right: bool, why: str) -> Callable[[Any], bool]:
+    """A validator of a yes or no that has one answer here, for the reason ``why``."""
+
+    def check(value: Any) -> bool:
+        if flag(value) is right:
+            return right
+        raise ConfigError(f"got {value!r}, expected {right!r}: {why}")
+
+    return check
+
+
+def at_least(smallest: int) -> Callable[[Any], int]:
+    """A validator that admits whole numbers from ``smallest`` on."""
+    return expecting(f"a whole number >= {smallest}", lambda value: is_whole(value) and value >= smallest, int)
+
+
+def whole_between(smallest: int, largest: int, what: str = "") -> Callable[[Any], int]:
+    """A validator that admits whole numbers from ``smallest`` to ``largest``.
+
+    >>> whole_between(1, 8, "bits")(99)
+    Traceback (most recent call last):
+    neural_compressor.errors.ConfigError: got 99, expected 1 to 8 bits
+    """
+    expected = f"{smallest} to {largest} {what}".rstrip()
+    return expecting(expected, lambda value: is_whole(value) and smallest <= value <= largest, int)
+
+
+def number_between(smallest: float, largest: float) -> Callable[[Any], float]:
+    """A validator that admits numbers from ``smallest`` to ``largest``."""
+    expected = f"a number from {smallest:g} to {largest:g}"
+    return expecting(expected, lambda value: is_number(value) and smallest <= value <= largest, float)
 
 
 def one_or_more(check: Callable[[Any], Any]) -> PlainValidator:
@@ -211,6 +179,13 @@ def one_or_more(check: Callable[[Any], Any]) -> PlainValidator:
         return found if len(found) > 1 else found[0]
 
     return PlainValidator(validate)
+
+
+def registered_dtype(value: Any) -> str:
+    """Validate the name of any data type, in its registered spelling."""
+    if not isinstance(value, str):
+        raise ConfigError(f"got {value!r}, expected the name of a data type, such as 'int8'")
+    return dtype(value).name
 
 
 def optional(check: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -10,7 +10,7 @@ from typing import Any
 from neural_compressor.common.base_config import BaseConfig, ComposableConfig, config_registry, register_config
 from neural_compressor.onnx.quantization import config as _config
 from neural_compressor.onnx.quantization.config import *  # noqa: F403
-from neural_compressor.onnx.quantization.config_sets import get_all_config_set
+from neural_compressor.onnx.quantization.config import get_all_config_set
 
 __all__ = ["BaseConfig", "ComposableConfig", "ExtraOptions", "config_registry", "get_all_config_set", "register_config"]
 __all__ += _config.__all__

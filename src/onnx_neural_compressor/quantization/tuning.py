@@ -9,8 +9,7 @@ from neural_compressor.common.base_tuning import (
     TuningMonitor,
     init_tuning,
 )
-from neural_compressor.onnx.quantization.config import TuningConfig
-from neural_compressor.onnx.quantization.config_sets import get_all_config_set
+from neural_compressor.onnx.quantization.config import TuningConfig, get_all_config_set
 from neural_compressor.onnx.quantization.tuning import autotune
 
 __all__ = [

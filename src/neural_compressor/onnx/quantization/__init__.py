@@ -25,8 +25,8 @@ from neural_compressor.onnx.quantization.config import (
     SmoothQuantConfig,
     StaticQuantConfig,
     TuningConfig,
+    get_all_config_set,
 )
-from neural_compressor.onnx.quantization.config_sets import get_all_config_set
 from neural_compressor.onnx.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 from neural_compressor.onnx.quantization.precision import convert_precision
 from neural_compressor.onnx.quantization.quant_types import CalibrationMethod, QuantFormat, QuantType

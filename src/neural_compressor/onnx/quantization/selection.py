@@ -11,7 +11,7 @@ import onnx
 from neural_compressor.config.composition import Composition
 from neural_compressor.config.op_selector import OpSelector
 from neural_compressor.errors import ConfigError, NothingToQuantizeError
-from neural_compressor.onnx.quantization.config.onnx_config import OnnxConfig
+from neural_compressor.onnx.quantization.config.fields import OnnxConfig
 
 PRODUCTS = ("MatMul", "Gemm")
 """Types of node of which ``quant_last_matmul`` means the last."""

@@ -9,34 +9,21 @@ from pydantic import PlainValidator
 from neural_compressor.algorithms.smoothquant import check_alpha
 from neural_compressor.config.composable import ComposableConfig
 from neural_compressor.config.composition import register_config
-from neural_compressor.config.validators import ExcludedPrecisions, flag, names, one_or_more, word
+from neural_compressor.config.validators import ExcludedPrecisions, flag, names, one_or_more, registered_dtype, word
 from neural_compressor.dtypes import dtype
 from neural_compressor.errors import ConfigError
 from neural_compressor.observers import OBSERVERS
-from neural_compressor.registry import close_matches
 from neural_compressor.schemes import OpScheme, Pass, TensorScheme
 
 _PREFIXES = {"weight": "weight", "act": "activation"}
 _FIELDS = {"dtype": "dtype", "sym": "scheme", "granularity": "granularity", "algorithm": "algorithm"}
 
 
-def _dtype(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ConfigError(f"got {value!r}, expected the name of a data type, such as 'int8'")
-    return dtype(value).name
-
-
-def _observer(value: Any) -> str:
-    if isinstance(value, str) and value in OBSERVERS:
-        return value
-    raise ConfigError(f"got {value!r}; {close_matches(str(value), OBSERVERS)}")
-
-
-Dtype = Annotated[str, one_or_more(_dtype)]
+Dtype = Annotated[str, one_or_more(registered_dtype)]
 Flag = Annotated[bool, one_or_more(flag)]
 Granularity = Annotated[str, one_or_more(word(("per_tensor", "per_channel")))]
 ActivationGranularity = Annotated[str, one_or_more(word(("per_tensor", "per_token")))]
-Algorithm = Annotated[str, one_or_more(_observer)]
+Algorithm = Annotated[str, one_or_more(word(OBSERVERS))]
 
 
 class ActivationConfig(ComposableConfig):

@@ -5,15 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from neural_compressor.config.composed import ComposedConfig
+from neural_compressor.config.composition import FRAMEWORK_QUERIES, FrameworkQueries
 from neural_compressor.config.tuning_config import TuningConfig
+from neural_compressor.onnx.graph.ops import quantizable_nodes
 from neural_compressor.onnx.graph.sum_order import ANY
+from neural_compressor.onnx.quantization.config.fields import OnnxConfig
 from neural_compressor.onnx.quantization.config.integer import (
     DynamicQuantConfig,
     IntegerConfig,
     SmoothQuantConfig,
     StaticQuantConfig,
 )
-from neural_compressor.onnx.quantization.config.onnx_config import OnnxConfig
 from neural_compressor.onnx.quantization.config.weight_only import (
     AWQConfig,
     GPTQConfig,
@@ -22,6 +24,7 @@ from neural_compressor.onnx.quantization.config.weight_only import (
     WeightOnlyConfig,
 )
 from neural_compressor.onnx.quantization.quant_types import CalibrationMethod, QuantFormat
+from neural_compressor.onnx.quantization.source_model import read_float_model
 
 __all__ = [
     "AWQConfig",
@@ -36,6 +39,7 @@ __all__ = [
     "StaticQuantConfig",
     "TuningConfig",
     "WeightOnlyConfig",
+    "get_all_config_set",
     "get_default_awq_config",
     "get_default_dynamic_config",
     "get_default_gptq_config",
@@ -97,3 +101,15 @@ def get_integer_tuning_config(target_cpu: str = ANY) -> list[OnnxConfig]:
         SmoothQuantConfig(per_channel=True, alpha="auto", target_cpu=target_cpu),
         DynamicQuantConfig(per_channel=True, target_cpu=target_cpu),
     ]
+
+
+def get_all_config_set() -> list[OnnxConfig]:
+    """Configurations of weights alone, then those of weights and activations."""
+    return [*get_woq_tuning_config(), *get_integer_tuning_config()]
+
+
+def _ops(model: Any) -> dict[str, str]:
+    return dict(quantizable_nodes(read_float_model(model)).keys())
+
+
+FRAMEWORK_QUERIES.add("onnxrt", FrameworkQueries(_ops, get_all_config_set))

@@ -1,21 +1,24 @@
-"""Field types and extra options that several configurations share. Where it says so a list of values spans a space."""
+"""The base of the configurations for ONNX models, and field types and extra options that several of them share."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import PlainValidator
 
+from neural_compressor.config.composable import ComposableConfig
 from neural_compressor.config.recipes import TARGET_CPUS
 from neural_compressor.config.validators import (
     as_list,
     at_least,
+    expecting,
     flag,
     group_size,
     is_whole,
     number_between,
     one_or_more,
+    whole_between,
     word,
 )
 from neural_compressor.dtypes import DTYPES
@@ -25,6 +28,9 @@ from neural_compressor.onnx.quantization.quant_types import CalibrationMethod, Q
 from neural_compressor.onnx.runtime.providers import AUTOMATIC, find_provider
 from neural_compressor.registry import close_matches
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 
 def smoothing_alpha(value: Any) -> float | str:
     """Validate how far outliers move: from 0 to 1, or ``"auto"``."""
@@ -33,10 +39,7 @@ def smoothing_alpha(value: Any) -> float | str:
 
 def smoothed_types(value: Any) -> tuple[str, ...]:
     """Validate the types of node to smooth."""
-    found = tuple(as_list(value))
-    for kind in found:
-        if kind not in LINEAR_TYPES:
-            raise ConfigError(f"got {kind!r}; {close_matches(str(kind), LINEAR_TYPES)}")
+    found = tuple(word(LINEAR_TYPES)(kind) for kind in as_list(value))
     if not found:
         raise ConfigError(f"got an empty list, expected some of {', '.join(LINEAR_TYPES)}")
     return found
@@ -142,30 +145,16 @@ def weight_dtype(value: Any) -> str:
     return kind.name
 
 
-def _bits(value: Any) -> int:
-    if is_whole(value) and 1 <= value <= MOST_BITS:
-        return int(value)
-    raise ConfigError(f"got {value!r}, expected 1 to {MOST_BITS} bits, of which 2, 4 and {MOST_BITS} have kernels")
-
-
-def _act_dtype(value: Any) -> str:
-    if value == FLOAT:
-        return FLOAT
-    raise ConfigError(
-        f"got {value!r}, expected 'fp32': weights alone are quantized here; for activations too use StaticQuantConfig or "
-        "DynamicQuantConfig"
-    )
-
-
-def _accuracy_level(value: Any) -> int | str:
-    if value is None:
-        return 0
-    if value == RUNTIME or (is_whole(value) and 0 <= value <= 4):
-        return RUNTIME if value == RUNTIME else int(value)
-    raise ConfigError(
-        f"got {value!r}, expected 0 (the fastest), 1 (inputs in fp32), 2 (fp16), 3 (bf16), 4 (int8 in blocks), or "
-        f"{RUNTIME!r}"
-    )
+_act_dtype = expecting(
+    "'fp32': weights alone are quantized here; for activations too use StaticQuantConfig or DynamicQuantConfig",
+    lambda value: value == FLOAT,
+    str,
+)
+_accuracy_level: Callable[[Any], int | str] = expecting(
+    f"0 (the fastest), 1 (inputs in fp32), 2 (fp16), 3 (bf16), 4 (int8 in blocks), or {RUNTIME!r}",
+    lambda value: value in (None, RUNTIME) or (is_whole(value) and 0 <= value <= 4),
+    lambda value: RUNTIME if value == RUNTIME else int(value or 0),
+)
 
 
 def _names(value: Any) -> tuple[str, ...]:
@@ -214,7 +203,7 @@ Providers = Annotated[tuple[str, ...], PlainValidator(_providers)]
 Flag = Annotated[bool, one_or_more(flag)]
 Count = Annotated[int, one_or_more(at_least(1))]
 Fraction = Annotated[float, one_or_more(number_between(0, 1))]
-Bits = Annotated[int, one_or_more(_bits)]
+Bits = Annotated[int, one_or_more(whole_between(1, MOST_BITS, f"bits, of which 2, 4 and {MOST_BITS} have kernels"))]
 GroupSize = Annotated[int, one_or_more(group_size)]
 WeightDtype = Annotated[str, one_or_more(weight_dtype)]
 ActDtype = Annotated[str, one_or_more(_act_dtype)]
@@ -223,3 +212,48 @@ Type = Annotated[QuantType, one_or_more(choice(QuantType))]
 Format = Annotated[QuantFormat, one_or_more(choice(QuantFormat))]
 TargetCpu = Annotated[str, one_or_more(word(TARGET_CPUS))]
 Method = Annotated[CalibrationMethod, one_or_more(choice(CalibrationMethod))]
+
+_READER = "calibration_data_reader"
+
+
+class OnnxConfig(ComposableConfig):
+    """The configuration of one algorithm for ONNX models.
+
+    ``op_types_to_quantize`` bounds the types of node it speaks of, ``nodes_to_quantize`` the nodes (names, or regular
+    expressions matched whole), ``nodes_to_exclude`` names those to leave in float. ``quant_last_matmul=False`` leaves the
+    last matrix product in float, too.
+
+    A calibration data reader is data and not a setting: copies share it, and files and dicts leave it out.
+    """
+
+    #: "static", "dynamic" or "weight_only"
+    approach: ClassVar[str] = ""
+    #: The types quantized where nothing says which; None stands for all that can be.
+    usual_types: ClassVar[tuple[str, ...] | None] = None
+
+    if TYPE_CHECKING:
+        # Each class lists its own fields, so that their order is that of its parameters.
+        op_types_to_quantize: tuple[str, ...] | None
+        nodes_to_quantize: tuple[str, ...]
+        nodes_to_exclude: tuple[str, ...]
+        quant_last_matmul: bool
+
+    @property
+    def reader(self) -> Any:
+        """The calibration data reader the configuration has of its own, or None."""
+        return getattr(self, _READER, None)
+
+    def expand(self) -> list[Self]:
+        singles = super().expand()
+        for single in singles:
+            if single is not self and self.reader is not None:
+                setattr(single, _READER, self.reader)
+        return singles
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        memo = {} if memo is None else memo
+        memo[id(self.reader)] = self.reader
+        return super().__deepcopy__(memo)
+
+    def _values(self) -> dict[str, Any]:
+        return {name: value for name, value in super()._values().items() if name != _READER}

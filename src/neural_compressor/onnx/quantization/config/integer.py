@@ -17,6 +17,7 @@ from neural_compressor.onnx.quantization.config.fields import (
     Format,
     Method,
     Names,
+    OnnxConfig,
     OptionalNames,
     Provider,
     Reader,
@@ -28,7 +29,6 @@ from neural_compressor.onnx.quantization.config.fields import (
     smoothed_types,
     smoothing_alpha,
 )
-from neural_compressor.onnx.quantization.config.onnx_config import OnnxConfig
 from neural_compressor.onnx.quantization.quant_types import CalibrationMethod, QuantFormat, QuantType
 from neural_compressor.schemes import PER_CHANNEL, PER_TENSOR, OpScheme, Pass, TensorScheme
 

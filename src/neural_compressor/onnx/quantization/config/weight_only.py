@@ -10,8 +10,8 @@ from pydantic import Field, PlainValidator
 
 from neural_compressor.algorithms import AWQOptions, GPTQOptions, RTNOptions, needs_data
 from neural_compressor.config.composition import register_config
-from neural_compressor.config.method_options import OptionTable, method_of, searched
-from neural_compressor.config.validators import flag, one_or_more, positive
+from neural_compressor.config.method_options import RECIPE_OPTIONS, OptionTable, method_of
+from neural_compressor.config.validators import one_or_more, only, positive
 from neural_compressor.dtypes import DType, dtype
 from neural_compressor.errors import ConfigError
 from neural_compressor.onnx.quantization.config.fields import (
@@ -25,22 +25,18 @@ from neural_compressor.onnx.quantization.config.fields import (
     Fraction,
     GroupSize,
     Names,
+    OnnxConfig,
     OptionalNames,
     Providers,
     Reader,
     WeightDtype,
 )
-from neural_compressor.onnx.quantization.config.onnx_config import OnnxConfig
 from neural_compressor.onnx.quantization.quant_types import QuantFormat
 from neural_compressor.schemes import PER_CHANNEL, Method, OpScheme, PerGroup, TensorScheme
 
 _GPTQ, _AWQ = GPTQOptions(), AWQOptions()
 ONNX_OPTIONS: OptionTable = {
-    "mse": searched,
-    "actorder": "act_order",
-    "correct_upstream": "upstream",
-    "enable_auto_scale": "auto_scale",
-    "enable_mse_search": "auto_clip",
+    **RECIPE_OPTIONS,
     "layer_wise_quant": "layer_wise",
     "integer_zero": lambda value: {} if value else {"integer_zero": False},
 }
@@ -177,12 +173,6 @@ class RTNConfig(WeightOnlyConfig):
         return super()._settled(values, given)
 
 
-def _perchannel(value: Any) -> bool:
-    if flag(value):
-        return True
-    raise ConfigError("got False, expected True: the kernels keep scales for each channel and group")
-
-
 @register_config("onnxrt", "gptq")
 class GPTQConfig(WeightOnlyConfig):
     """GPTQ: weights not yet rounded make up for the error of those that are. Needs data.
@@ -197,7 +187,7 @@ class GPTQConfig(WeightOnlyConfig):
     block_size: Count = _GPTQ.block_size
     actorder: Flag = _GPTQ.act_order
     mse: Flag = _GPTQ.search is not None
-    perchannel: Annotated[bool, one_or_more(_perchannel)] = True
+    perchannel: Annotated[bool, one_or_more(only(True, "the kernels keep scales for each channel and group"))] = True
     correct_upstream: Flag = _GPTQ.upstream
     calibration_data_reader: Reader = None
 
@@ -215,12 +205,6 @@ class AWQConfig(WeightOnlyConfig):
     calibration_data_reader: Reader = None
 
 
-def _asymmetric(value: Any) -> bool:
-    if flag(value):
-        raise ConfigError("got True, expected False: HQQ fits zero points")
-    return False
-
-
 @register_config("onnxrt", "hqq")
 class HQQConfig(WeightOnlyConfig):
     """HQQ: zero points are fitted so that a few weights far off cost little. Needs no data; always asymmetric.
@@ -231,7 +215,7 @@ class HQQConfig(WeightOnlyConfig):
 
     weight_group_size: GroupSize = 64
     integer_zero: Flag = True
-    weight_sym: Annotated[bool, one_or_more(_asymmetric)] = False
+    weight_sym: Annotated[bool, one_or_more(only(False, "HQQ fits zero points"))] = False
 
     @classmethod
     def _settled(cls, values: dict[str, Any], given: frozenset[str]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The default configuration of each algorithm, and sets to tune over."""
+"""The default configuration of each algorithm, sets to tune over, and other names that the 3.x API has."""
 
 from __future__ import annotations
 
@@ -6,16 +6,39 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from neural_compressor.config.composable import ComposableConfig
-from neural_compressor.config.queries import check_processor
+from neural_compressor.config.composition import FRAMEWORK_QUERIES, FrameworkQueries, check_processor
 from neural_compressor.errors import ConfigError
 from neural_compressor.registry import close_matches
 from neural_compressor.torch.quantization.config.autoround import AutoRoundConfig
 from neural_compressor.torch.quantization.config.fp8 import FP8Config
-from neural_compressor.torch.quantization.config.int8 import DynamicQuantConfig, StaticQuantConfig
+from neural_compressor.torch.quantization.config.int8 import DynamicQuantConfig, SmoothQuantConfig, StaticQuantConfig
 from neural_compressor.torch.quantization.config.layerwise import AWQConfig, GPTQConfig, HQQConfig, RTNConfig, TEQConfig
 from neural_compressor.torch.quantization.config.mixed_precision import MixedPrecisionConfig
 from neural_compressor.torch.quantization.config.mx import MXQuantConfig
-from neural_compressor.torch.quantization.config.smooth import SmoothQuantConfig
+from neural_compressor.torch.structure.ops import find_ops
+
+__all__ = [
+    "INT8StaticQuantConfig",
+    "get_all_config_set",
+    "get_default_AutoRound_config",
+    "get_default_autoround_config",
+    "get_default_awq_config",
+    "get_default_double_quant_config",
+    "get_default_dynamic_config",
+    "get_default_fp8_config",
+    "get_default_fp8_config_set",
+    "get_default_gptq_config",
+    "get_default_hqq_config",
+    "get_default_mixed_precision_config",
+    "get_default_mixed_precision_config_set",
+    "get_default_mx_config",
+    "get_default_rtn_config",
+    "get_default_sq_config",
+    "get_default_static_config",
+    "get_default_teq_config",
+    "get_rtn_double_quant_config_set",
+    "get_woq_tuning_config",
+]
 
 C = TypeVar("C", bound=ComposableConfig)
 
@@ -88,3 +111,40 @@ def get_woq_tuning_config() -> list[ComposableConfig]:
         GPTQConfig(use_sym=False, group_size=32, correct_upstream=True, scale_search="importance"),
         AutoRoundConfig(use_sym=False, group_size=32),
     ]
+
+
+INT8StaticQuantConfig = StaticQuantConfig
+
+
+def get_rtn_double_quant_config_set() -> list[RTNConfig]:
+    """Round to nearest with scales in float, and in the two well-known layouts with quantized scales."""
+    return [RTNConfig(), *(get_default_double_quant_config(name) for name in ("BNB_NF4", "GGML_TYPE_Q4_K"))]
+
+
+def get_default_fp8_config_set() -> list[FP8Config]:
+    """FP8 with scales of the device, of powers of two, and of any value."""
+    return [FP8Config(scale_method=name) for name in ("maxabs_hw", "maxabs_pow2", "maxabs_arbitrary")]
+
+
+def get_default_mixed_precision_config_set() -> list[MixedPrecisionConfig]:
+    """Both half precisions."""
+    return [MixedPrecisionConfig(dtype=name) for name in ("bf16", "fp16")]
+
+
+def get_all_config_set() -> list[ComposableConfig]:
+    """One of everything that quantizes ops as they are: weights alone, then int8, then fp8, then half precision."""
+    return [
+        *get_woq_tuning_config(),
+        StaticQuantConfig(),
+        SmoothQuantConfig(),
+        DynamicQuantConfig(),
+        *get_default_fp8_config_set(),
+        *get_default_mixed_precision_config_set(),
+    ]
+
+
+def _ops(model: Any) -> dict[str, str]:
+    return dict(find_ops(model)[0].keys())
+
+
+FRAMEWORK_QUERIES.add("torch", FrameworkQueries(_ops, get_all_config_set))

@@ -12,11 +12,13 @@ from neural_compressor.config.composable import ComposableConfig
 from neural_compressor.config.validators import (
     as_list,
     at_least,
+    expecting,
     flag,
     group_size,
     is_whole,
     number_between,
     one_or_more,
+    registered_dtype,
     seed,
     whole_between,
     word,
@@ -65,13 +67,6 @@ def dtype_of(name: str, bits: int) -> DType:
     return dtype(f"int{bits}" if name == "int" else name)
 
 
-def registered_dtype(value: Any) -> str:
-    """Validate the name of any data type, in its registered spelling."""
-    if not isinstance(value, str):
-        raise ConfigError(f"got {value!r}, expected the name of a data type, such as 'int8'")
-    return dtype(value).name
-
-
 def path_text(value: Any) -> str:
     """Validate a path; empty where there is none."""
     if value != "":
@@ -96,26 +91,25 @@ def layer_map(value: Any) -> dict[str, list[str]]:
     return found
 
 
-def _group_dim(value: Any) -> int:
-    if is_whole(value) and value == 1:
-        return 1
-    raise ConfigError(f"got {value!r}, expected 1: groups run along the inputs of a weight, as every kernel reads them")
+def _rotation(value: Any) -> bool | str:
+    return FOLDED if value == FOLDED else bool(value)
 
 
-def _folded(value: Any) -> bool | str:
-    if value is False or value == FOLDED:
-        return bool(value) and FOLDED
-    raise ConfigError(
-        f"got {value!r}, expected False or {FOLDED!r}: inputs are turned at run time (True) by RTNConfig and GPTQConfig"
-    )
-
-
-def _hadamard(value: Any) -> bool | str:
-    if isinstance(value, bool) or value == FOLDED:
-        return FOLDED if value == FOLDED else bool(value)
-    raise ConfigError(f"got {value!r}, expected False, True (inputs are turned at run time), or {FOLDED!r}")
-
-
+_group_dim = expecting(
+    "1: groups run along the inputs of a weight, as every kernel reads them",
+    lambda value: is_whole(value) and value == 1,
+    int,
+)
+_folded = expecting(
+    f"False or {FOLDED!r}: inputs are turned at run time (True) by RTNConfig and GPTQConfig",
+    lambda value: value is False or value == FOLDED,
+    _rotation,
+)
+_hadamard = expecting(
+    f"False, True (inputs are turned at run time), or {FOLDED!r}",
+    lambda value: isinstance(value, bool) or value == FOLDED,
+    _rotation,
+)
 Flag = Annotated[bool, one_or_more(flag)]
 Bits = Annotated[int, one_or_more(whole_between(1, 8, "bits"))]
 GroupSize = Annotated[int, one_or_more(group_size)]
@@ -132,9 +126,12 @@ FoldedHadamard = Annotated[bool | str, one_or_more(_folded)]
 ScaleSearch = Annotated[str, one_or_more(word(("none", "mse", "importance")))]
 
 
-def rotation_passes(config: ComposableConfig) -> tuple[Pass, ...]:
-    """The pass that folds a rotation into the weights, where the configuration asks for it with ``hadamard="folded"``."""
-    return (ROTATE,) if getattr(config, "hadamard", False) == FOLDED else ()
+class TorchConfig(ComposableConfig):
+    """The base of the configurations of PyTorch: with ``hadamard="folded"`` a rotation goes into the weights first."""
+
+    @property
+    def passes(self) -> tuple[Pass, ...]:
+        return (ROTATE,) if getattr(self, "hadamard", False) == FOLDED else ()
 
 
 def spelled(known: tuple[str, ...], same: Callable[[str], str]) -> Any:

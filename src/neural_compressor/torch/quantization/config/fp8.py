@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, PlainValidator, PrivateAttr
 
-from neural_compressor.config.composable import ComposableConfig
 from neural_compressor.config.composition import register_config
 from neural_compressor.config.validators import as_list, at_least, flag, one_or_more, word
 from neural_compressor.dtypes import DType, dtype
 from neural_compressor.errors import ConfigError
 from neural_compressor.name_pattern import NamePattern
 from neural_compressor.registry import close_matches
-from neural_compressor.schemes import OpScheme, Pass
+from neural_compressor.schemes import OpScheme
 from neural_compressor.schemes.scaling import DEVICE_SCALES
-from neural_compressor.torch.quantization.config.fields import Flag, FoldedHadamard, Path, rotation_passes, spelled
+from neural_compressor.torch.quantization.config.fields import Flag, FoldedHadamard, Path, TorchConfig, spelled
 from neural_compressor.torch.quantization.config.fp8_scales import (
     DYNAMIC,
     SCALE_METHODS,
@@ -122,7 +121,7 @@ Rank = Annotated[int | None, PlainValidator(_rank)]
 
 
 @register_config("torch", "fp8_quant")
-class FP8Config(ComposableConfig):
+class FP8Config(TorchConfig):
     """Weights and activations in an 8-bit float.
 
     ``mode`` is ``"AUTO"`` (prepare, data, convert), or one step of it with statistics in files under the prefix
@@ -187,11 +186,6 @@ class FP8Config(ComposableConfig):
     def quantize(self) -> bool:
         """Whether the model is quantized."""
         return self.mode in ("AUTO", "QUANTIZE", "LOAD")
-
-    @property
-    def passes(self) -> tuple[Pass, ...]:
-        """What it asks to be done to the whole model before its ops are quantized."""
-        return rotation_passes(self)
 
     @property
     def writes_statistics(self) -> bool:

@@ -1,32 +1,32 @@
-"""Integer weights and activations, static and dynamic."""
+"""Integer weights and activations: static, dynamic, and static after smoothing the inputs of layers."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any, ClassVar
 
-from neural_compressor.config.composable import ComposableConfig
+from neural_compressor.algorithms.smoothquant import alphas_between
 from neural_compressor.config.composition import register_config
-from neural_compressor.config.validators import ExcludedPrecisions, one_or_more, word
+from neural_compressor.config.validators import (
+    ExcludedPrecisions,
+    expecting,
+    is_number,
+    number_between,
+    one_or_more,
+    word,
+)
 from neural_compressor.dtypes import dtype
 from neural_compressor.errors import ConfigError
 from neural_compressor.observers import OBSERVERS
-from neural_compressor.registry import close_matches
 from neural_compressor.schemes import OpScheme, Pass, TensorScheme
-from neural_compressor.torch.quantization.config.fields import Dtype, Flag, FoldedHadamard, rotation_passes
+from neural_compressor.torch.quantization.config.fields import Dtype, Flag, FoldedHadamard, Fraction, TorchConfig
 from neural_compressor.torch.quantization.config.fp8 import FP8Config
-
-
-def _observer(value: Any) -> str:
-    if isinstance(value, str) and value in OBSERVERS:
-        return value
-    raise ConfigError(f"got {value!r}; {close_matches(str(value), OBSERVERS)}")
-
 
 Granularity = Annotated[str, one_or_more(word(("per_tensor", "per_channel", "per_block")))]
 ActivationGranularity = Annotated[str, one_or_more(word(("per_tensor", "per_channel", "per_token", "per_group")))]
 _GROUP = 128
 """The size of groups of activations, which are what blocks of weights are multiplied with."""
-Algorithm = Annotated[str, one_or_more(_observer)]
+Algorithm = Annotated[str, one_or_more(word(OBSERVERS))]
 
 
 _PREFIXES = {"w": "weight", "act": "activation"}
@@ -34,7 +34,7 @@ _FIELDS = {"dtype": "dtype", "sym": "scheme", "granularity": "granularity", "alg
 """What a field of a tensor is called in the configurations, and in schemes."""
 
 
-class ActivationConfig(ComposableConfig):
+class ActivationConfig(TorchConfig):
     """What the configurations share that quantize weights and activations."""
 
     w_dtype: Dtype = "int8"
@@ -47,11 +47,6 @@ class ActivationConfig(ComposableConfig):
     act_algo: Algorithm = "minmax"
 
     _mode: ClassVar[str] = "static"
-
-    @property
-    def passes(self) -> tuple[Pass, ...]:
-        """What it asks to be done to the whole model before its ops are quantized."""
-        return rotation_passes(self)
 
     @property
     def quantizes(self) -> bool:
@@ -147,7 +142,6 @@ class StaticQuantConfig(ActivationConfig):
 
     @property
     def passes(self) -> tuple[Pass, ...]:
-        """What it asks to be done to the whole model before its ops are quantized."""
         equalized = (Pass("equalize"),) if self.equalize else ()
         learned = (Pass("learn_rounding"),) if self.learned_rounding else ()
         return (*super().passes, *equalized, *learned)
@@ -165,3 +159,43 @@ class StaticQuantConfig(ActivationConfig):
     def _values(self) -> dict[str, Any]:
         """Without what is left open: what is written or copied leaves it open again."""
         return {name: value for name, value in super()._values().items() if name != "act_algo" or not self.left_open}
+
+
+_alpha: Callable[[Any], float | str] = expecting(
+    "a number from 0 (leave the activations) to 1 (all into the weights), or 'auto'",
+    lambda value: value == "auto" if isinstance(value, str) else is_number(value) and 0 <= value <= 1,
+    lambda value: value if value == "auto" else float(value),
+)
+
+
+@register_config("torch", "smooth_quant")
+class SmoothQuantConfig(StaticQuantConfig):
+    """Weights and activations in integers, with outliers of activations moved into the weights first.
+
+    ``alpha`` says how much, from 0 to 1; with ``"auto"`` each layer, or with ``do_blockwise`` each block, has what makes its
+    error least, from ``alpha_min`` to ``alpha_max`` in steps of ``alpha_step``, beginning with ``init_alpha``. With
+    ``folding`` scales go into the normalisation or layer before where that is exact; elsewhere a layer multiplies its input.
+    ``scale_sharing`` gives layers that read the same value the same scales, and ``shared_criterion`` says which of their
+    errors counts.
+
+    >>> SmoothQuantConfig(alpha=0.7).passes
+    (Pass(name='smooth', options={'alpha': 0.7}),)
+    """
+
+    alpha: Annotated[float | str, one_or_more(_alpha)] = 0.5
+    folding: Flag = False
+    scale_sharing: Flag = False
+    init_alpha: Fraction = 0.5
+    alpha_min: Fraction = 0.0
+    alpha_max: Fraction = 1.0
+    alpha_step: Annotated[float, one_or_more(number_between(0.01, 1))] = 0.1
+    shared_criterion: Annotated[str, one_or_more(word(("max", "min", "mean")))] = "max"
+    do_blockwise: Flag = False
+
+    @property
+    def passes(self) -> tuple[Pass, ...]:
+        self.require_single()
+        alphas_between(self.alpha_min, self.alpha_max, self.alpha_step)
+        own = [name for name in type(self).model_fields if name not in StaticQuantConfig.model_fields]
+        options = {name: value for name, (value, _) in self.changed(*own).items()}
+        return (*super().passes, Pass("smooth", options))

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from neural_compressor.config.composable import ComposableConfig
 from neural_compressor.config.composition import register_config
 from neural_compressor.config.validators import one_or_more, word
 from neural_compressor.dtypes import dtype
 from neural_compressor.errors import ConfigError
-from neural_compressor.schemes import Method, OpScheme, Pass, PerGroup, TensorScheme, float_op
+from neural_compressor.schemes import Method, OpScheme, PerGroup, TensorScheme, float_op
 from neural_compressor.torch.quantization.config.fields import (
     Count,
     Flag,
     FoldedHadamard,
-    rotation_passes,
+    TorchConfig,
     spelled,
 )
 
@@ -40,7 +39,7 @@ Element = Annotated[str, one_or_more(_dtypes(*ELEMENTS))]
 
 
 @register_config("torch", "mx_quant")
-class MXQuantConfig(ComposableConfig):
+class MXQuantConfig(TorchConfig):
     """Weights and activations of linear layers in blocks of ``blocksize`` elements that share a scale, simulated.
 
     The scale is the power of two that OCP MX v1.0 has for the largest element (``"nvfp4"``, an addition, has fp8 scales, and
@@ -66,11 +65,6 @@ class MXQuantConfig(ComposableConfig):
     weight_only: Flag = False
     w_algo: Annotated[str, one_or_more(word(tuple(_METHODS)))] = "minmax"
     hadamard: FoldedHadamard = False
-
-    @property
-    def passes(self) -> tuple[Pass, ...]:
-        """What it asks to be done to the whole model before its ops are quantized."""
-        return rotation_passes(self)
 
     @property
     def quantizes(self) -> bool:

@@ -8,18 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 from neural_compressor.algorithms import needs_data
 from neural_compressor.algorithms.weight_qparams import has_full_range
-from neural_compressor.config.composable import ComposableConfig
 from neural_compressor.config.method_options import OptionTable, method_of
 from neural_compressor.errors import ConfigError
-from neural_compressor.schemes import PER_CHANNEL, Method, OpScheme, Pass, PerGroup, TensorScheme
+from neural_compressor.schemes import PER_CHANNEL, Method, OpScheme, PerGroup, TensorScheme
 from neural_compressor.torch.quantization.config.fields import (
     FLOAT,
     Bits,
     Flag,
     GroupSize,
+    TorchConfig,
     WeightDtype,
     dtype_of,
-    rotation_passes,
 )
 
 logger = logging.getLogger("neural_compressor")
@@ -46,7 +45,7 @@ TORCH_OPTIONS: OptionTable = {
 """The fields whose names are not those of the options they stand for."""
 
 
-class WeightOnlyConfig(ComposableConfig):
+class WeightOnlyConfig(TorchConfig):
     """Weights in few bits, activations in float.
 
     ``dtype`` is ``"int"``, whose width is ``bits``, or the name of a data type, which then says what the bits are, and for
@@ -84,11 +83,6 @@ class WeightOnlyConfig(ComposableConfig):
     def needs_calibration(self) -> bool:
         """Whether the method, or what is done to the model before it, sees data."""
         return any(needs_data(each.method()) or each.passes for each in self.alone().expand())
-
-    @property
-    def passes(self) -> tuple[Pass, ...]:
-        """What it asks to be done to the whole model before its ops are quantized."""
-        return rotation_passes(self)
 
     def method(self) -> Method:
         """How the weights are found."""

@@ -22,7 +22,7 @@ from neural_compressor.onnx.graph.ops import CLIPS
 from neural_compressor.onnx.graph.queries import constant, is_constant, is_float, standard
 from neural_compressor.onnx.passes.store_weights import stored_floats
 from neural_compressor.onnx.runtime.batches import ModelInputs
-from neural_compressor.onnx.runtime.fusion_check import INTEGER_OPS, RunningNode, as_run, check_fusion
+from neural_compressor.onnx.runtime.fusion_check import INTEGER_OPS, RunningNode, as_run, running_in_float
 from neural_compressor.onnx.runtime.profiling import time_shares
 from neural_compressor.onnx.runtime.providers import Target
 from neural_compressor.onnx.runtime.session import make_session
@@ -116,7 +116,8 @@ class Kernels:
             return cls(absent=target.provider.name)
         if weight_bytes(model) > ONE_FILE_BYTES:
             return cls(running={})
-        return cls(check_fusion(model, target.sessions).float_running, as_run(model, target.sessions))
+        running = as_run(model, target.sessions)
+        return cls(running_in_float(model, target.sessions, running), running)
 
     def of(self, key: OpKey, parts: Sequence[ir.Node]) -> tuple[str, bool]:
         """What runs the op that became ``parts``, and whether that is float arithmetic on quantized values."""
@@ -188,6 +189,28 @@ _AT_A_TIME = 1 << 28
 """Bytes of outputs that are held at a time, of each model."""
 
 
+class _ErrorSums:
+    """Relative squared errors over any number of batches: sum |q - f|^2 / sum |f|^2."""
+
+    def __init__(self) -> None:
+        self._signal: dict[str, float] = defaultdict(float)
+        self._noise: dict[str, float] = defaultdict(float)
+
+    def add(self, name: str, expected: np.ndarray, actual: np.ndarray) -> None:
+        """Take in one batch of what is called ``name``."""
+        exact = np.asarray(expected, np.float64)
+        if exact.size:
+            self._signal[name] += float(np.sum(exact**2))
+            self._noise[name] += float(np.sum((np.asarray(actual, np.float64) - exact) ** 2))
+
+    def of(self, name: str) -> float | None:
+        """The error of what is called ``name``; None where nothing was seen of it."""
+        if name not in self._signal:
+            return None
+        noise, signal = self._noise[name], self._signal[name]
+        return noise / signal if signal else math.inf if noise else 0.0
+
+
 def output_errors(
     quantized: ir.Model,
     original: ir.Model,
@@ -203,18 +226,14 @@ def output_errors(
     read = {str(value.name): _as_read(value) for node in quantized.graph for value in node.outputs if is_float(value)}
     found = {str(node.name): _output(node, read) for node in original.graph if node.name in ops}
     shared = {op: name for op, name in found.items() if name is not None}
-    signal: dict[str, float] = defaultdict(float)
-    noise: dict[str, float] = defaultdict(float)
+    sums = _ErrorSums()
     for group in _portions(_sizes(original, list(shared.values()), next(iter(feeds)), providers)):
         sessions = [make_session(original, group, providers)]
         sessions.append(make_session(quantized, [read[name] for name in group], providers))
         for feed in feeds:
-            for name, *pair in zip(group, *(session.run(None, dict(feed)) for session in sessions), strict=True):
-                expected, actual = (np.asarray(array, np.float64) for array in pair)
-                if expected.size:
-                    signal[name] += float(np.sum(expected**2))
-                noise[name] += float(np.sum((actual - expected) ** 2))
-    return {op: _share(noise[name], signal[name]) for op, name in shared.items() if name in signal}
+            for triple in zip(group, *(session.run(None, dict(feed)) for session in sessions), strict=True):
+                sums.add(*triple)
+    return {op: error for op, name in shared.items() if (error := sums.of(name)) is not None}
 
 
 def own_errors(
@@ -239,8 +258,7 @@ def own_errors(
             cuts[str(node.name)] = output, [name for name in read if name in made], _limits(node, output)
     inner = list(dict.fromkeys(name for output, read, _ in cuts.values() for name in (output, *read)))
     sizes = _sizes(original, inner, next(iter(feeds)), providers)
-    signal: dict[str, float] = defaultdict(float)
-    noise: dict[str, float] = defaultdict(float)
+    sums = _ErrorSums()
     for group in _portions({op: sum(sizes[name] for name in (out, *read)) for op, (out, read, _) in cuts.items()}):
         outputs = [cuts[op][0] for op in group]
         read = list(dict.fromkeys(name for op in group for name in cuts[op][1]))
@@ -253,10 +271,8 @@ def own_errors(
             actual = dict(zip(dict.fromkeys(outputs), alone.run(None, given), strict=True))
             for op in group:
                 name, _, limits = cuts[op]
-                expected = np.asarray(floats[name], np.float64)
-                signal[op] += float(np.sum(expected**2))
-                noise[op] += float(np.sum((np.clip(np.asarray(actual[name], np.float64), *limits) - expected) ** 2))
-    return {op: _share(noise[op], signal[op]) for op in cuts}
+                sums.add(op, floats[name], np.clip(np.asarray(actual[name], np.float64), *limits))
+    return {op: sums.of(op) or 0.0 for op in cuts}
 
 
 _CUT = "/as in the float model"
@@ -291,10 +307,6 @@ def decibels(error: float) -> float:
     (20.0, inf)
     """
     return -10 * math.log10(error) if error else math.inf
-
-
-def _share(noise: float, signal: float) -> float:
-    return noise / signal if signal else math.inf if noise else 0.0
 
 
 def exactness(expected: Any, actual: Any) -> float | None:

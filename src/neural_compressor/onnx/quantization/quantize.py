@@ -17,7 +17,7 @@ from neural_compressor.onnx.quantization.resolution import resolve
 from neural_compressor.onnx.quantization.selection import require_onnx
 from neural_compressor.onnx.quantization.source_model import Source, read_float_model
 from neural_compressor.onnx.runtime.data_reader import example_of
-from neural_compressor.onnx.runtime.fusion_check import check_fusion
+from neural_compressor.onnx.runtime.fusion_check import running_in_float
 from neural_compressor.onnx.runtime.profiling import warn_if_slower
 from neural_compressor.onnx.runtime.providers import CPU
 from neural_compressor.onnx.runtime.saturation import warn_if_saturating
@@ -75,7 +75,7 @@ def quantized(
     new = executor.run(resolution.plan, resolution.run_options({}))
     static, in_float = resolution.capabilities.get("static"), dict[str, str]()
     if static is not None and static.target.runs_here:
-        in_float = dict(check_fusion(new, static.target.sessions).float_running)
+        in_float = running_in_float(new, static.target.sessions)
     providers = [capability.target.provider for capability in resolution.capabilities.values()]
     if CPU in providers:
         warn_if_saturating(new)

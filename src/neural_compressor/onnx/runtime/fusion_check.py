@@ -27,26 +27,25 @@ class RunningNode:
     dequantizes: bool
 
 
-@dataclass(frozen=True)
-class FusionReport:
-    """The quantized ops by what the runtime makes of them: those it fuses, and why it computes others in float."""
+def running_in_float(
+    model: ir.Model,
+    providers: Sequence[str] = ("CPUExecutionProvider",),
+    running: Mapping[str, RunningNode] | None = None,
+) -> dict[str, str]:
+    """The quantized ops of ``model`` that ONNX Runtime computes in float, with the reason; a warning names them.
 
-    fused: tuple[str, ...]
-    float_running: Mapping[str, str]
-
-
-def check_fusion(model: ir.Model, providers: Sequence[str] = ("CPUExecutionProvider",)) -> FusionReport:
-    """What ONNX Runtime makes of each quantized op of ``model``; a warning names those that run in float."""
+    ``running`` is what :func:`as_run` gives, where that is known.
+    """
     quantized = {str(node.name): node for node in model.graph if standard(node, *OP_TYPES) and _is_quantized(node)}
-    integer_ops = [str(node.name) for node in model.graph if node.op_type in INTEGER_OPS]
-    running = as_run(model, providers) if quantized else {}
+    if running is None:
+        running = as_run(model, providers) if quantized else {}
     floats = {name: _reason(node) for name, node in quantized.items() if name in running and running[name].dequantizes}
-    fused = tuple(name for name in (*quantized, *integer_ops) if name not in floats)
     if floats:
+        count = len(quantized) + sum(node.op_type in INTEGER_OPS for node in model.graph)
         named = ", ".join(f"{name} ({reason})" for name, reason in islice(floats.items(), _NAMED))
         more = f" and {len(floats) - _NAMED} more" if len(floats) > _NAMED else ""
-        logger.warning("%d of %d quantized ops run in float: %s%s", len(floats), len(floats) + len(fused), named, more)
-    return FusionReport(fused, floats)
+        logger.warning("%d of %d quantized ops run in float: %s%s", len(floats), count, named, more)
+    return floats
 
 
 _NAMED = 8

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, PlainValidator
 
@@ -36,13 +36,14 @@ from neural_compressor.schemes import PER_CHANNEL, PER_TENSOR, OpScheme, Pass, T
 class IntegerConfig(OnnxConfig):
     """A configuration that quantizes weights and activations."""
 
-    if TYPE_CHECKING:
-        weight_type: QuantType
-        per_channel: bool
-        reduce_range: bool
-        extra_options: dict[str, Any]
-        execution_provider: str | None
-        target_cpu: str
+    weight_type: Type = QuantType.QInt8
+    op_types_to_quantize: OptionalNames = None
+    nodes_to_quantize: Names = ()
+    nodes_to_exclude: Names = ()
+    per_channel: Flag = False
+    reduce_range: Flag = False
+    use_external_data_format: Flag = False
+    extra_options: Annotated[dict[str, Any], PlainValidator(options_among())] = Field(default_factory=dict)
 
     _activation: ClassVar[QuantType] = QuantType.QUInt8
 
@@ -78,8 +79,17 @@ class IntegerConfig(OnnxConfig):
         return TensorScheme(dtype(self._activation.dtype), symmetric=False)
 
 
+class StaticParameters(OnnxConfig):
+    """The parameters of static quantization that come before those of all integer configurations."""
+
+    calibration_data_reader: Reader = None
+    calibrate_method: Method = CalibrationMethod.MinMax
+    quant_format: Format = QuantFormat.QOperator
+    activation_type: Type = QuantType.QUInt8
+
+
 @register_config("onnxrt", "static_quant")
-class StaticQuantConfig(IntegerConfig):
+class StaticQuantConfig(IntegerConfig, StaticParameters):
     """Weights and activations quantized with ranges from calibration data.
 
     The default pair, unsigned activations with signed weights, is what x86 machines are fast at. ``target_cpu`` "any" gives
@@ -92,18 +102,6 @@ class StaticQuantConfig(IntegerConfig):
 
     approach: ClassVar[str] = "static"
 
-    calibration_data_reader: Reader = None
-    calibrate_method: Method = CalibrationMethod.MinMax
-    quant_format: Format = QuantFormat.QOperator
-    activation_type: Type = QuantType.QUInt8
-    weight_type: Type = QuantType.QInt8
-    op_types_to_quantize: OptionalNames = None
-    nodes_to_quantize: Names = ()
-    nodes_to_exclude: Names = ()
-    per_channel: Flag = False
-    reduce_range: Flag = False
-    use_external_data_format: Flag = False
-    extra_options: Annotated[dict[str, Any], PlainValidator(options_among())] = Field(default_factory=dict)
     calibration_sampling_size: Count = 100
     quant_last_matmul: Flag = True
     execution_provider: Provider = None
@@ -152,7 +150,7 @@ class SmoothQuantConfig(StaticQuantConfig, SmoothParameters):
     @property
     def smoothing(self) -> Pass:
         """What is done to outliers."""
-        names = ("alpha", "folding", "op_types", "calib_iter", "scales_per_op")
+        names = (name for name in SmoothParameters.params_list if name not in OnnxConfig.params_list)
         return Pass("smooth", {name: getattr(self, name) for name in names})
 
     def require_single(self) -> None:
@@ -173,13 +171,6 @@ class DynamicQuantConfig(IntegerConfig):
 
     approach: ClassVar[str] = "dynamic"
 
-    weight_type: Type = QuantType.QInt8
-    op_types_to_quantize: OptionalNames = None
-    nodes_to_quantize: Names = ()
-    nodes_to_exclude: Names = ()
-    per_channel: Flag = False
-    reduce_range: Flag = False
-    use_external_data_format: Flag = False
     extra_options: Annotated[dict[str, Any], PlainValidator(dynamic_options)] = Field(default_factory=dict)
     quant_last_matmul: Flag = True
     execution_provider: Provider = None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field, PlainValidator, PrivateAttr
 
 from neural_compressor.config.composition import register_config
-from neural_compressor.config.validators import as_list, at_least, flag, one_or_more, word
+from neural_compressor.config.validators import as_list, at_least, flag, one_or_more, optional, word
 from neural_compressor.dtypes import DType, dtype
 from neural_compressor.errors import ConfigError
 from neural_compressor.name_pattern import NamePattern
@@ -65,8 +65,7 @@ def _op_list(value: Any) -> dict[str, list[str]]:
     for part in value:
         if part not in ("names", "types"):
             raise ConfigError(f"got a part {part!r}; {close_matches(str(part), ('names', 'types'))}")
-    found = {part: [_op_name(item) for item in as_list(value.get(part, []))] for part in ("names", "types")}
-    return found
+    return {part: [_op_name(item) for item in as_list(value.get(part, []))] for part in ("names", "types")}
 
 
 def _op_name(value: Any) -> str:
@@ -87,21 +86,7 @@ def _is_listed(ops: Mapping[str, list[str]], name: str, op_type: str) -> bool:
     return op_type.casefold() in kinds or any(NamePattern.of(f".*(?:{text}).*").matches(name) for text in ops["names"])
 
 
-def _device(value: Any) -> str | None:
-    """The device whose scales ``hw`` means."""
-    if value is None:
-        return None
-    found: str = spelled(tuple(DEVICE_SCALES), str.lower)(value)
-    return found
-
-
 OpList = Annotated[dict[str, list[str]], PlainValidator(_op_list)]
-
-
-def _rank(value: Any) -> int | None:
-    if value is None or value == -1:
-        return None
-    return at_least(0)(value)
 
 
 def _no_modules(value: Any) -> dict[str, str]:
@@ -117,7 +102,7 @@ def _no_modules(value: Any) -> dict[str, str]:
     return dict(value)
 
 
-Rank = Annotated[int | None, PlainValidator(_rank)]
+Rank = Annotated[int | None, PlainValidator(lambda value: None if value in (None, -1) else at_least(0)(value))]
 
 
 @register_config("torch", "fp8_quant")
@@ -156,7 +141,7 @@ class FP8Config(TorchConfig):
     dynamic_quantization: Flag = False
     scale_params: Annotated[dict[str, float], PlainValidator(read_scale_params)] = Field(default_factory=dict)
     scale_format: Annotated[str, PlainValidator(spelled(("scalar", "const"), str.lower))] = "scalar"
-    device_for_scales: Annotated[str | None, PlainValidator(_device)] = None
+    device_for_scales: Annotated[str | None, PlainValidator(optional(spelled(tuple(DEVICE_SCALES), str.lower)))] = None
     recalc_scales: Annotated[bool, PlainValidator(flag)] = False
     ignore_modules_wo_measures: Annotated[bool, PlainValidator(flag)] = False
     seperate_measure_files: Annotated[bool, PlainValidator(flag)] = True
@@ -262,24 +247,17 @@ class FP8Config(TorchConfig):
     def check_ops(self, ops: Iterable[tuple[str, str]]) -> None:
         """Refuse an entry of the lists, or of a dict of scale methods, that speaks of none of ``ops``, (name, type) each."""
         ops = list(ops)
-        for place, text in names_of(self.scale_method):
-            alone = {**_no_ops(), "types" if place == "layer_types" else "names": [text]}
-            known = sorted({key[place == "layer_types"] for key in ops})
-            if text not in known if place == "nodes" else not any(_is_listed(alone, *key) for key in ops):
-                raise ConfigError(
-                    f"FP8Config.scale_method: {text!r} among the {place} matches no op of the model; "
-                    f"{close_matches(text, known)}"
-                )
+        entries = [("scale_method", part, text) for part, text in names_of(self.scale_method)]
         for field in ("allowlist", "blocklist"):
-            for part, texts in getattr(self, field).items():
-                for text in texts:
-                    alone = {**_no_ops(), part: [text]}
-                    if not any(_is_listed(alone, *key) for key in ops):
-                        known = sorted({key[part == "types"] for key in ops})
-                        raise ConfigError(
-                            f"FP8Config.{field}: {text!r} among the {part} matches no op of the model; "
-                            f"{close_matches(text, known)}"
-                        )
+            entries += [(field, part, text) for part, texts in getattr(self, field).items() for text in texts]
+        for field, part, text in entries:
+            by_type = part in ("types", "layer_types")
+            alone = {**_no_ops(), "types" if by_type else "names": [text]}
+            known = sorted({key[by_type] for key in ops})
+            if text not in known if part == "nodes" else not any(_is_listed(alone, *key) for key in ops):
+                raise ConfigError(
+                    f"FP8Config.{field}: {text!r} among the {part} matches no op of the model; {close_matches(text, known)}"
+                )
 
     def listed_among(self, ops: Iterable[tuple[str, str]], *fields: str) -> list[list[str]]:
         """Of each entry of its lists, or of those that ``fields`` name, the ops that it speaks of among ``ops``."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -29,7 +29,7 @@ from neural_compressor.torch.pt2e.ops import find_graph_ops, graph_opwise
 from neural_compressor.torch.quantization.config import FP8Config
 from neural_compressor.torch.quantization.config.fp8 import RUN_FIELDS
 from neural_compressor.torch.quantization.products import are_named, product_names
-from neural_compressor.torch.structure.ops import BY_FUNCTION, find_ops, is_parameter, not_weight_only
+from neural_compressor.torch.structure.ops import BY_FUNCTION, find_ops, is_parameter, not_weight_only, output_head
 
 _NOT_ALONE = "in an exported graph weights are not quantized alone; give the configuration the eager model"
 
@@ -53,7 +53,8 @@ def plan_for(model: nn.Module, config: Any, without_runs: str = "") -> tuple[Pla
     else:
         found, left = find_ops(model)
         with_head = any(getattr(part, "quant_lm_head", False) for part in config.parts)
-        resolver = _Resolver(model, opwise(PyTorchQuery(), found), not_weight_only(model, found, with_head))
+        not_alone = not_weight_only(model, found, with_head)
+        resolver = _Resolver(model, opwise(PyTorchQuery(), found), not_alone, () if with_head else _heads(model, found))
     _check_fp8(model, found, config, without_runs)
     planned = plan_ops(config, found, resolver.scheme)
     ops = planned.schemes
@@ -119,6 +120,12 @@ def _passes(
     return tuple(sorted((*whole, *usual, *single), key=lambda step: step == CORRECT_BIASES))
 
 
+def _heads(model: nn.Module, found: Mapping[OpKey, Any]) -> list[OpKey]:
+    """The output head of a language model, by the names it has among the ops."""
+    head = output_head(model)
+    return [key for key, module in found.items() if head is not None and module is head]
+
+
 def _is_static_integer(scheme: OpScheme) -> bool:
     """Whether an op wants its neighbours folded: integer kernels take them up, and 8-bit floats gain nothing by it."""
     return scheme.mode == "static" and scheme.activation is not None and scheme.activation.dtype.is_integer
@@ -136,12 +143,19 @@ def _nothing(model: nn.Module, has_ops: bool, reasons: list[str]) -> NothingToQu
 
 
 class _Resolver:
-    """Asks for the schemes of the ops of a model, each kind of question once."""
+    """Asks for the schemes of the ops of a model, each kind of question once.
+
+    ``not_alone`` says why weights of some ops are not quantized alone; those of ``heads`` are where a rule names them.
+    """
 
     def __init__(
-        self, model: nn.Module, configs: Mapping[OpKey, list[OpConfig]], not_alone: Mapping[OpKey, str]
+        self,
+        model: nn.Module,
+        configs: Mapping[OpKey, list[OpConfig]],
+        not_alone: Mapping[OpKey, str],
+        heads: Collection[OpKey] = (),
     ) -> None:
-        self._model, self._configs, self._not_alone = model, configs, not_alone
+        self._model, self._configs, self._not_alone, self._heads = model, configs, not_alone, heads
         self._spaces: dict[tuple[int, Request], OpSpace] = {}
         self._products = product_names(model)
 
@@ -161,12 +175,10 @@ class _Resolver:
         wanted: OpScheme = config.wanted_for(*key) if hasattr(config, "wanted_for") else config.wanted
         if wanted.mode == "weight_only":
             reason = self._not_alone.get(key, "")
-            if reason and not ("output head" in reason and given.explicit):
+            if reason and not (key in self._heads and given.explicit):
                 return None, reason
-        elif not given.explicit and wanted.weight is not None and wanted.weight.dtype.bits < 8:
-            reason = self._not_alone.get(key, "")
-            if "output head" in reason:
-                return None, _loses_much(config)
+        elif key in self._heads and not given.explicit and wanted.weight is not None and wanted.weight.dtype.bits < 8:
+            return None, _loses_much(config)
         if wanted.method is not None and needs_data(wanted.method) and is_parameter(self._model, key[0]):
             return None, _needs_each_expert(config)
         if wanted.output is not None and is_parameter(self._model, key[0]):

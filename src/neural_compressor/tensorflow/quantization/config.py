@@ -7,17 +7,13 @@ from typing import Annotated, Any, ClassVar
 from pydantic import PlainValidator
 
 from neural_compressor.algorithms.smoothquant import check_alpha
-from neural_compressor.config.composable import ComposableConfig
 from neural_compressor.config.composition import register_config
+from neural_compressor.config.tensor_fields import TensorFieldsConfig
 from neural_compressor.config.validators import ExcludedPrecisions, flag, names, one_or_more, registered_dtype, word
-from neural_compressor.dtypes import dtype
+from neural_compressor.dtypes import DType
 from neural_compressor.errors import ConfigError
 from neural_compressor.observers import OBSERVERS
-from neural_compressor.schemes import OpScheme, Pass, TensorScheme
-
-_PREFIXES = {"weight": "weight", "act": "activation"}
-_FIELDS = {"dtype": "dtype", "sym": "scheme", "granularity": "granularity", "algorithm": "algorithm"}
-
+from neural_compressor.schemes import OpScheme, Pass
 
 Dtype = Annotated[str, one_or_more(registered_dtype)]
 Flag = Annotated[bool, one_or_more(flag)]
@@ -26,7 +22,7 @@ ActivationGranularity = Annotated[str, one_or_more(word(("per_tensor", "per_toke
 Algorithm = Annotated[str, one_or_more(word(OBSERVERS))]
 
 
-class ActivationConfig(ComposableConfig):
+class ActivationConfig(TensorFieldsConfig):
     """What the configurations share that quantize weights and activations."""
 
     weight_dtype: Dtype = "int8"
@@ -38,17 +34,10 @@ class ActivationConfig(ComposableConfig):
     act_granularity: ActivationGranularity = "per_tensor"
     act_algorithm: Algorithm = "minmax"
 
-    _mode: ClassVar[str] = "static"
-
     @property
     def wanted(self) -> OpScheme:
         """How an op computes, as near as the framework comes to it."""
-        self.require_single()
-        tensors = {}
-        for prefix, tensor in _PREFIXES.items():
-            given = {field: getattr(self, f"{prefix}_{name}") for name, field in _FIELDS.items()}
-            tensors[tensor] = TensorScheme.from_dict({**given, "scheme": "sym" if given["scheme"] else "asym"})
-        weight, activation = tensors["weight"], tensors["activation"]
+        weight, activation = self.tensor_schemes()
         if weight.is_float and activation.is_float:
             return OpScheme(weight, activation, "float")
         if activation.is_float:
@@ -58,25 +47,9 @@ class ActivationConfig(ComposableConfig):
             )
         return OpScheme(weight, activation, self._mode)
 
-    @property
-    def said(self) -> dict[tuple[str, str], Any]:
-        """The fields of :attr:`wanted` that nothing else will do for: those that are not at their default."""
-        found: dict[tuple[str, str], Any] = {}
-        for given, (value, _) in self.changed(
-            *(f"{prefix}_{name}" for prefix in _PREFIXES for name in _FIELDS)
-        ).items():
-            prefix, _, name = given.partition("_")
-            found[_PREFIXES[prefix], "dtype"] = getattr(self, f"{prefix}_dtype")
-            found[_PREFIXES[prefix], _FIELDS[name]] = ("sym" if value else "asym") if name == "sym" else value
-        return found
-
-    @classmethod
-    def _settled(cls, values: dict[str, Any], given: frozenset[str]) -> dict[str, Any]:
-        for prefix in _PREFIXES:
-            kind = dtype(values[f"{prefix}_dtype"])
-            if not kind.is_integer or kind.name == "int16":  # kernels of 16 bits have no zero point
-                values = cls._with(values, {f"{prefix}_sym": True}, given, f"{prefix}_dtype {kind.name!r}")
-        return super()._settled(values, given)
+    @staticmethod
+    def _is_symmetric(kind: DType) -> bool:
+        return not kind.is_integer or kind.name == "int16"  # kernels of 16 bits have no zero point
 
 
 @register_config("tensorflow", "static_quant")

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar
 
 from neural_compressor.algorithms.smoothquant import alphas_between
 from neural_compressor.config.composition import register_config
+from neural_compressor.config.tensor_fields import TensorFieldsConfig
 from neural_compressor.config.validators import (
     ExcludedPrecisions,
     expecting,
@@ -15,26 +16,18 @@ from neural_compressor.config.validators import (
     one_or_more,
     word,
 )
-from neural_compressor.dtypes import dtype
 from neural_compressor.errors import ConfigError
 from neural_compressor.observers import OBSERVERS
-from neural_compressor.schemes import OpScheme, Pass, TensorScheme
+from neural_compressor.schemes import OpScheme, Pass
 from neural_compressor.torch.quantization.config.fields import Dtype, Flag, FoldedHadamard, Fraction, TorchConfig
 from neural_compressor.torch.quantization.config.fp8 import FP8Config
 
 Granularity = Annotated[str, one_or_more(word(("per_tensor", "per_channel", "per_block")))]
 ActivationGranularity = Annotated[str, one_or_more(word(("per_tensor", "per_channel", "per_token", "per_group")))]
-_GROUP = 128
-"""The size of groups of activations, which are what blocks of weights are multiplied with."""
 Algorithm = Annotated[str, one_or_more(word(OBSERVERS))]
 
 
-_PREFIXES = {"w": "weight", "act": "activation"}
-_FIELDS = {"dtype": "dtype", "sym": "scheme", "granularity": "granularity", "algo": "algorithm"}
-"""What a field of a tensor is called in the configurations, and in schemes."""
-
-
-class ActivationConfig(TorchConfig):
+class ActivationConfig(TensorFieldsConfig, TorchConfig):
     """What the configurations share that quantize weights and activations."""
 
     w_dtype: Dtype = "int8"
@@ -46,7 +39,8 @@ class ActivationConfig(TorchConfig):
     act_granularity: ActivationGranularity = "per_tensor"
     act_algo: Algorithm = "minmax"
 
-    _mode: ClassVar[str] = "static"
+    _weight: ClassVar[str] = "w"
+    _algorithm: ClassVar[str] = "algo"
 
     @property
     def quantizes(self) -> bool:
@@ -64,43 +58,12 @@ class ActivationConfig(TorchConfig):
             )
         return scheme
 
-    @property
-    def said(self) -> dict[tuple[str, str], Any]:
-        """The fields of :attr:`wanted` that nothing else will do for: those that are not at their default.
-
-        Who speaks of a tensor means the data type it has by default.
-        """
-        changed = self.changed(*(f"{prefix}_{name}" for prefix in _PREFIXES for name in _FIELDS))
-        found: dict[tuple[str, str], Any] = {}
-        for given, (value, _) in changed.items():
-            prefix, _, name = given.partition("_")
-            said = ("sym" if value else "asym") if name == "sym" else value
-            found[_PREFIXES[prefix], "dtype"] = getattr(self, f"{prefix}_dtype")
-            found[_PREFIXES[prefix], _FIELDS[name]] = said
-        return found
-
     def op_scheme(self) -> OpScheme:
         """How an op with a weight computes."""
-        self.require_single()
-        given = {
-            tensor: {field: getattr(self, f"{prefix}_{name}") for name, field in _FIELDS.items()}
-            for prefix, tensor in _PREFIXES.items()
-        }
-        fields = {tensor: {**each, "scheme": "sym" if each["scheme"] else "asym"} for tensor, each in given.items()}
-        if self.act_granularity == "per_group":
-            fields["activation"]["group_size"] = _GROUP
-        weight, activation = (TensorScheme.from_dict(fields[part]) for part in ("weight", "activation"))
+        weight, activation = self.tensor_schemes()
         if weight.is_float and activation.is_float:
             return OpScheme(weight, activation, "float")
         return OpScheme(weight, None if activation.is_float else activation, self._mode)
-
-    @classmethod
-    def _settled(cls, values: dict[str, Any], given: frozenset[str]) -> dict[str, Any]:
-        for prefix in ("w", "act"):
-            kind = dtype(values[f"{prefix}_dtype"])
-            if not kind.is_integer:
-                values = cls._with(values, {f"{prefix}_sym": True}, given, f"{prefix}_dtype {kind.name!r}")
-        return super()._settled(values, given)
 
 
 @register_config("torch", "dynamic_quant")

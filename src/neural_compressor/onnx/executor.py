@@ -321,8 +321,7 @@ def _smoothed(
 ) -> ir.Model:
     if (samples := data.upto(None)) is None:
         raise CalibrationError("smoothing looks at activations: give calibration data")
-    options = {each.name: getattr(wanted, each.name) for each in fields(wanted)}
-    return smooth(model, samples, weights=weights, providers=sessions, **options)
+    return smooth(model, samples, weights=weights, providers=sessions, **vars(wanted))
 
 
 def _static_options(steps: Steps, capability: ProviderCapability) -> StaticOptions:

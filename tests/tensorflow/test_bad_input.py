@@ -205,3 +205,59 @@ def test_a_saved_folder_of_another_model_is_refused(tmp_path):
     (tmp_path / "quantization.json").write_text(json.dumps(about))
     with pytest.raises(FormatError, match="ranges"):
         quantization.load(tmp_path, dense_model())
+
+
+class TwoArguments(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.head = layers.Dense(3)
+
+    def call(self, one, other):
+        return self.head(one) + self.head(other)
+
+
+class Branching(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.head = layers.Dense(3)
+
+    def call(self, inputs):
+        return self.head(inputs) if keras.ops.sum(inputs) > 0 else -self.head(inputs)
+
+
+def test_models_without_one_graph_say_what_to_write():
+    model = TwoArguments()
+    model(DATA[0], DATA[0])
+    with pytest.raises(ConfigError, match=r"several arguments \(one, other\).*a dict of tensors"):
+        quantize_model(model, StaticQuantConfig(), [(DATA[0], DATA[0])])
+    model = Branching()
+    model(DATA[0])
+    with pytest.raises(ConfigError, match=r"no graph.*symbolic.*SavedModel"):
+        quantize_model(model, StaticQuantConfig(), DATA)
+
+
+class TwoOfAName(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.parts = [layers.Dense(4, name="part") for _ in range(2)]
+
+    def call(self, inputs):
+        for part in self.parts:
+            inputs = part(inputs)
+        return inputs
+
+
+def test_layers_of_one_name_are_told_apart(tmp_path):
+    given = keras.Input((4,))
+    inner = [keras.Sequential([keras.Input((4,)), layers.Dense(4, name="d")], name=name) for name in "ab"]
+    model = keras.Model(given, inner[1](inner[0](given)))
+    quantized = quantize_model(model, StaticQuantConfig(), DATA, quiet=True)
+    assert set(quantized.model.quantization.codes) == {"a.d", "b.d"}
+    assert [part.layers[0].name for part in inner] == ["d", "d"]
+    quantized.save(tmp_path / "saved")
+    loaded = quantization.load(tmp_path / "saved", model)
+    np.testing.assert_array_equal(loaded.predict(DATA[0], verbose=0), quantized.predict(DATA[0], verbose=0))
+    model = TwoOfAName()
+    model(DATA[0])
+    quantized = quantize_model(model, StaticQuantConfig(), DATA, quiet=True)
+    assert set(quantized.model.quantization.codes) == {"part", "part_1"}

@@ -143,3 +143,31 @@ def test_samples_are_run_in_whole_batches_or_not_at_all():
     for count in (2, 6):
         with pytest.raises(CalibrationError, match=f"{count} samples, and the file takes 4"):
             runner(data[:count])
+
+
+@pytest.mark.parametrize(
+    "other", [{"act_algorithm": "percentile"}, {"act_sym": True}, {"act_dtype": "int16"}], ids=["range", "sign", "bits"]
+)
+@pytest.mark.parametrize("name", ["first", "second"])
+def test_a_tensor_that_ops_want_in_different_schemes_is_the_same_in_model_and_file(other, name):
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((16,), name="x")
+    x = layers.Dense(32, activation="relu", name="first")(inputs)
+    model = keras.Model(inputs, layers.Dense(4, name="third")(layers.Dense(8, name="second")(x)))
+    data = [np.random.default_rng(0).normal(size=(64, 16)).astype("float32")]
+    data[0][0] *= 30
+    config = StaticQuantConfig().set_local(name, StaticQuantConfig(**other))
+    quantized = quantize_model(model, config, data, quiet=True)
+    keras_out, lite_out, file = both(quantized, data)
+    assert file.in_float == {}
+    ranges = quantized.model.quantization.ranges
+    step = max(float(each.scale) for site, each in ranges.items() if site.startswith("third"))
+    assert np.abs(keras_out - lite_out).max() <= 3.01 * step  # one an op
+    interpreter = Interpreter(model_content=file.content)
+    interpreter.allocate_tensors()
+    scales = [d["quantization_parameters"]["scales"] for d in interpreter.get_tensor_details()]
+    in_file = [float(each[0]) for each in scales if len(each) == 1]
+    assert all(np.isclose(in_file, float(each.scale), rtol=0.01).any() for each in ranges.values())
+    if "act_dtype" not in other:
+        assert len(ranges) == 4  # one for each tensor
+        assert quantized.model.quantization.shared

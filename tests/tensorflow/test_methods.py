@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from neural_compressor import quantization
+from neural_compressor.algorithms import ALGORITHMS, InputStatistics
 from neural_compressor.config import PostTrainingQuantConfig
 from neural_compressor.errors import CalibrationError, ConfigError
 from neural_compressor.schemes import OpScheme, Pass, Plan
@@ -191,3 +192,33 @@ def test_what_was_seen_is_known_by_data_that_is_still_there():
     del loader
     gc.collect()
     assert there() is not None
+
+
+def test_methods_see_inputs_behind_the_weights_quantized_before():
+    model, data, adaptor = mlp(), correlated(), KerasAdaptor()
+    (config,) = weight_only("gptq").values()
+    keys = [(name, "Dense") for name in ("first", "second")]
+    quantized = adaptor.quantize({"op": dict.fromkeys(keys, config), "calib_sampling_size": 512}, model, [data])
+    first = quantized.get_layer("first")
+    inputs = InputStatistics()
+    inputs.update(np.maximum(data @ first.kernel.numpy() + first.bias.numpy(), 0))
+    weight = OpScheme.from_dict(config).weight
+    expected = ALGORITHMS["gptq"](model.get_layer("second").kernel.numpy().T, weight, inputs)
+    np.testing.assert_allclose(quantized.get_layer("second").kernel.numpy().T, expected.dequantize(), atol=1e-5)
+
+
+def test_layers_that_read_one_tensor_are_looked_at_in_one_run():
+    given = keras.Input((32,))
+    heads = [layers.Dense(8, name=name)(given) for name in ("query", "key", "value")]
+    model = keras.Model(given, layers.Dense(4, name="out")(layers.Add()(heads)))
+    (config,) = weight_only("gptq").values()
+    keys = [(name, "Dense") for name in ("query", "key", "value", "out")]
+    plan, calls = Plan({key: OpScheme.from_dict({**config}) for key in keys}), []
+    plan = plan.with_ops({("out", "Dense"): OpScheme.from_dict(weight_only("gptq", group_size=8)["first", "Dense"])})
+
+    def calibrate(watched):
+        calls.append(watched)
+        watched.predict(correlated(), verbose=0)
+
+    Executor(model).run(plan, calibrate)
+    assert len(calls) == 2

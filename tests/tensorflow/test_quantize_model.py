@@ -159,11 +159,11 @@ def test_a_wrapped_model_is_one():
     assert Model(model).layers == model.layers
 
 
-def test_tuning_ends_with_a_mixed_plan_as_a_file(tmp_path):
+@pytest.fixture(scope="module")
+def hard():
     """One feature is a thousand times the others, so that in 8 bits the first layer sees nothing else."""
     keras.utils.set_random_seed(0)
-    rng = np.random.default_rng(0)
-    data = rng.normal(size=(512, 16)).astype("float32")
+    data = np.random.default_rng(0).normal(size=(512, 16)).astype("float32")
     data[:, 0] *= 1000
     model = keras.Sequential(
         [
@@ -175,7 +175,17 @@ def test_tuning_ends_with_a_mixed_plan_as_a_file(tmp_path):
     )
     kernel = model.get_layer("hard").kernel
     kernel.assign(kernel.numpy() * np.float32([1e-6] + [1] * 15)[:, None])
-    labels = model.predict(data, verbose=0).argmax(-1)
+    return model, data, model.predict(data, verbose=0).argmax(-1)
+
+
+def is_mixed_and_as_good_in_the_file(quantized, content, data, labels):
+    modes = {name: scheme.mode for (name, _), scheme in quantized.quantization.plan.items()}
+    (out,) = Runner(content)(data).values()
+    return modes["hard"] != "static" and "static" in modes.values() and (out.argmax(-1) == labels).mean() >= 0.95
+
+
+def test_fit_ends_with_a_mixed_plan_as_a_file(hard, tmp_path):
+    model, data, labels = hard
     one = {
         "weight": {"granularity": "per_channel"},
         "activation": {"dtype": "int8", "scheme": "asym", "algorithm": "minmax"},
@@ -196,10 +206,16 @@ def test_tuning_ends_with_a_mixed_plan_as_a_file(tmp_path):
         quiet=True,
     )
     assert found.result.satisfied
-    modes = {name: scheme.mode for (name, _), scheme in found.model.quantization.plan.items()}
-    assert modes["hard"] != "static"
-    assert "static" in modes.values()
     found.save(tmp_path / "saved")
-    runner = Runner((tmp_path / "saved" / "model.tflite").read_bytes())
-    (out,) = runner(data).values()
-    assert (out.argmax(-1) == labels).mean() >= 0.95
+    content = (tmp_path / "saved" / "model.tflite").read_bytes()
+    assert is_mixed_and_as_good_in_the_file(found.model, content, data, labels)
+
+
+def test_autotune_ends_with_a_mixed_plan_as_a_file(hard, tmp_path):
+    model, data, labels = hard
+    config = TuningConfig([StaticQuantConfig()], tolerable_loss=0.05, workspace=tmp_path / "ws")
+    best = autotune(model, config, accuracy, eval_args=(data, labels), calib_dataloader=[data], quiet=True)
+    assert best.tuning.satisfied
+    best.save(tmp_path / "model.tflite")
+    content = (tmp_path / "model.tflite").read_bytes()
+    assert is_mixed_and_as_good_in_the_file(best.model, content, data, labels)

@@ -61,6 +61,13 @@ class Layout:
         """Every quantizer with a calibrated range."""
         return list(dict.fromkeys([*self.before.values(), *self.behind.values()]))
 
+    def narrowest(self, site: Site) -> Site:
+        """Of the quantizers of the tensors of ``site`` the one of fewest bits.
+
+        In a file a tensor has one range. Where it is read in 8 and in 16 bits, that of 8 serves both.
+        """
+        return min((each for each in self.sites if each.group == site.group), key=lambda each: each.scheme.dtype.bits)
+
 
 def integer_outputs(scheme: TensorScheme | None) -> bool:
     """Whether an op with such activations gives integers on, as kernels do that there are."""

@@ -6,6 +6,7 @@ Nothing here imports Keras before there is a model to work on: whoever asks whet
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -146,10 +147,14 @@ class KerasAdaptor(GraphAdaptor):
 
     def fingerprint(self, model: Any) -> str:
         model = self.ready(model)
-        config = model.to_json() if hasattr(model, "to_json") and _has_config(model) else type(model).__qualname__
+        config = type(model).__qualname__
+        if hasattr(model, "to_json") and _has_config(model):
+            said = json.loads(model.to_json())
+            said["config"].pop("name", None)  # Keras numbers models of a process that were given none
+            config = json.dumps(said, sort_keys=True)
         digest = hashlib.sha256(config.encode())
         for weight in model.weights:
-            digest.update(f"{weight.path} {weight.shape}".encode() + np.asarray(weight.numpy()).tobytes())
+            digest.update(f"{weight.name} {weight.shape}".encode() + np.asarray(weight.numpy()).tobytes())
         return digest.hexdigest()[:16]
 
     def op_errors(self, plan: Plan, model: Any, dataloader: Iterable[Any] | None = None) -> dict[OpKey, float]:

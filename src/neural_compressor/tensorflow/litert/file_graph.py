@@ -293,7 +293,8 @@ class FileGraph(FloatGraph):
                 assert tensor is not None
                 graph.lite.set_constant(tensor, parts.biases[key[0]])
         layout = lay_out(graph, parts.plan)
-        ranges = {tensor: _pair(sites, parts.ranges) for tensor, sites in layout.members.items()}
+        narrow = {tensor: layout.narrowest(sites[0]) for tensor, sites in layout.members.items()}
+        ranges = {tensor: activation_range(parts.ranges[s.name], s.scheme) for tensor, s in narrow.items()}
         graph._add_moving(schemes, ranges, layout)
         content = quantize_file(graph.lite, schemes, ranges, weights)
         return LiteModel(content, self.model.name, self.model.outputs, self.model.inputs, parts.plan, parts)
@@ -339,9 +340,3 @@ class FileGraph(FloatGraph):
             graph.lite.set_constant(known[name], array)
         given = self.model
         return LiteModel(graph.lite.written(), given.name, given.outputs, given.inputs)
-
-
-def _pair(sites: Iterable[Any], ranges: Mapping[str, QParams]) -> tuple[float, float]:
-    """The range of a tensor: that of 8 bits where ops read it in 8 and in 16, which loses nothing that was not lost."""
-    site = min(sites, key=lambda each: each.scheme.dtype.bits)
-    return activation_range(ranges[site.name], site.scheme)

@@ -184,7 +184,7 @@ class _Writer:
         if not inputs or len(pairs) != len(inputs) or behind is None:
             return False
         pairs.append((op.outputs[0], behind))
-        for tensor, site in pairs:
+        for tensor, site in ((tensor, self.layout.narrowest(each)) for tensor, each in pairs):
             self._spread(tensor, activation_range(self.parts.ranges[site.name], site.scheme))
         return True
 

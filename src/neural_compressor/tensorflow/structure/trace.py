@@ -6,7 +6,9 @@ layers and operations inside them show; what cannot be called so is kept whole, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -33,8 +35,8 @@ _WHOLE = (
 
 def trace(model: Any) -> Any:
     """``model`` as a flat functional model; it shares its layers with ``model``."""
-    inputs, structure = _inputs_of(model)
     try:
+        inputs, structure = _inputs_of(model)
         outputs = _expanded(model, structure)
     except _NotTraceableError as error:
         raise ConfigError(
@@ -42,7 +44,22 @@ def trace(model: Any) -> Any:
             "call() with Keras layers and keras.ops alone (keras.ops.relu in place of tf.nn.relu), or save it with "
             "model.export(folder) and quantize the SavedModel"
         ) from error
-    return keras.Model(inputs, outputs, name=model.name)
+    with _full_names(model):  # layers in different models may have one name, and those of one graph may not
+        return keras.Model(inputs, outputs, name=model.name)
+
+
+@contextmanager
+def _full_names(model: Any) -> Iterator[None]:
+    named = names_of(model)
+    layers = [layer for layer in model._flatten_layers(include_self=False) if id(layer) in named]
+    before = [layer.name for layer in layers]
+    try:
+        for layer in layers:
+            layer.name = named[id(layer)]
+        yield
+    finally:
+        for layer, name in zip(layers, before, strict=True):
+            layer.name = name
 
 
 class _NotTraceableError(Exception):
@@ -61,14 +78,21 @@ def _inputs_of(model: Any) -> tuple[Any, Any]:
         fresh = tree.map_structure(lambda t: keras.Input(batch_shape=t.shape, dtype=t.dtype, name=t.name), struct)
         return fresh, fresh
     shapes = getattr(model, "_build_shapes_dict", None) or {}
-    made = {name: _input_like(shape, name) for name, shape in shapes.items()}
-    if len(made) == 1:
-        (single,) = made.values()
-        return single, single
-    raise ConfigError(
-        f"the model {model.name!r} takes several arguments ({', '.join(made)}), which no functional graph has; give call() "
-        "one argument, a dict of tensors"
-    )
+    if not shapes:
+        raise _NotTraceableError("Keras could not call it with symbolic tensors when it was built")
+    required = [
+        name
+        for name, each in inspect.signature(model.call).parameters.items()
+        if each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD
+    ]
+    if len(shapes) > 1 or len(required) > 1:
+        raise ConfigError(
+            f"the model {model.name!r} takes several arguments ({', '.join(required)}), which no functional graph has; give "
+            "call() one argument, a dict of tensors"
+        )
+    ((name, shape),) = shapes.items()
+    single = _input_like(shape, name)
+    return single, single
 
 
 def functional_of(model: Any) -> Any:
@@ -121,14 +145,23 @@ def names_of(model: Any) -> dict[int, str]:
 
     def walk(layers: Any, prefix: str) -> None:
         for layer in layers:
-            name = f"{prefix}{layer.name}"
             if id(layer) in found:
                 continue
+            name = free_name(f"{prefix}{layer.name}", found.values())
             found[id(layer)] = name
             if is_composite(layer):
                 walk(layer._layers, f"{name}.")
 
     walk(getattr(model, "_layers", ()), "")
+    return found
+
+
+def free_name(name: str, taken: Collection[str]) -> str:
+    """``name``, numbered where it is taken."""
+    number, found = 0, name
+    while found in taken:
+        number += 1
+        found = f"{name}_{number}"
     return found
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
 from neural_compressor.errors import ConfigError
-from neural_compressor.schemes import Method, OpScheme, Plan
+from neural_compressor.schemes import Method, OpScheme, Plan, TensorScheme
 from neural_compressor.validation import explain
 
 NAME = "qat"
@@ -75,3 +75,12 @@ def qat_options(plan: Plan) -> QatOptions:
             f"ops of one model are trained alike, and the plan has {', '.join(sorted(map(str, methods)))}"
         )
     return QatOptions.of(next(iter(methods)).options if methods else {})
+
+
+def check_learnable(scheme: TensorScheme | None) -> None:
+    """Refuse scales that are to be among a few: what is learned would be rounded away."""
+    if scheme is not None and scheme.scaling is not None and scheme.scaling.admits_few:
+        raise ConfigError(
+            "learned_step_size trains scales of any size, and those of this configuration are powers of two, of a device, or "
+            "1: leave it out, or take scale_method='maxabs_arbitrary'"
+        )

@@ -64,6 +64,11 @@ class Scaling:
         if isinstance(self.backoff, bool) or not isinstance(self.backoff, int | float) or not 0 < self.backoff <= 1:
             raise ConfigError(f"the backoff of a scale is above 0 and at most 1, got {self.backoff!r}")
 
+    @property
+    def admits_few(self) -> bool:
+        """Whether not every scale is admitted."""
+        return self.rounding != "none" or self.value == "unit"
+
     def scale(self, magnitude: Array, kind: DType) -> Array:
         """The scales for parts of a tensor whose largest magnitudes are these; 1 where one is zero."""
         xp = array_namespace(magnitude)

@@ -18,6 +18,7 @@ from neural_compressor.torch.methods.qat import QatSession
 from neural_compressor.torch.passes.fold import Structure
 from neural_compressor.torch.quantization import (
     DynamicQuantConfig,
+    FP8Config,
     MXQuantConfig,
     RTNConfig,
     StaticQuantConfig,
@@ -206,6 +207,24 @@ def net():
 
 
 IMAGES = torch.randn(8, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+
+
+def test_learned_scales_of_fp8_are_those_of_the_result():
+    model = prepare_qat(linear(), FP8Config(scale_method="maxabs_arbitrary"), learned_step_size=True)
+    x = torch.randn(32, 16)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+    expected = model.eval()(x).detach()
+    torch.testing.assert_close(convert(model, quiet=True)(x), expected)
+
+
+@pytest.mark.parametrize("method", ["maxabs_hw", "maxabs_pow2", "unit_scale"])
+def test_scales_among_a_few_cannot_be_learned(method):
+    with pytest.raises(ConfigError, match=r"op '0' \(Linear\): learned_step_size .*'maxabs_arbitrary'"):
+        prepare_qat(linear(), FP8Config(scale_method=method), learned_step_size=True)
 
 
 @pytest.mark.parametrize("learned", [False, True])

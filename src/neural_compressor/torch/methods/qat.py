@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from neural_compressor.algorithms import rtn
-from neural_compressor.algorithms.qat import qat_options
+from neural_compressor.algorithms.qat import check_learnable, qat_options
 from neural_compressor.errors import CalibrationError, ConfigError
 from neural_compressor.observers import make_observer
 from neural_compressor.schemes import (
@@ -275,7 +275,9 @@ class LearnedActivationRounding(ActivationRounding):
                 low, high = integer_limits(self.scheme)
                 found.append(((low - zero) * step, (high - zero) * step))
             else:
-                found.append((-step * _largest_code(self.scheme), step * _largest_code(self.scheme)))
+                scaling, kind = self.scheme.scaling, self.scheme.dtype
+                full = _largest_code(self.scheme) if scaling is None else scaling.full_scale(kind)
+                found.append((-step * full, step * full))
         return found
 
 
@@ -311,6 +313,8 @@ class QatSession:
 
     def _round(self, key: OpKey, module: nn.Module, op: OpScheme) -> None:
         try:
+            for scheme in (op.weight, op.activation) if self.options.learned_step_size else ():
+                check_learnable(scheme)
             if op.weight is not None and isinstance(getattr(module, "weight", None), nn.Parameter):
                 self._round_weight(module, op)
         except ConfigError as error:

@@ -81,6 +81,6 @@ def check_learnable(scheme: TensorScheme | None) -> None:
     """Refuse scales that are to be among a few: what is learned would be rounded away."""
     if scheme is not None and scheme.scaling is not None and scheme.scaling.admits_few:
         raise ConfigError(
-            "learned_step_size trains scales of any size, and those of this configuration are powers of two, of a device, or "
-            "1: leave it out, or take scale_method='maxabs_arbitrary'"
+            "learned_step_size trains scales of any size, and those of this configuration are powers of two, of a device, "
+            "or 1: leave it out, or take scale_method='maxabs_arbitrary'"
         )

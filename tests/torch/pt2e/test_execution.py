@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from neural_compressor.errors import CalibrationError, ConfigError, QuantizationError
+from neural_compressor.errors import CalibrationError, ConfigError, NothingToQuantizeError, QuantizationError
 from neural_compressor.observers import KLObserver
 from neural_compressor.schemes import is_pair_safe
 from neural_compressor.torch.export import export
@@ -304,6 +304,12 @@ def test_bf16_models(mlp):
     q_model = quantized(model, StaticQuantConfig(), x)
     assert q_model(x).dtype == torch.bfloat16
     torch.testing.assert_close(q_model(x).float(), model(x).float(), rtol=0, atol=0.1)
+
+
+def test_layers_of_float64_stay_in_float(mlp):
+    x = torch.randn(4, 16, dtype=torch.float64)
+    with pytest.raises(NothingToQuantizeError, match=r"\(Linear\): its input is torch.float64; there are kernels for"):
+        prepare(export(mlp.double(), x), StaticQuantConfig())
 
 
 def test_weights_are_safe_where_pairs_are_added_in_16_bits(monkeypatch):

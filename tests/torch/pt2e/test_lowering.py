@@ -68,6 +68,12 @@ class TestCompiled:
         run = load(tmp_path / "packed", format="aoti")
         torch.testing.assert_close(run(x), model(x), rtol=1e-4, atol=1e-5)
         assert run(torch.randn(9, 16)).shape == (9, 4)
+        turned = torch.randn(16, 9).t()  # the code reads memory in the order of the export
+        torch.testing.assert_close(run(turned), model(turned), rtol=1e-4, atol=1e-5)
+        with pytest.raises(ConfigError, match="15 in dimension 1, which stayed 16"):
+            run(torch.randn(2, 15))
+        with pytest.raises(ConfigError, match=r"torch.int64; the package was compiled for torch.float32"):
+            run(torch.ones(2, 16, dtype=torch.int64))
 
     def test_eager_kernels_of_what_cannot_be_exported_compile_too(self, branching):
         x = torch.ones(2, 4)

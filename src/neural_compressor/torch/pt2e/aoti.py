@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
 
-from neural_compressor.errors import FormatError
+from neural_compressor.errors import ConfigError, FormatError
 from neural_compressor.paths import path_of
-from neural_compressor.torch.pt2e.exported import InputTensor, exported_of
+from neural_compressor.torch.pt2e.exported import Exported, InputTensor, exported_of, without_warnings
 
 SUFFIX = ".pt2"
+_KEY = "neural_compressor.exported"
 
 
 def write_package(model: GraphModule, path: str | Path) -> None:
@@ -32,11 +36,12 @@ def write_package(model: GraphModule, path: str | Path) -> None:
         for each in exported.tensors
     ]
     kwargs = dict(zip(exported.keywords, named, strict=True))
-    with torch.no_grad():
+    settings = {"freezing": True, "aot_inductor.metadata": {_KEY: json.dumps(asdict(exported))}}
+    with torch.no_grad(), without_warnings():
         program = torch.export.export(
             _Plain(model), (args, kwargs), dynamic_shapes=_nested(shapes, exported.positional, exported.keywords)
         )
-        torch._inductor.aoti_compile_and_package(program, package_path=str(file), inductor_configs={"freezing": True})
+        torch._inductor.aoti_compile_and_package(program, package_path=str(file), inductor_configs=settings)
 
 
 def load_package(path: str | Path) -> Any:
@@ -45,12 +50,28 @@ def load_package(path: str | Path) -> Any:
     if not file.is_file():
         raise FormatError(f"{file} does not exist; save(model, path, format='aoti') writes it")
     package = torch._inductor.aoti_load_package(str(file))
+    found = package.get_metadata().get(_KEY)
+    if found is None:
+        raise FormatError(f"{file} does not say what its inputs are: it was not written by save(format='aoti')")
+    exported = Exported.from_dict(json.loads(found))
 
     def run(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = exported.arranged(args, kwargs)
+        _check(exported, args, kwargs)
         with torch.no_grad():
-            return package(args, kwargs)
+            return package(*pytree.tree_map(torch.Tensor.contiguous, (args, kwargs)))
 
     return run
+
+
+def _check(exported: Exported, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Refuse what the code was not made for: it takes memory for tensors like those of the export, and looks at nothing."""
+    given = [*args, *kwargs.values()]
+    for known, tensor in zip(exported.tensors, given, strict=False):
+        if not isinstance(tensor, torch.Tensor) or str(tensor.dtype) != f"torch.{known.dtype}":
+            what = tensor.dtype if isinstance(tensor, torch.Tensor) else f"of type {type(tensor).__name__}"
+            raise ConfigError(f"input {known.name!r} is {what}; the package was compiled for torch.{known.dtype}")
+    exported.check(args, kwargs)
 
 
 class _Plain(torch.nn.Module):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import io
 import logging
 import re
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stderr
 from typing import Any
 
 import torch
@@ -111,14 +112,20 @@ def _check_runs(model: nn.Module, inputs: Inputs) -> None:
 def _exported(model: nn.Module, given: Inputs, dynamic_shapes: Any) -> tuple[torch.export.ExportedProgram, Inputs]:
     """The program, and the inputs it was made with: export takes a size of 1 for a constant, so larger ones come first."""
     if dynamic_shapes is not None:
-        return torch.export.export(model, *given, dynamic_shapes=dynamic_shapes), given
+        return _traced(model, given, dynamic_shapes), given
     larger = _doubled(model, given)
     for inputs in [given] if larger is None else [larger, given]:
         try:
-            return torch.export.export(model, *inputs, dynamic_shapes=_automatic(model, inputs)), inputs
+            return _traced(model, inputs, _automatic(model, inputs)), inputs
         except Exception as error:  # noqa: BLE001
             logger.debug("export of %s with %s: %s", type(model).__name__, describe(inputs), error)
-    return torch.export.export(model, *given), given
+    return _traced(model, given, None), given
+
+
+def _traced(model: nn.Module, inputs: Inputs, dynamic_shapes: Any) -> torch.export.ExportedProgram:
+    # Where it fails it prints all of the graph that there is; what counts is said in one line.
+    with redirect_stderr(io.StringIO()):
+        return torch.export.export(model, *inputs, dynamic_shapes=dynamic_shapes)
 
 
 def _doubled(model: nn.Module, inputs: Inputs) -> Inputs | None:

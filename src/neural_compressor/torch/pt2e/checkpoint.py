@@ -25,14 +25,7 @@ from neural_compressor.schemes import OpKey, Plan
 from neural_compressor.torch.files.checkpoint import CONFIG, WEIGHTS, checksum, read_checked, read_tensors, sha256
 from neural_compressor.torch.modules.relay import Relays
 from neural_compressor.torch.passes.fold import Structure
-from neural_compressor.torch.pt2e.exported import (
-    Exported,
-    FixedDimension,
-    InputTensor,
-    exported_of,
-    finished,
-    torchao_required,
-)
+from neural_compressor.torch.pt2e.exported import Exported, exported_of, finished, torchao_required
 from neural_compressor.torch.pt2e.ops import find_graph_ops, name_layer
 from neural_compressor.torch.quantized_model import Quantization
 
@@ -118,7 +111,7 @@ def load_graph(path: str | Path) -> GraphModule:
                 name_layer(node, names[node.name])
         reasons = {(name, kind): reason for name, kind, reason in config["reasons"]}
         done = Quantization(Plan.from_json(json.dumps(config["plan"])), Structure(), reasons, Relays())
-        return finished(model, _read_exported(config["exported"]), done)
+        return finished(model, Exported.from_dict(config["exported"]), done)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError, NeuralCompressorError) as error:
         raise FormatError(
             f"{path / CONFIG} holds no graph that can be read: {type(error).__name__}: {error}"
@@ -277,14 +270,3 @@ def _read(data: Any, nodes: dict[str, Node]) -> Any:
     parts = [_read(each, nodes) for each in value]
     makers: dict[str, Any] = {"tuple": tuple, "list": list, "slice": lambda three: slice(*three)}
     return makers[kind](parts)
-
-
-def _read_exported(data: dict[str, Any]) -> Exported:
-    return Exported(
-        tuple(data["parameters"]),
-        int(data["positional"]),
-        tuple(data["keywords"]),
-        tuple(InputTensor(each["name"], tuple(each["shape"]), each["dtype"]) for each in data["tensors"]),
-        tuple(FixedDimension(**each) for each in data["fixed"]),
-        tuple((name, value) for name, value in data["constants"]),
-    )

@@ -20,7 +20,7 @@ from neural_compressor.torch.executor import CORRECT_BIASES
 from neural_compressor.torch.modules.relay import Relays
 from neural_compressor.torch.passes.fold import Structure
 from neural_compressor.torch.pt2e.bias_correction import correct_biases, forget_inputs, mean_errors, watch_inputs
-from neural_compressor.torch.pt2e.exported import finished, mark, quiet, require_exported, shared
+from neural_compressor.torch.pt2e.exported import finished, mark, require_exported, shared, without_warnings
 from neural_compressor.torch.pt2e.observers import RangeObserver, WeightObserver
 from neural_compressor.torch.pt2e.ops import find_graph_ops, name_layer
 from neural_compressor.torch.pt2e.quantizer import Observers, PlanQuantizer
@@ -44,7 +44,7 @@ class GraphExecution:
         self.runs = 0
         self._inputs = CalibrationInputs()
         quantizer = PlanQuantizer(plan, self.observers)
-        with quiet():
+        with without_warnings():
             prepared = prepare_pt2e(shared(model), quantizer)
         self._nodes = quantizer.nodes
         self.model: GraphModule = mark(prepared, self._exported)
@@ -110,7 +110,7 @@ class GraphExecution:
         for node in graph.graph.nodes:
             # Annotations name nodes of the graph they were written into, so that converting a copy would look for these.
             node.meta.pop(Q_ANNOTATION_KEY, None)
-        with quiet():
+        with without_warnings():
             new = convert_pt2e(graph)
         correct_biases(new, errors)
         _strip(new)

@@ -63,6 +63,18 @@ class Exported:
     fixed: tuple[FixedDimension, ...] = ()
     constants: tuple[tuple[str, Any], ...] = ()
 
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Exported:
+        """What :func:`dataclasses.asdict` made a dict of, and JSON lists."""
+        return cls(
+            tuple(data["parameters"]),
+            int(data["positional"]),
+            tuple(data["keywords"]),
+            tuple(InputTensor(each["name"], tuple(each["shape"]), each["dtype"]) for each in data["tensors"]),
+            tuple(FixedDimension(**each) for each in data["fixed"]),
+            tuple((name, value) for name, value in data["constants"]),
+        )
+
     def arranged(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arguments of a call in the places where the graph has them; None for an input that it does not have is left out.
 
@@ -138,7 +150,7 @@ def mark(model: GraphModule, exported: Exported) -> GraphModule:
 
 def shared(model: GraphModule) -> GraphModule:
     """A graph of its own over the same tensors."""
-    with quiet():
+    with without_warnings():
         new = GraphModule(model, copy.deepcopy(model.graph))
     new.meta = dict(model.meta)
     return new
@@ -180,7 +192,7 @@ def _train(model: GraphModule, mode: bool = True) -> GraphModule:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def without_warnings() -> Iterator[None]:
     """torch and torchao warn of what is planned, layers in front of which nothing is quantized, and of deprecations."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -198,7 +210,7 @@ def torchao_required() -> Iterator[None]:
     for logger in loggers:
         logger.setLevel(logging.ERROR)
     try:
-        with quiet():
+        with without_warnings():
             yield
     except ImportError as error:
         raise MissingDependencyError(

@@ -65,7 +65,7 @@ def plan_for(model: nn.Module, config: Any, without_runs: str = "") -> tuple[Pla
                 del ops[key]
                 left[key] = f"{reason}; a rule that speaks of it has it quantized"
     if not ops:
-        raise _nothing(model, bool(found), planned.refusals)
+        raise _nothing(model, bool(found), left, planned.refusals)
     steps: dict[Pass, list[str]] = {}
     for name, _ in ops:
         config_of: Any = planned.assigned[name].config
@@ -131,11 +131,12 @@ def _is_static_integer(scheme: OpScheme) -> bool:
     return scheme.mode == "static" and scheme.activation is not None and scheme.activation.dtype.is_integer
 
 
-def _nothing(model: nn.Module, has_ops: bool, reasons: list[str]) -> NothingToQuantizeError:
+def _nothing(model: nn.Module, has_ops: bool, left: Mapping[OpKey, str], reasons: list[str]) -> NothingToQuantizeError:
     linear_alone = reasons and all("weight-only algorithms quantize linear layers" in reason for reason in reasons)
     if not has_ops or linear_alone:
+        first = "" if has_ops else next((f"; op {name!r} ({kind}): {why}" for (name, kind), why in left.items()), "")
         return NothingToQuantizeError(
-            f"a model of type {type(model).__name__} has no linear layer whose weight could be quantized"
+            f"a model of type {type(model).__name__} has no linear layer whose weight could be quantized{first}"
         )
     if reasons:
         return NothingToQuantizeError(f"nothing in the model can be quantized as the configuration says: {reasons[0]}")

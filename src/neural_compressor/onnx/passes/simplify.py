@@ -6,7 +6,6 @@ quantizer of its output nothing may be left, or the runtime computes it in float
 
 from __future__ import annotations
 
-import hashlib
 import logging
 
 import numpy as np
@@ -15,9 +14,9 @@ from onnx_ir.passes import common
 
 from neural_compressor.errors import ConfigError
 from neural_compressor.onnx.files.mapped_file import map_external
-from neural_compressor.onnx.files.model_file import ONE_FILE_BYTES, initializers, read_model, weight_bytes
+from neural_compressor.onnx.files.model_file import ONE_FILE_BYTES, read_model, weight_bytes
 from neural_compressor.onnx.files.scratch import scratch_folder
-from neural_compressor.onnx.graph.editor import GraphEditor, bypass, discard, take_over
+from neural_compressor.onnx.graph.editor import GraphEditor, bypass, take_over
 from neural_compressor.onnx.graph.normalise import EarlyPasses, normalise
 from neural_compressor.onnx.graph.queries import (
     array_of,
@@ -40,9 +39,6 @@ _RENAMING = ("MatMulAddFusion",)
 """Changes that lose the name of a product, by which users speak of it."""
 _MACHINE_LAYOUT = ("NchwcTransformer",)
 """Changes to the memory layout of this machine, for which there are no integer operators."""
-
-_SHARED_BYTES = 1024
-"""Smaller constants are left in the branches that hold them."""
 
 
 def optimise(model: ir.Model, level: str | None = None) -> ir.Model:
@@ -71,31 +67,10 @@ def optimise(model: ir.Model, level: str | None = None) -> ir.Model:
         # A product that took in the addition behind it is the same op to whoever named it.
         node.name = (node.name or "").removesuffix("/MatMulAddFusion")
     common.RemoveUnusedOpsetsPass()(new)
-    new = normalise(new, inferred=early.inferred)
-    _share_between_branches(new)
-    return new
-
-
-def _share_between_branches(model: ir.Model) -> None:
-    """Have constants that several inner graphs hold once, in the main graph.
-
-    The runtime computes what is constant in each branch, also where that is made of one weight they all read.
-    """
-    alike: dict[tuple[object, ...], list[ir.Value]] = {}
-    for value, tensor in list(initializers(model)):
-        if value.graph is not model.graph and tensor.nbytes >= _SHARED_BYTES and not value.is_graph_output():
-            digest = hashlib.sha256(tensor.tobytes()).digest()
-            alike.setdefault((tensor.dtype, *tensor.shape.numpy(), digest), []).append(value)
-    edit = GraphEditor(model)
-    for values in alike.values():
-        if len({value.graph for value in values}) < 2:
-            continue
-        held = values[0].const_value
-        assert held is not None
-        shared = edit.weight(f"{values[0].name}_shared", held, model.graph)
-        for value in values:
-            value.replace_all_uses_with(shared)
-            discard(value)
+    # The runtime computes what is constant in each branch, also where that is made of one weight they all read.
+    if common.LiftSubgraphInitializersToMainGraphPass()(new).modified:
+        common.DeduplicateHashedInitializersPass()(new)
+    return normalise(new, inferred=early.inferred)
 
 
 def simplify(model: ir.Model) -> None:

@@ -327,17 +327,15 @@ def _smoothed(
 def _static_options(steps: Steps, capability: ProviderCapability) -> StaticOptions:
     layout, biases = steps.usual(QdqLayout), steps.get(CorrectBiases)
     needed = capability.query.entry.recipes
+    pairs = {name: True for name in ("add_qdq_pair_to_weight", "dedicated_qdq_pair") if needed.get(name)}
+    form = {"quant_format": layout.quant_format or capability.quant_format}
     return StaticOptions(
-        quant_format=layout.quant_format or capability.quant_format,
+        **{**vars(layout), **form, **pairs},
         target=capability.name,
         providers=capability.target.sessions,
-        add_qdq_pair_to_weight=layout.add_qdq_pair_to_weight or bool(needed.get("add_qdq_pair_to_weight")),
-        dedicated_qdq_pair=layout.dedicated_qdq_pair or bool(needed.get("dedicated_qdq_pair")),
-        optypes_to_exclude_output_quant=tuple(layout.optypes_to_exclude_output_quant),
         quantize_bias=bool(needed.get("quantize_bias", True)),
         bias_correction=False if biases is None else biases.required or None,
         weight_correction=steps.get(CorrectWeights) is not None,
-        named=layout.named,
         percentile=steps.usual(Calibrate).percentile,
     )
 

@@ -74,10 +74,8 @@ def half_records(original: ir.Model, model: ir.Model, precision: str, kept: Coll
     """
     half = dtype(precision).name
     computing = f"computes in {half}"
-    kinds, nodes = (
-        {ir.DataType.FLOAT16, ir.DataType.BFLOAT16},
-        {str(node.name): node for node in model.graph.all_nodes()},
-    )
+    kinds = {ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
+    nodes = {str(node.name): node for node in model.graph.all_nodes()}
 
     def record(name: str, kind: str) -> OpRecord:
         read = [value for value in nodes[name].inputs if value is not None]

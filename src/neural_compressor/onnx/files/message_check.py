@@ -125,10 +125,10 @@ def _check_nodes(
     needs: list[set[int]] = []
     for node in graph.node:
         reads = [*filter(None, node.input)]
+        for inner in _graphs(node):
+            yield from _check_graph(inner, visible, ())
+            reads += _free_names(inner)
         for attribute in node.attribute:
-            for inner in _graphs(attribute):
-                yield from _check_graph(inner, visible, ())
-                reads += _free_names(inner)
             _check_attribute(attribute)
         for name in reads:
             if name not in visible:
@@ -204,23 +204,21 @@ def _free_names(graph: onnx.GraphProto) -> set[str]:
     """What a graph reads of the graphs around it."""
     own = {each.name for each in (*graph.input, *graph.initializer)} | {o for n in graph.node for o in n.output}
     read = {name for node in graph.node for name in node.input if name} | {value.name for value in graph.output}
-    for node in graph.node:
-        for attribute in node.attribute:
-            for inner in _graphs(attribute):
-                read |= _free_names(inner)
-    return read - own
+    return read.union(*(_free_names(inner) for node in graph.node for inner in _graphs(node))) - own
 
 
 def _nodes(graph: Any) -> Iterator[onnx.NodeProto]:
     for node in graph.node:
         yield node
-        for attribute in node.attribute:
-            for inner in _graphs(attribute):
-                yield from _nodes(inner)
+        for inner in _graphs(node):
+            yield from _nodes(inner)
 
 
-def _graphs(attribute: onnx.AttributeProto) -> list[onnx.GraphProto]:
-    return [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]
+def _graphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """The bodies of an If, Loop or Scan."""
+    for attribute in node.attribute:
+        yield from [attribute.g] if attribute.HasField("g") else ()
+        yield from attribute.graphs
 
 
 def _named(node: onnx.NodeProto) -> str:

@@ -30,11 +30,10 @@ class OnnxQuery(QueryBackendCapability):
         self.provider = provider
 
     def known_op_types(self) -> Collection[str]:
-        listed = {
-            op_type for entry in read_entries(self.path) for types in entry.op_types.values() for op_type in types
-        }
-        kinds = (ops for e in read_entries(self.path) for modes in e.capabilities.values() for ops in modes.values())
-        return {*listed, *(op_type for ops in kinds for op_type in ops), *(s.name for s in onnx.defs.get_all_schemas())}
+        entries = read_entries(self.path)
+        listed = [types for entry in entries for types in entry.op_types.values()]
+        able = [types for entry in entries for modes in entry.capabilities.values() for types in modes.values()]
+        return {schema.name for schema in onnx.defs.get_all_schemas()}.union(*listed, *able)
 
     @property
     def quant_format(self) -> str:

@@ -1,6 +1,6 @@
 """What helps a CNN that int8 hurts: each way to choose ranges, corrections, equalization, learned rounding, beside float.
 
-    python benchmarks/hard_cnn.py --data DIR [--images 1000]
+    python benchmarks/hard_cnn.py --data DIR [--images 1000] [--exactly NAME ...]
     python benchmarks/hard_cnn.py --data DIR --model resnet20 --only "4 bits" "3 bits"
 
 ``vision_models.py`` says what DIR holds. Everything is one run on one thread. Top-1 is paired: "won" and "lost" are images
@@ -27,21 +27,35 @@ from neural_compressor import quantization
 from neural_compressor.config import PostTrainingQuantConfig
 
 NO_CORRECTION: dict[str, Any] = {"fast_bias_correction": False}
-LEARNED: dict[str, Any] = {"learned_rounding": True}
+BY_LAYER: dict[str, Any] = {"learned_rounding": "layer"}
+BY_BLOCK: dict[str, Any] = {"learned_rounding": "block"}
+SEARCHED: dict[str, Any] = {"range_search": True}
+EQUALIZED: dict[str, Any] = {"equalization": True}
 VARIANTS: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "a scale a channel, minmax, nothing corrected": ("per_channel", "minmax", NO_CORRECTION, "int8"),
     "a scale a channel, minmax": ("per_channel", "minmax", {}, "int8"),
     "a scale a channel, kl (default)": ("per_channel", "kl", {}, "int8"),
-    "a scale a channel, kl, learned": ("per_channel", "kl", LEARNED, "int8"),
+    "a scale a channel, kl, searched": ("per_channel", "kl", SEARCHED, "int8"),
+    "a scale a channel, kl, equalized, searched": ("per_channel", "kl", EQUALIZED | SEARCHED, "int8"),
+    "a scale a channel, kl, by layer": ("per_channel", "kl", BY_LAYER, "int8"),
+    "a scale a channel, kl, searched, by layer": ("per_channel", "kl", SEARCHED | BY_LAYER, "int8"),
     "a scale a channel, percentile": ("per_channel", "percentile", {}, "int8"),
     "one scale, minmax, nothing corrected": ("per_tensor", "minmax", NO_CORRECTION, "int8"),
     "one scale, kl": ("per_tensor", "kl", {}, "int8"),
-    "one scale, kl, equalized": ("per_tensor", "kl", {"equalization": True}, "int8"),
-    "one scale, kl, equalized, learned": ("per_tensor", "kl", {"equalization": True, **LEARNED}, "int8"),
+    "one scale, kl, equalized": ("per_tensor", "kl", EQUALIZED, "int8"),
+    "one scale, kl, equalized, by layer": ("per_tensor", "kl", EQUALIZED | BY_LAYER, "int8"),
+    "one scale, kl, equalized, searched": ("per_tensor", "kl", EQUALIZED | SEARCHED, "int8"),
+    "one scale, kl, equalized, searched, by layer": ("per_tensor", "kl", EQUALIZED | SEARCHED | BY_LAYER, "int8"),
+    "one scale, kl, equalized, searched, by block": ("per_tensor", "kl", EQUALIZED | SEARCHED | BY_BLOCK, "int8"),
     "4 bits, kl": ("per_channel", "kl", {}, "int4"),
-    "4 bits, kl, learned": ("per_channel", "kl", LEARNED, "int4"),
+    "4 bits, kl, searched": ("per_channel", "kl", SEARCHED, "int4"),
+    "4 bits, kl, by layer": ("per_channel", "kl", BY_LAYER, "int4"),
+    "4 bits, kl, by block": ("per_channel", "kl", BY_BLOCK, "int4"),
+    "4 bits, kl, searched, by layer": ("per_channel", "kl", SEARCHED | BY_LAYER, "int4"),
     "3 bits, kl": ("per_channel", "kl", {}, "int3"),
-    "3 bits, kl, learned": ("per_channel", "kl", LEARNED, "int3"),
+    "3 bits, kl, by layer": ("per_channel", "kl", BY_LAYER, "int3"),
+    "3 bits, kl, by block": ("per_channel", "kl", BY_BLOCK, "int3"),
+    "3 bits, kl, searched, by layer": ("per_channel", "kl", SEARCHED | BY_LAYER, "int3"),
 }
 """Granularity of weights, estimator of activation ranges, recipes, type of weights.
 
@@ -80,6 +94,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=1000, help="images that top-1 is measured on")
     parser.add_argument("--model", default="mobilenet_v2", choices=vision_models.NAMES)
     parser.add_argument("--only", nargs="*", default=list(VARIANTS), help="parts of names of what is tried")
+    parser.add_argument("--exactly", nargs="*", default=(), choices=list(VARIANTS), help="whole names of what is tried")
     options = parser.parse_args()
     torch.set_num_threads(1)
     console = Console(width=150)
@@ -91,7 +106,7 @@ def main() -> None:
         table.add_column(column, justify="right")
     table.add_row("float", f"{100 * float((expected.argmax(1) == vision.labels).float().mean()):.1f}")
     for name, variant in VARIANTS.items():
-        if any(part in name for part in options.only):
+        if name in options.exactly if options.exactly else any(part in name for part in options.only):
             start = time.perf_counter()
             model = quantized(vision, *variant)
             seconds = time.perf_counter() - start

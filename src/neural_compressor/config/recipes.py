@@ -20,6 +20,7 @@ RECIPES: dict[str, Any] = {
     "fast_bias_correction": None,
     "weight_correction": False,
     "equalization": False,
+    "range_search": False,
     "learned_rounding": False,
     "gemm_to_matmul": True,
     "graph_optimization_level": None,
@@ -101,12 +102,14 @@ def with_recipes(
         passes["correct_biases"] = Pass("correct_biases", {"required": True})
         if not correct:
             del passes["correct_biases"]
+    before = len(passes)
+    if recipes.get("range_search"):
+        passes["search_ranges"] = Pass("search_ranges")
     if recipes.get("weight_correction"):
         passes["correct_weights"] = Pass("correct_weights")
-    if recipes.get("learned_rounding"):
-        passes["learn_rounding"] = Pass("learn_rounding")
-    finds_weights = recipes.get("weight_correction") or recipes.get("learned_rounding")
-    if finds_weights and "correct_biases" in passes:  # it makes up for the weights as they are by then
+    if learned := recipes.get("learned_rounding"):
+        passes["learn_rounding"] = learned_rounding_pass(learned)
+    if len(passes) > before and "correct_biases" in passes:  # it makes up for weights and inputs as they are by then
         passes["correct_biases"] = passes.pop("correct_biases")
     layout = {name: recipes[name] for name in _LAYOUT if recipes.get(name)}
     if types := layout.get("optypes_to_exclude_output_quant"):
@@ -120,6 +123,22 @@ def with_recipes(
     if adds_in_pairs and word(TARGET_CPUS)(recipes.get("target_cpu", "any")) == "any":
         ops |= {key: any_cpu_op(s) for key, s in ops.items() if key in adds_in_pairs.get(s.mode, ())}
     return replace(plan, ops=ops, passes=tuple(passes.values()))
+
+
+def learned_rounding_pass(scope: Any) -> Pass:
+    """What ``learned_rounding`` asks for: True, or over what the error is taken.
+
+    >>> learned_rounding_pass("block")
+    Pass(name='learn_rounding', options={'scope': 'block'})
+    """
+    return Pass("learn_rounding") if scope is True else Pass("learn_rounding", {"scope": learning_scope(scope)})
+
+
+def learning_scope(value: Any) -> bool | str:
+    """A valid value of ``learned_rounding``."""
+    if isinstance(value, bool) or (isinstance(value, str) and value in ("layer", "block")):
+        return value
+    raise ConfigError(f"learned_rounding: got {value!r}, expected True, False, 'layer' or 'block'")
 
 
 def _smoothing(args: Any) -> Mapping[str, Any]:

@@ -67,6 +67,7 @@ RECIPES: Mapping[str, tuple[str, ...]] = {
     "fast_bias_correction": ("static",),
     "weight_correction": ("static",),
     "equalization": ("static", "dynamic"),
+    "range_search": ("static",),
     "learned_rounding": ("static",),
 }
 """The recipes that are applied, with the modes of quantization they are about."""

@@ -19,7 +19,13 @@ from neural_compressor.torch.methods.weight_only.methods import is_block_method,
 from neural_compressor.torch.methods.weight_only.quantizer import sees_data
 from neural_compressor.torch.modules.base import quant_class
 from neural_compressor.torch.modules.kernels.table import kernel_for
-from neural_compressor.torch.passes import correct, equalize, rotation, smooth  # noqa: F401 - registered by being imported
+from neural_compressor.torch.passes import (  # noqa: F401 - registered by being imported
+    correct,
+    equalize,
+    range_search,
+    rotation,
+    smooth,
+)
 from neural_compressor.torch.passes.model_pass import read_pass
 from neural_compressor.torch.structure.ops import is_linear, is_parameter, op_type, outer_blocks
 

@@ -1,6 +1,7 @@
 """Learned rounding as a pass of plans, a recipe and a field of configurations."""
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,12 @@ from neural_compressor.config.recipes import with_recipes
 from neural_compressor.errors import ConfigError, NeuralCompressorError
 from neural_compressor.schemes import OpScheme, Pass, Plan, is_pair_safe
 from neural_compressor.torch.executor import CORRECT_BIASES, FOLD, USUAL_PASSES, prepare
+from neural_compressor.torch.methods import learned_rounding
+from neural_compressor.torch.methods.block_rounding import learn_block
 from neural_compressor.torch.methods.learned_rounding import LearnRoundingOptions, patches
-from neural_compressor.torch.quantization import DynamicQuantConfig, StaticQuantConfig, quantize
+from neural_compressor.torch.modules.kernels import table
+from neural_compressor.torch.modules.kernels.integer import INTEGER_KERNELS
+from neural_compressor.torch.quantization import DynamicQuantConfig, StaticQuantConfig, TuningConfig, autotune, quantize
 
 LEARN = Pass("learn_rounding")
 KINDS = {"0": "Conv2d", "2": "Conv2d", "4": "Conv2d", "8": "Linear"}
@@ -108,6 +113,124 @@ def test_weights_for_kernels_that_add_in_pairs_stay_safe(net, batches):
     assert not torch.equal(nearest[0].weight, learned[0].weight)
 
 
+class Residual(nn.Module):
+    def __init__(self, channels):
+        super().__init__()
+        self.wide, self.narrow = nn.Conv2d(channels, 12, 1), nn.Conv2d(12, channels, 3, padding=1)
+
+    def forward(self, x):
+        return x + self.narrow(nn.functional.relu6(self.wide(x)))
+
+
+@pytest.fixture(scope="module")
+def residual():
+    torch.manual_seed(0)
+    blocks = nn.Sequential(Residual(6), Residual(6))
+    return nn.Sequential(nn.Conv2d(3, 6, 3), blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 4)).eval()
+
+
+BLOCK = LEARN.with_options(scope="block", iters=40)
+LAYERS = dict.fromkeys(("0", "1.0.wide", "1.0.narrow", "1.1.wide", "1.1.narrow"), "Conv2d") | {"4": "Linear"}
+
+
+@pytest.mark.parametrize("granularity", ["per_channel", "per_tensor"])
+def test_training_a_block_brings_it_nearer_to_its_targets(residual, batches, granularity):
+    model = quantized(residual, batches, scheme(granularity, weight="int3"), kinds=LAYERS)
+    block, layers = model[1][0], {"wide": model[1][0].wide, "narrow": model[1][0].narrow}
+    with torch.no_grad():
+        inputs = [model[0](x) for x in batches]
+        targets = [residual[1][0](residual[0](x)) for x in batches]
+        errors = [sum(float((block(x) - t).square().sum()) for x, t in zip(inputs, targets, strict=True))]
+        calls = [((x,), {}) for x in inputs]
+        before, after = learn_block(copy.deepcopy(residual[1][0]), layers, calls, targets, iters=200)
+        errors.append(sum(float((block(x) - t).square().sum()) for x, t in zip(inputs, targets, strict=True)))
+    count = sum(t.numel() for t in targets)
+    assert errors == pytest.approx([before * count, after * count], rel=1e-3), (
+        "what was trained is what the block gives"
+    )
+    assert after < 0.7 * before
+    unchanged = [layer.weight_array().codes.clone() for layer in layers.values()]
+    assert learn_block(copy.deepcopy(residual[1][0]), layers, calls, [block(x) for x in inputs], iters=3)[1] < 1e-9
+    assert all(torch.equal(c, m.weight_array().codes) for c, m in zip(unchanged, layers.values(), strict=True))
+
+
+def test_blocks_and_layers_outside_of_them_learn_in_the_order_they_run(residual, batches, monkeypatch):
+    seen = []
+
+    def learn(block, layers, calls, targets, iters):
+        seen.append((sorted(layers), iters, torch.cat([args[0] for args, _ in calls]), torch.cat(list(targets))))
+        return learn_block(block, layers, calls, targets, iters)
+
+    monkeypatch.setattr(learned_rounding, "learn_block", learn)
+    quantized(residual, batches, scheme(), BLOCK, CORRECT_BIASES, kinds=LAYERS)
+    assert [(names, iters) for names, iters, _, _ in seen] == [(["narrow", "wide"], 40)] * 2
+    with torch.no_grad():
+        first = torch.cat([residual[0](x) for x in batches])
+        torch.testing.assert_close(seen[0][3], residual[1][0](first))
+        torch.testing.assert_close(seen[1][3], residual[1](first))
+    assert not torch.allclose(seen[0][2], first), "inputs are those behind the layers rounded before"
+    layer, block = (
+        quantized(residual, batches, scheme(), BLOCK.with_options(scope=s), kinds=LAYERS) for s in ("layer", "block")
+    )
+    assert torch.equal(layer[0].weight, block[0].weight), "a layer outside of blocks learns alone"
+
+
+def test_layers_of_a_model_without_blocks_learn_alone(net, batches):
+    layer, block = (quantized(net, batches, scheme(), LEARN.with_options(scope=scope)) for scope in ("layer", "block"))
+    assert all(torch.equal(layer.get_submodule(name).weight, block.get_submodule(name).weight) for name in KINDS)
+
+
+class Writes(Residual):
+    """A block that writes into its input."""
+
+    def forward(self, x):
+        x += self.narrow(nn.functional.relu6(self.wide(x)))
+        return x
+
+
+class Detached(Residual):
+    def forward(self, x):
+        return super().forward(x).detach()
+
+
+def test_blocks_that_write_into_their_input_or_have_no_gradients(residual, batches, caplog):
+    def of(kind):
+        model = copy.deepcopy(residual)
+        for block in model[1]:
+            block.__class__ = kind
+        return model
+
+    usual, writes, detached = (
+        quantized(of(kind), batches, scheme(weight="int3"), BLOCK, kinds=LAYERS)
+        for kind in (Residual, Writes, Detached)
+    )
+    layer = quantized(residual, batches, scheme(weight="int3"), LEARN.with_options(scope="layer"), kinds=LAYERS)
+    for name in LAYERS:
+        assert torch.equal(writes.get_submodule(name).weight, usual.get_submodule(name).weight)
+        assert torch.equal(detached.get_submodule(name).weight, layer.get_submodule(name).weight)
+    assert "no gradient comes through Detached" in caplog.text
+
+
+def test_blocks_stay_safe_in_pairs(residual, batches):
+    op = scheme(weight="int8", pair_safe=True)
+    learned = quantized(residual, batches, op, BLOCK.with_options(iters=10), kinds=LAYERS)
+    for name in LAYERS:
+        module = learned.get_submodule(name)
+        assert is_pair_safe(module.weight_array().codes, module.pairs())
+
+
+def test_the_float_model_is_left_as_it_is(residual, batches):
+    model = copy.deepcopy(residual)
+    execution = prepare(model, Plan(dict.fromkeys(LAYERS.items(), scheme()), passes=[FOLD, BLOCK]), keeps_floats=True)
+    kept = {name: p.detach().clone() for name, p in model.named_parameters()}
+    shared = dict(model.named_parameters())
+    with execution.listening(), torch.no_grad():
+        for x in batches:
+            execution.model(x)
+    execution.apply()
+    assert all(torch.equal(shared[name], value) and shared[name].grad is None for name, value in kept.items())
+
+
 def test_plans_it_is_not_for_are_refused(net):
     plan = Plan({("0", "Conv2d"): scheme()}, passes=[LEARN.with_options(ops=["4"])])
     with pytest.raises(ConfigError, match=r"no static linear layer or convolution .* called '4'"):
@@ -123,20 +246,25 @@ def test_plans_it_is_not_for_are_refused(net):
     )
     with pytest.raises(ConfigError, match="no static linear layer"):
         prepare(net, Plan({("8", "Linear"): dynamic}, passes=[LEARN]))
+    with pytest.raises(ConfigError, match="'layer' or 'block'"):
+        with_recipes(plan, {"learned_rounding": "blocks"})
+    with pytest.raises(ConfigError, match="'layer' or 'block'"):
+        StaticQuantConfig(learned_rounding="blocks")
     with pytest.raises(NeuralCompressorError, match="learned_rounding"):
         DynamicQuantConfig(learned_rounding=True)
 
 
-def test_the_fronts_ask_for_the_same(net, batches):
-    names = [step.name for step in with_recipes(Plan(passes=USUAL_PASSES), {"learned_rounding": True}).passes]
+@pytest.mark.parametrize("scope", [True, "layer"])
+def test_the_fronts_ask_for_the_same(net, batches, scope):
+    names = [step.name for step in with_recipes(Plan(passes=USUAL_PASSES), {"learned_rounding": scope}).passes]
     assert names == ["fold", "learn_rounding", "correct_biases"]
     ours = quantize(
         copy.deepcopy(net),
-        StaticQuantConfig(learned_rounding=True, act_algo="kl"),
+        StaticQuantConfig(learned_rounding=scope, act_algo="kl"),
         run_fn=lambda m: [m(x) for x in batches],
     )
     conf = PostTrainingQuantConfig(
-        recipes={"learned_rounding": True},
+        recipes={"learned_rounding": scope},
         calibration_sampling_size=[37],
         op_type_dict={".*": {"activation": {"algorithm": ["kl"]}}},
     )
@@ -144,7 +272,44 @@ def test_the_fronts_ask_for_the_same(net, batches):
     theirs = two_x.fit(net, conf, calib_dataloader=data, quiet=True).model
     assert [step.name for step in ours.quantization.plan.passes] == names
     assert [step.name for step in theirs.quantization.plan.passes] == names
+    tuned = autotune(
+        copy.deepcopy(net),
+        TuningConfig([StaticQuantConfig(learned_rounding=scope, act_algo="kl")]),
+        eval_fn=lambda m: float(m(batches[0]).detach().mean()),
+        run_fn=lambda m: [m(x) for x in batches],
+    )
+    assert torch.equal(ours[2].weight, tuned[2].weight)
     assert torch.equal(ours[2].weight, theirs[2].weight)
+
+
+RECIPES = {
+    "bias": {"fast_bias_correction": True},
+    "weight": {"weight_correction": True},
+    "equalized": {"equalization": True, "learned_rounding": True},
+    "searched": {"range_search": True, "learned_rounding": "block"},
+}
+
+
+@pytest.mark.parametrize("recipes", RECIPES.values(), ids=RECIPES)
+def test_recipes_of_fit_leave_weights_safe_where_kernels_add_in_pairs(
+    residual, batches, recipes, monkeypatch, tmp_path
+):
+    found = [replace(k, exact=lambda kind, act, codes: codes != "all") for k in INTEGER_KERNELS[:-1]]
+    monkeypatch.setattr(table, "KERNELS", [*found, INTEGER_KERNELS[-1]])
+    data = [(x, torch.zeros(len(x))) for x in batches]
+
+    def fit(recipes):
+        conf = PostTrainingQuantConfig(recipes=recipes, calibration_sampling_size=[37])
+        return two_x.fit(
+            residual, conf, calib_dataloader=data, quiet=True, workspace=str(tmp_path / str(recipes))
+        ).model
+
+    model, plain = fit(recipes), fit({"fast_bias_correction": False})
+    layers = {name: model.get_submodule(name) for name in LAYERS}
+    assert all(layer.weight_scheme.pair_safe for layer in layers.values())
+    assert all(is_pair_safe(layer.weight_array().codes, layer.pairs()) for layer in layers.values())
+    inside, other = model.get_submodule("1.0.narrow"), plain.get_submodule("1.0.narrow")
+    assert not torch.equal(inside.weight * inside.bias.mean(), other.weight * other.bias.mean()), "each recipe acts"
 
 
 def test_what_runs_in_another_order_in_the_float_model_is_refused():

@@ -2,15 +2,16 @@
 
 Layers go in the order in which they run. Inputs are those that reach a layer behind the layers rounded before it, targets
 are the outputs of the float model, so that a layer makes up for errors that came before: samples of both models wait in
-threads of their own before each layer, and nothing of them is kept but sums.
+threads of their own before each layer, and nothing of them is kept but sums. Layers of one block are then trained together,
+on what reaches the block.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -21,10 +22,14 @@ from neural_compressor.algorithms.learned_rounding import InputMoments, learned_
 from neural_compressor.errors import CalibrationError, ConfigError
 from neural_compressor.registry import close_matches
 from neural_compressor.schemes import PER_TENSOR, OpScheme, PerChannel, Plan
+from neural_compressor.torch.methods.autoround.block import first_tensor
+from neural_compressor.torch.methods.block_rounding import learn_block
 from neural_compressor.torch.methods.weight_only.lockstep import Lockstep, Stop
 from neural_compressor.torch.modules.weighted import WeightedModule
 from neural_compressor.torch.passes.model_pass import PASSES, ModelPass, PassOptions, PassState
-from neural_compressor.torch.structure.replay import Arguments, CalibrationLimit
+from neural_compressor.torch.passes.survey import sharing_weights
+from neural_compressor.torch.structure.ops import outer_blocks
+from neural_compressor.torch.structure.replay import Arguments, CalibrationLimit, call_block, independent
 
 logger = logging.getLogger("neural_compressor")
 
@@ -51,7 +56,11 @@ def is_learned(kind: str, op: OpScheme) -> bool:
 class LearnRoundingOptions(PassOptions):
     """How rounding is learned."""
 
+    scope: Literal["layer", "block"] = Field(
+        default="block", description="what stays what it is in float: what each layer gives, or what each block gives"
+    )
     sweeps: int = Field(default=4, ge=1, description="how often at most the weights of a layer are gone through")
+    iters: int = Field(default=100, ge=1, description="steps of training a block, where the scope is that")
     ops: list[str] | None = Field(
         default=None, description="names of layers that learn; None: all of the plan that can"
     )
@@ -59,7 +68,7 @@ class LearnRoundingOptions(PassOptions):
 
 @PASSES.register("learn_rounding")
 class LearnRounding(ModelPass):
-    """Weights of static layers are rounded up or down so that what each layer gives stays what it is in the float model.
+    """Weights of static layers are rounded up or down so that what blocks and layers give stays what it is in float.
 
     Where the plan has biases corrected, those of convolutions take up what then is left in the mean.
     """
@@ -100,37 +109,115 @@ class LearnRounding(ModelPass):
 
     @torch.no_grad()
     def after(self, state: PassState) -> None:
-        layers, before, after = self._layers(state), 0.0, 0.0
-        corrects = any(step.name == "correct_biases" for step in state.plan.passes)
+        layers = self._layers(state)
         if not layers:
             return
         assert state.floats is not None
-        streams = (Lockstep(model, state.calls, list(layers)) for model in (state.model, state.floats))
+        corrects = any(step.name == "correct_biases" for step in state.plan.passes)
+        learning = _Learning(self.options, layers, corrects)
+        if self.options.scope == "layer":
+            learning.by_layer(state.model, state.floats, layers, state.calls, state.calls)
+        else:
+            learning.by_block(state.model, state.floats, state.calls)
+        state.settled.update(learning.settled)
+        learning.tell()
+
+
+class _Learning:
+    """The layers of one model on their way: those whose biases are settled, and what was gained."""
+
+    def __init__(self, options: LearnRoundingOptions, layers: Mapping[str, WeightedModule], corrects: bool) -> None:
+        self.options, self.layers, self.corrects = options, layers, corrects
+        self.settled: set[str] = set()
+        self._of_layers, self._of_blocks = [0.0, 0.0], list[tuple[float, float]]()
+        self._names = {id(module): name for name, module in layers.items()}
+
+    def tell(self) -> None:
+        """Log what was gained."""
+        logger.info("rounding learned in %d layers: squared error %.4g -> %.4g", len(self.layers), *self._of_layers)
+        for place, errors in enumerate(self._of_blocks):
+            logger.debug("block %d: mean squared error %.4g -> %.4g", place, *errors)
+
+    def by_layer(
+        self,
+        model: nn.Module,
+        floats: nn.Module,
+        layers: Mapping[str, WeightedModule],
+        calls: Sequence[Arguments],
+        float_calls: Sequence[Arguments],
+    ) -> None:
+        """One after the other in the order they run; names are those in ``model``, which may be a block."""
+        streams = (Lockstep(each, made, list(layers)) for each, made in ((model, calls), (floats, float_calls)))
         for stop, reference in zip(*streams, strict=True):
-            module, original = layers[stop.block], state.floats.get_submodule(stop.block)
-            moments, enough = _moments(module, original, stop, reference)
-            centred = enough and corrects
-            start, error = module.weight_array(), moments.error(centred)
-            partners = module.pairs() if module.weight_scheme.pair_safe else None
-            found = learned_rounding(error, start, sweeps=self.options.sweeps, partners=partners)
-            before, after = (
-                before + float(error(start.dequantize()).sum()),
-                after + float(error(found.dequantize()).sum()),
-            )
-            module.store_weight(found)
-            if centred:
-                module.shift_bias(torch.as_tensor(error.bias_shift(found.dequantize())))
-                state.settled.add(stop.block)
-        logger.info("rounding learned in %d layers: squared error %.4g -> %.4g", len(layers), before, after)
+            self._learn(layers[stop.block], floats.get_submodule(stop.block), stop, reference)
+
+    def by_block(self, model: nn.Module, floats: nn.Module, calls: Sequence[Arguments]) -> None:
+        """Blocks in the order they run, and layers outside of them, which learn alone."""
+        inside = {block: _inside(block, self.layers) for block in outer_blocks(model, self.layers)}
+        inside = {block: found for block, found in inside.items() if len(found) > 1}
+        if not inside:
+            logger.info("no repeated block of the model holds two of the layers: rounding is learned layer by layer")
+        home = {f"{block}.{name}": block for block, found in inside.items() for name in found}
+        places = list(dict.fromkeys(home.get(name, name) for name in self.layers))
+        # Copies before samples stop at the doors of the blocks, which a copy would have too.
+        copies = {block: sharing_weights(floats.get_submodule(block)) for block in inside}
+        for stop, reference in zip(*(Lockstep(each, calls, places) for each in (model, floats)), strict=True):
+            name, original = stop.block, floats.get_submodule(stop.block)
+            if name in self.layers:
+                self._learn(self.layers[name], original, stop, reference)
+            else:
+                _check_same(stop, reference)
+                block = model.get_submodule(name)
+                self._learn_block(block, original, copies.pop(name), inside[name], stop.calls, reference.calls)
+
+    def _learn_block(
+        self,
+        block: nn.Module,
+        original: nn.Module,
+        copy: nn.Module,
+        layers: Mapping[str, WeightedModule],
+        calls: Sequence[Arguments],
+        float_calls: Sequence[Arguments],
+    ) -> None:
+        """Layer by layer first: from there training the block as a whole gets further than from rounding to nearest."""
+        # Copies: a block may write into its input, and runs on it more than once.
+        self.by_layer(block, original, layers, _copied(calls), _copied(float_calls))
+        targets = [first_tensor(call_block(original, call)) for call in _copied(float_calls)]
+        self._of_blocks.append(learn_block(copy, layers, calls, targets, self.options.iters))
+
+    def _learn(self, module: WeightedModule, original: nn.Module, stop: Stop, reference: Stop) -> None:
+        _check_same(stop, reference)
+        moments, enough = _moments(module, original, stop, reference)
+        centred = enough and self.corrects
+        start, error = module.weight_array(), moments.error(centred)
+        partners = module.pairs() if module.weight_scheme.pair_safe else None
+        found = learned_rounding(error, start, sweeps=self.options.sweeps, partners=partners)
+        for place, array in enumerate((start, found)):
+            self._of_layers[place] += float(error(array.dequantize()).sum())
+        module.store_weight(found)
+        if centred:
+            module.shift_bias(torch.as_tensor(error.bias_shift(found.dequantize())))
+            self.settled.add(self._names[id(module)])
 
 
-def _moments(module: WeightedModule, original: nn.Module, stop: Stop, reference: Stop) -> tuple[InputMoments, bool]:
-    """What of the inputs of a layer says how far off its outputs are, and whether there are enough of them for means."""
+def _copied(calls: Sequence[Arguments]) -> list[Arguments]:
+    return [independent(call, Tensor.clone) for call in calls]
+
+
+def _inside(block: str, layers: Mapping[str, WeightedModule]) -> dict[str, WeightedModule]:
+    return {name.removeprefix(f"{block}."): layer for name, layer in layers.items() if name.startswith(f"{block}.")}
+
+
+def _check_same(stop: Stop, reference: Stop) -> None:
     if stop.block != reference.block or len(stop.calls) != len(reference.calls):
         raise CalibrationError(
             f"the quantized model comes to {stop.block!r} where the float one comes to {reference.block!r}: which layers "
             "run depends on values, so that rounding cannot be learned from both; leave out learned rounding"
         )
+
+
+def _moments(module: WeightedModule, original: nn.Module, stop: Stop, reference: Stop) -> tuple[InputMoments, bool]:
+    """What of the inputs of a layer says how far off its outputs are, and whether there are enough of them for means."""
     assert isinstance(original.weight, Tensor)
     groups = int(getattr(original, "groups", 1))
     matrix = module.to_matrix(module.for_changed_inputs(original.weight.detach().float()))

@@ -189,6 +189,11 @@ class QuantModule(nn.Module):
         self.register_buffer(f"{name}_scale", None if qparams is None else qparams.scale)
         self.register_buffer(f"{name}_zero_point", None if qparams is None else qparams.zero_point)
 
+    def set_qparams(self, name: str, qparams: QParams) -> None:
+        """Have another fixed scale and zero-point for one of :attr:`inputs`, or for the output."""
+        self._register_qparams(name, qparams)
+        self._settle()
+
     @property
     def _is_calibrated(self) -> bool:
         return self.scheme.mode == "static" and has_fixed_range(self.scheme.activation)

@@ -46,6 +46,23 @@ def make(scheme, seed=0, narrowed=1.0, **options):
     return weight, qparams, LearnedRounding(weight, scheme, qparams, **options)
 
 
+@given(scheme=schemes, seed=st.integers(0, 99))
+def test_learning_may_start_from_any_of_the_two_codes_next_to_a_weight(scheme, seed):
+    weight, qparams, nearest = make(scheme, seed)
+    low, high = integer_limits(scheme)
+    up = torch.rand(SHAPE, generator=torch.Generator().manual_seed(seed + 1)) < 0.5
+    start = nearest.result()
+    values = start.dequantize()
+    between = (weight - values).abs() > 1e-3  # else one of the two is a whole step away
+    step = torch.where(weight > values, 1, -1) * (up & between)
+    codes = (start.codes.int() + step).clamp(low, high)
+    rounding = LearnedRounding(weight, scheme, qparams, codes=codes)
+    assert torch.equal(rounding.result().codes.int(), codes)
+    rounding.step(torch.randn(SHAPE), rate=0.3, scale_rate=0.01, out=torch.empty(SHAPE))
+    rounding.reset()
+    assert torch.equal(rounding.result().codes.int(), codes)
+
+
 class Straight(torch.autograd.Function):
     """Rounding that lets gradients through as if it were not there."""
 

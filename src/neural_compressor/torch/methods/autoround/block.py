@@ -57,10 +57,7 @@ class RecordedBlock:
     def __call__(self, call: Arguments, weights: Mapping[str, Tensor] | None = None) -> Tensor:
         """The first tensor the block gives, with ``weights`` (outputs, inputs) by the names of the layers."""
         args, kwargs = independent(call, lambda tensor: _plain(tensor.to(self.device)))
-        swapped = {
-            self._keys[name]: weight.T if is_conv1d(self.layers[name]) else weight
-            for name, weight in (weights or {}).items()
-        }
+        swapped = {self._keys[name]: _laid_out(weight, self.layers[name]) for name, weight in (weights or {}).items()}
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.amp):
             return first_tensor(functional_call(self.block, {**self._parameters, **swapped}, args, kwargs))
 
@@ -103,6 +100,12 @@ class RecordedBlock:
                 self(call)
             runs.append(reads_of_tensors(seen))
         return by_input(runs)
+
+
+def _laid_out(matrix: Tensor, layer: nn.Module) -> Tensor:
+    """``matrix`` (outputs, inputs) as the layer holds it; of a convolution inputs have the axes of its kernel too."""
+    assert isinstance(layer.weight, Tensor)
+    return matrix.T if is_conv1d(layer) else matrix.reshape(layer.weight.shape)
 
 
 def first_tensor(output: Any) -> Tensor:

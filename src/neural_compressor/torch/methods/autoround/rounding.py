@@ -135,6 +135,8 @@ _FACTORS = (0.25, 2.0)
 class LearnedRounding:
     """``weight`` (outputs, inputs) on the grid of ``scheme``, at first rounded to nearest with ``qparams``.
 
+    With ``codes``, integers next to the weights, these are where learning starts.
+
     >>> from neural_compressor.dtypes import IntType
     >>> from neural_compressor.schemes import qparams_of
     >>> w, scheme = torch.tensor([[0.4, -0.7, 7.0]]), TensorScheme(IntType(4))
@@ -145,7 +147,14 @@ class LearnedRounding:
     [[1.0, -1.0, 7.0]]
     """
 
-    def __init__(self, weight: Tensor, scheme: TensorScheme, qparams: QParams, momentum: float = 0.0) -> None:
+    def __init__(
+        self,
+        weight: Tensor,
+        scheme: TensorScheme,
+        qparams: QParams,
+        momentum: float = 0.0,
+        codes: Tensor | None = None,
+    ) -> None:
         if qparams.scale is None:
             raise ConfigError(f"{scheme.dtype.name} needs scales to start from, and the parameters given have none")
         self.scheme = scheme
@@ -155,7 +164,6 @@ class LearnedRounding:
         self._parts_shape = tuple(parts.shape)
         # Lines share a scale each: (scales, values).
         self._weight = parts.reshape((1, -1) if self._granularity == PER_TENSOR else (-1, parts.shape[-1])).contiguous()
-        self._offset = torch.zeros_like(self._weight)
         self._trend = torch.zeros_like(self._weight) if momentum else None
         self._momentum = momentum
         self._scale_shape = tuple(qparams.scale.shape)
@@ -169,6 +177,8 @@ class LearnedRounding:
             torch.zeros_like(self._start) if qparams.zero_point is None else qparams.zero_point.reshape(-1, 1).float()
         )
         self._grid = grid_of(scheme, zero)
+        self._first = None if codes is None else self._offsets_of(to_parts(codes.float(), self._granularity), zero)
+        self._offset = torch.zeros_like(self._weight) if self._first is None else self._first.clone()
 
     @property
     def scale(self) -> Tensor:
@@ -177,7 +187,7 @@ class LearnedRounding:
 
     def reset(self) -> None:
         """Forget what was learned."""
-        self._offset.zero_()
+        self._offset.copy_(torch.zeros(()) if self._first is None else self._first)
         self._factor.fill_(1.0)
 
     def values(self, out: Tensor | None = None) -> Tensor:
@@ -224,6 +234,12 @@ class LearnedRounding:
         whole = from_parts(torch.cat(lines).reshape(self._parts_shape), self.shape, self._granularity)
         codes = whole.contiguous()
         return QuantizedArray(codes, self.scale, self._zero_point, self.scheme, self.shape, self._tensor_scale)
+
+    def _offsets_of(self, codes: Tensor, zero: Tensor) -> Tensor:
+        """What has each weight rounded to its code: nothing where that is the nearest."""
+        exact, numbers = self._weight / self._scale(slice(None)), codes.reshape(self._weight.shape) - zero
+        offsets: Tensor = (numbers - exact).clamp_(-0.5, 0.5).mul_(exact.round() != numbers)
+        return offsets
 
     def _numbers(self, part: slice, exact: Tensor) -> Tensor:
         """The numbers of the grid that the weights of a part become."""

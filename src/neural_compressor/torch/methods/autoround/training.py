@@ -64,7 +64,7 @@ def tune_block(
             _note_missed(missed, all_of_them=not importance)
         roundings = _roundings(recorded, schemes, importance, inputs, options)
         samples = samples_of(recorded, inputs, targets, options.batch_size)
-        before, after = _train(recorded, roundings, samples, options)
+        before, after = train(recorded, roundings, samples, options)
     seconds = time.perf_counter() - started
     logger.debug("%s: squared error %.4g -> %.4g in %.1f s", type(block).__name__, before, after, seconds)
     return {name: LayerResult(rounding.result()) for name, rounding in roundings.items()}
@@ -119,7 +119,7 @@ def _sharing_a_scale(
     return list(together.values())
 
 
-def _train(
+def train(
     recorded: RecordedBlock,
     roundings: Mapping[str, LearnedRounding],
     samples: Sequence[Sample],
@@ -129,7 +129,7 @@ def _train(
     dtype = recorded.dtype_of_weights
     weights = {name: rounding.values().to(dtype).requires_grad_() for name, rounding in roundings.items()}
     compared = samples[:: -(-len(samples) // _COMPARED)]
-    before = _mean_error(recorded, compared, weights)
+    before = mean_error(recorded, compared, weights)
     if not options.iters:
         return before, before
     order = batches(samples, options.samples_per_step, options.seed)
@@ -151,7 +151,7 @@ def _train(
                 untouched.discard(name)
     if untouched:
         _note_untouched(sorted(untouched), all_of_them=len(untouched) == len(weights))
-    after = _mean_error(recorded, compared, weights)
+    after = mean_error(recorded, compared, weights)
     if options.keep_best and not after <= before:
         for rounding in roundings.values():
             rounding.reset()
@@ -177,7 +177,7 @@ def _note_untouched(names: list[str], all_of_them: bool) -> None:
 
 
 @torch.no_grad()
-def _mean_error(recorded: RecordedBlock, samples: Sequence[Sample], weights: Mapping[str, Tensor]) -> float:
+def mean_error(recorded: RecordedBlock, samples: Sequence[Sample], weights: Mapping[str, Tensor]) -> float:
     total = sum(float(recorded.loss(call, target, weights)) for call, target in samples)
     return total / sum(target.numel() for _, target in samples)
 

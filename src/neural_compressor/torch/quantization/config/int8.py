@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar
 
 from neural_compressor.algorithms.smoothquant import alphas_between
 from neural_compressor.config.composition import register_config
+from neural_compressor.config.recipes import learned_rounding_pass, learning_scope
 from neural_compressor.config.tensor_fields import TensorFieldsConfig
 from neural_compressor.config.validators import (
     ExcludedPrecisions,
@@ -25,6 +26,7 @@ from neural_compressor.torch.quantization.config.fp8 import FP8Config
 Granularity = Annotated[str, one_or_more(word(("per_tensor", "per_channel", "per_block")))]
 ActivationGranularity = Annotated[str, one_or_more(word(("per_tensor", "per_channel", "per_token", "per_group")))]
 Algorithm = Annotated[str, one_or_more(word(OBSERVERS))]
+LearnedRounding = Annotated[bool | str, one_or_more(learning_scope)]
 
 
 class ActivationConfig(TensorFieldsConfig, TorchConfig):
@@ -86,8 +88,10 @@ class StaticQuantConfig(ActivationConfig):
     """Weights and activations quantized with ranges known beforehand, from calibration data.
 
     With ``fp8_config`` the call gives an :class:`FP8Config`. ``equalize`` makes layers in a row equally large in each
-    channel first, for weights with one scale for all channels. ``learned_rounding`` rounds weights up or down so that
-    outputs of layers change least, and not to nearest: for CNNs that int8 hurts, and for fewer bits. An ``act_algo`` that is
+    channel first, for weights with one scale for all channels. ``range_search`` has the range of each activation with which
+    the outputs of the model change least: for CNNs that int8 hurts. ``learned_rounding`` rounds weights up or down so that
+    outputs of blocks (True, ``"block"``), or of layers alone (``"layer"``, faster), change least, and not to nearest: for
+    weights with one scale, and for fewer bits. An ``act_algo`` that is
     given holds, ``"minmax"`` too; where it is not, each op has the one that the framework YAML lists first for it.
 
     >>> StaticQuantConfig().left_open, StaticQuantConfig(act_algo="minmax").left_open
@@ -101,13 +105,15 @@ class StaticQuantConfig(ActivationConfig):
     excluded_precisions: ExcludedPrecisions = ()
     hadamard: FoldedHadamard = False
     equalize: Flag = False
-    learned_rounding: Flag = False
+    range_search: Flag = False
+    learned_rounding: LearnedRounding = False
 
     @property
     def passes(self) -> tuple[Pass, ...]:
         equalized = (Pass("equalize"),) if self.equalize else ()
-        learned = (Pass("learn_rounding"),) if self.learned_rounding else ()
-        return (*super().passes, *equalized, *learned)
+        searched = (Pass("search_ranges"),) if self.range_search else ()
+        learned = (learned_rounding_pass(self.learned_rounding),) if self.learned_rounding else ()
+        return (*super().passes, *equalized, *searched, *learned)
 
     @property
     def needs_calibration(self) -> bool:

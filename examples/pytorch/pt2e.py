@@ -46,5 +46,8 @@ q_model = convert(prepared_model)
 opt_model = torch.compile(q_model)
 found, after = logits_and_time(opt_model)
 
-agreement = (found.topk(5).indices == expected.argmax(1)[:, None]).any(1).float().mean().item()
-print(f"class among the first five {agreement:.1%}, {before:.2f} s eager float -> {after:.2f} s compiled int8")
+same = (found.argmax(1) == expected.argmax(1)).float().mean().item()
+near = (found.topk(5).indices == expected.argmax(1)[:, None]).any(1).float().mean().item()
+print(
+    f"same class {same:.1%}, among the first five {near:.1%}, {before:.2f} s eager float -> {after:.2f} s compiled int8"
+)

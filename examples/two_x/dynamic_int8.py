@@ -38,7 +38,7 @@ def eval_func(model):
     return (nearest == torch.arange(len(pairs))).float().mean().item()
 
 
-conf = PostTrainingQuantConfig(approach="dynamic", accuracy_criterion=AccuracyCriterion(tolerable_loss=0.05))
+conf = PostTrainingQuantConfig(approach="dynamic", accuracy_criterion=AccuracyCriterion(tolerable_loss=0.03))
 before = eval_func(model)
 q_model = quantization.fit(model, conf, eval_func=eval_func)
 q_model.save(args.output)

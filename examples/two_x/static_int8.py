@@ -23,7 +23,7 @@ parser.add_argument("--tolerable-loss", type=float, default=0.05, help="the prom
 args = parser.parse_args()
 
 images = np.load(args.images)
-calibration, test = torch.from_numpy(images["calibration"]), torch.from_numpy(images["test"][:24])
+calibration, test = torch.from_numpy(images["calibration"]), torch.from_numpy(images["test"])
 model = AutoModelForImageClassification.from_pretrained(args.model).eval()
 with torch.no_grad():
     labels = model(test).logits.argmax(1)  # what the float model sees, as the photographs have no labels
@@ -31,8 +31,8 @@ with torch.no_grad():
 
 @torch.no_grad()
 def eval_func(model):
-    """How often the class is among the first five."""
-    return (model(test).logits.topk(5).indices == labels[:, None]).any(1).float().mean().item()
+    """How often the class is the same."""
+    return (model(test).logits.argmax(1) == labels).float().mean().item()
 
 
 conf = PostTrainingQuantConfig(
@@ -44,5 +44,5 @@ calib_dataloader = DataLoader(TensorDataset(calibration, torch.zeros(len(calibra
 q_model = quantization.fit(model, conf, calib_dataloader=calib_dataloader, eval_func=eval_func)
 q_model.save(args.output)
 again = quantization.load(args.output, model)
-print(f"class among the first five {eval_func(q_model):.1%}, loaded {eval_func(again):.1%}")
+print(f"same class {eval_func(q_model):.1%}, loaded {eval_func(again):.1%}")
 print(q_model.verdict)

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from neural_compressor import quantization
-from neural_compressor.config import MixedPrecisionConfig, PostTrainingQuantConfig, TuningCriterion
+from neural_compressor import benchmark, mix_precision, quantization
+from neural_compressor.config import BenchmarkConfig, MixedPrecisionConfig, PostTrainingQuantConfig, TuningCriterion
 from neural_compressor.errors import ConfigError
 from neural_compressor.torch.quantization import RTNConfig, quantize
 
@@ -88,3 +88,16 @@ def test_strategies(tmp_path, strategy):
 def test_a_strategy_that_is_a_service():
     with pytest.raises(ConfigError, match=r"'sigopt', a service.*'tpe' or 'bayesian'"):
         TuningCriterion(strategy="sigopt")
+
+
+def test_a_configuration_goes_by_two_names():
+    found = mix_precision.fit(
+        torch.nn.Sequential(torch.nn.Linear(8, 8)).eval(), config=MixedPrecisionConfig(), quiet=True
+    )
+    assert type(found.model[0]).__name__ == "HalfModule"
+    with pytest.raises(ConfigError, match="twice"):
+        mix_precision.fit(found.model, MixedPrecisionConfig(), config=MixedPrecisionConfig())
+    with pytest.raises(ConfigError, match="twice"):
+        benchmark.fit(found.model, BenchmarkConfig(), conf=BenchmarkConfig())
+    with pytest.raises(ConfigError, match="NoneType"):
+        mix_precision.fit(found.model)

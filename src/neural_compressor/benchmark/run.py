@@ -17,6 +17,7 @@ from neural_compressor.benchmark.instance import in_instance
 from neural_compressor.benchmark.job import Job, Script, write_job
 from neural_compressor.benchmark.times import BenchmarkResult, InstanceTimes, print_table
 from neural_compressor.config import BenchmarkConfig
+from neural_compressor.config.base import either
 from neural_compressor.errors import ConfigError, EvaluationError
 from neural_compressor.model import unwrapped
 from neural_compressor.tuning.evaluator import require_repeatable
@@ -41,6 +42,7 @@ def fit(
     b_dataloader: Iterable[Any] | None = None,
     b_func: Callable[[Any], Any] | None = None,
     *,
+    conf: BenchmarkConfig | None = None,
     quiet: bool = False,
 ) -> BenchmarkResult:
     """Time ``model`` in ``config.num_of_instance`` processes at once, each pinned to cores of its own.
@@ -48,13 +50,14 @@ def fit(
     Either ``b_dataloader`` gives batches, of which each call of the model is timed, or ``b_func(model)`` is called and timed
     as a whole. The model, the data and the function are handed to the processes: what is defined in the script at hand is
     looked up there, so that what the script does has to stand under ``if __name__ == "__main__":``. A table of throughput
-    and latency is printed unless ``quiet``, and returned.
+    and latency is printed unless ``quiet``, and returned. ``conf`` is another word for ``config``.
     """
     if in_instance():
         raise ConfigError(
             "benchmark.fit was reached while an instance looks for what is defined in this script: put what the script does "
             "under if __name__ == '__main__':, or the model, the data and b_func into a module of their own"
         )
+    config = either(conf, config, "benchmark.fit")
     config = BenchmarkConfig() if config is None else config
     _check(config, b_dataloader, b_func)
     model = unwrapped(model)

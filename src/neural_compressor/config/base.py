@@ -124,6 +124,17 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
+def either(conf: Any, config: Any, function: str) -> Any:
+    """The configuration that a function takes by two names, as programs use both.
+
+    >>> either(None, "settings", "fit")
+    'settings'
+    """
+    if conf is not None and config is not None:
+        raise ConfigError(f"{function} got its configuration twice, as 'conf' and as 'config'")
+    return config if conf is None else conf
+
+
 def plain(value: Any) -> Any:
     """``value`` as nested dicts and lists; what has no plain form stays as it is."""
     if isinstance(value, ConfigModel):

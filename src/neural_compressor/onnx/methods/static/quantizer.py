@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -109,10 +109,12 @@ def _check_weights(layout: Layout) -> None:
 
 
 def _laid_out(model: ir.Model, plan: Plan, options: StaticOptions, samples: Samples | None) -> tuple[ir.Model, Layout]:
-    schemes = checked_schemes(model, plan, options)
+    schemes = _checked_schemes(model, plan, options)
     new = model.clone()
     simplify(new)
-    least = OPSET_OF_OTHER_BITS if is_wide(schemes) else OPSET_OF_HARD_SWISH if has_hard_swish(new) else 0
+    tensors = (tensor for scheme in schemes.values() for tensor in (scheme.weight, scheme.activation) if tensor)
+    is_wide = any(tensor.dtype.name in STORED and tensor.dtype.name not in EIGHT_BITS for tensor in tensors)
+    least = OPSET_OF_OTHER_BITS if is_wide else OPSET_OF_HARD_SWISH if has_hard_swish(new) else 0
     if opset(new) < least:
         new = normalise(new, least)
     if least == OPSET_OF_OTHER_BITS:
@@ -130,7 +132,9 @@ def _laid_out(model: ir.Model, plan: Plan, options: StaticOptions, samples: Samp
     races = None
     if options.on_cpu and (race := current_race()) is not None:
         races = IntegerRace(race, known_shapes(new, {} if samples is None else samples.shapes()))
-    layout = lay_out(new, planned, kept_in_float(new, plan), options, races)
+    passing = {key for key, scheme in plan.items() if scheme.is_float and key[1] in PASS_ON}
+    kept_in_float = {node for node in new.graph if (node.name, node.op_type) in passing}
+    layout = lay_out(new, planned, kept_in_float, options, races)
     gone = dict.fromkeys((key for key in schemes if key[0] not in nodes), _GONE)
     # A product may be a Gemm by now; the plan knows it as what it was.
     planned_as = {key[0]: key for key in schemes}
@@ -138,7 +142,7 @@ def _laid_out(model: ir.Model, plan: Plan, options: StaticOptions, samples: Samp
     return new, replace(layout, left={**left, **gone})
 
 
-def checked_schemes(model: ir.Model, plan: Plan, options: StaticOptions) -> dict[OpKey, OpScheme]:
+def _checked_schemes(model: ir.Model, plan: Plan, options: StaticOptions) -> dict[OpKey, OpScheme]:
     """What ``plan`` has as static, less the ops that only pass on what their neighbours give them."""
     nodes = quantizable_nodes(model)
     known = {(str(node.name), node.op_type) for node in model.graph.all_nodes()}
@@ -151,18 +155,6 @@ def checked_schemes(model: ir.Model, plan: Plan, options: StaticOptions) -> dict
         with at_node(key[0]):
             _check(nodes[key], scheme, options)
     return chosen
-
-
-def kept_in_float(model: ir.Model, plan: Plan) -> set[ir.Node]:
-    """The nodes that could pass integers on and that ``plan`` has in float."""
-    keys = {key for key, scheme in plan.items() if scheme.is_float and key[1] in PASS_ON}
-    return {node for node in model.graph if (node.name, node.op_type) in keys}
-
-
-def is_wide(schemes: Mapping[OpKey, OpScheme]) -> bool:
-    """Whether a type is among ``schemes`` that is not of eight bits."""
-    tensors = (t for scheme in schemes.values() for t in (scheme.weight, scheme.activation) if t is not None)
-    return any(t.dtype.name in STORED and t.dtype.name not in EIGHT_BITS for t in tensors)
 
 
 def _check_named(key: OpKey, known: set[OpKey], model: ir.Model) -> None:

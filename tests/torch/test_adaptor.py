@@ -257,6 +257,18 @@ def test_transformer_layers_do_not_take_the_float_shortcut():
     assert 0 < error < 0.05
 
 
+def test_transformers_of_padded_inputs_take_no_nested_tensors():
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2).eval()
+    x = {"src": torch.randn(2, 5, 16), "src_key_padding_mask": torch.arange(5)[None] >= torch.tensor([[5], [3]])}
+    adaptor = PyTorchAdaptor({"dataloader": [x]})
+    new = adaptor.quantize({"op": dict.fromkeys(adaptor.query_fw_capability(model)["opwise"], INT8)}, model, [x])
+    with torch.no_grad():
+        kept = ~x["src_key_padding_mask"]  # what stands at padding is nothing to anyone
+        assert 0 < relative_error(new(**x)[kept], model(**x)[kept]) < 0.05
+
+
 def test_shared_modules_stay_shared():
     fc = nn.Linear(8, 8)
     model = nn.Sequential(fc, nn.Tanh(), fc).eval()

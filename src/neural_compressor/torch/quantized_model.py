@@ -127,7 +127,11 @@ def _replaced(
             return new
         replace_module(model, key[0], new)
     for module in model.modules():
-        # The fused encoder path reads the weights of its children instead of calling them.
-        if isinstance(module, nn.TransformerEncoderLayer) and any(isinstance(m, QuantModule) for m in module.modules()):
+        if not isinstance(module, (nn.TransformerEncoderLayer, nn.TransformerEncoder)):
+            continue
+        if any(isinstance(m, QuantModule) for m in module.modules()):
+            # The fused encoder path reads the weights of its children instead of calling them, and no quantized op takes the
+            # nested tensors that it makes of padded inputs.
             module.activation_relu_or_gelu = 0
+            module.use_nested_tensor = False
     return model

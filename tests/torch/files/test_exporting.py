@@ -18,7 +18,7 @@ from neural_compressor.torch import functional
 from neural_compressor.torch.adaptor import PyTorchAdaptor
 from neural_compressor.torch.files.onnx_export import to_onnx
 from neural_compressor.torch.modules import WeightOnlyLinear
-from neural_compressor.torch.quantization import RTNConfig, quantize
+from neural_compressor.torch.quantization import FP8Config, MXQuantConfig, RTNConfig, StaticQuantConfig, quantize
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:TF32 acceleration on top of oneDNN")
 
@@ -300,3 +300,39 @@ def test_weight_only_layers_are_compiled_where_gradients_are_on():
     model(x).square().sum().backward()
     torch.testing.assert_close(compiled, model[0].weight.grad, rtol=2e-2, atol=2e-2 * float(compiled.abs().max()))
     torch.compiler.reset()
+
+
+@pytest.mark.parametrize(
+    ("config", "kind"),
+    [(FP8Config(), "fp8_e4m3"), (MXQuantConfig(w_dtype="int8", act_dtype="int8"), "mxint8")],
+    ids=["fp8", "mx"],
+)
+def test_what_is_no_integer_is_refused_for_onnx(config, kind):
+    x = torch.randn(2, 32)
+    model = quantize(nn.Sequential(nn.Linear(32, 32)).eval(), config, lambda m: m(x), quiet=True)
+    with pytest.raises(ConfigError, match=f"layer '0' is quantized to {kind}, and integers alone"):
+        to_onnx(model, (x,), {})
+
+
+def test_products_by_functions_are_in_the_exported_graph():
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.query, self.key = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x):
+            return (self.query(x) @ self.key(x).transpose(1, 2)).softmax(-1) @ x
+
+    x = torch.randn(2, 5, 8)
+    config = StaticQuantConfig().set_local("MatMul", StaticQuantConfig())
+    model = quantize(Attention().eval(), config, lambda m: m(x), example_inputs=x, quiet=True)
+    with torch.no_grad():
+        expected = model(x)
+        torch.testing.assert_close(torch.export.export(model, (x,)).module()(x), expected)
+    ort = pytest.importorskip("onnxruntime")
+    file = to_onnx(model, (x,), {})
+    kinds = Counter(node.op_type for node in file.graph.node)
+    assert kinds["QuantizeLinear"] == 4  # of x, of both operands of the first product, of one of the second
+    session = ort.InferenceSession(file.SerializeToString(), providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    torch.testing.assert_close(torch.from_numpy(found), expected, rtol=1e-3, atol=1e-3)

@@ -55,6 +55,11 @@ def to_onnx(
                 "here, a trace would hold one result in their place; export the float model, and quantize that with "
                 "neural_compressor.onnx"
             )
+        if isinstance(module, QuantModule) and (kind := _not_integer(module)):
+            raise ConfigError(
+                f"layer {name!r} is quantized to {kind}, and integers alone are written to ONNX from here; export the float "
+                "model, or quantize to integers, with StaticQuantConfig for example"
+            )
     parameters = list(inspect.signature(model.forward).parameters)
     names = [*parameters[: len(args)], *(name for name in parameters if name in kwargs)]
     names = _named("input", input_names, names)
@@ -120,6 +125,15 @@ def call_arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(example, Mapping):
         return (), dict(example)
     return tuple(example) if isinstance(example, tuple | list) else (example,), {}
+
+
+def _not_integer(module: QuantModule) -> str:
+    """The type of numbers a module rounds to, where ONNX has no rounding for it; empty where it has."""
+    sides = [
+        side for side in (module.scheme.weight, module.scheme.activation) if side is not None and not side.is_float
+    ]
+    other = [side.dtype for side in sides if side.dtype.scale_type is not None or not side.dtype.is_integer]
+    return other[0].name if other else ""
 
 
 def _named(what: str, given: Sequence[str], usual: Sequence[str]) -> list[str]:

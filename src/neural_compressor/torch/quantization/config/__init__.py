@@ -7,9 +7,15 @@ from neural_compressor.torch.quantization.config import defaults
 from neural_compressor.torch.quantization.config.autoround import AutoRoundConfig
 from neural_compressor.torch.quantization.config.defaults import *  # noqa: F403
 from neural_compressor.torch.quantization.config.fp8 import FP8Config
-from neural_compressor.torch.quantization.config.hybrid import HybridGPTQConfig
 from neural_compressor.torch.quantization.config.int8 import DynamicQuantConfig, SmoothQuantConfig, StaticQuantConfig
-from neural_compressor.torch.quantization.config.layerwise import AWQConfig, GPTQConfig, HQQConfig, RTNConfig, TEQConfig
+from neural_compressor.torch.quantization.config.layerwise import (
+    AWQConfig,
+    GPTQConfig,
+    HQQConfig,
+    HybridGPTQConfig,
+    RTNConfig,
+    TEQConfig,
+)
 from neural_compressor.torch.quantization.config.mixed_precision import MixedPrecisionConfig
 from neural_compressor.torch.quantization.config.mx import MXQuantConfig
 

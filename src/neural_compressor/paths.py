@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -95,3 +97,16 @@ def reason(error: BaseException) -> str:
     if not is_full(error):
         return str(error)
     return getattr(error, "strerror", None) or "No space left on device"
+
+
+MORE_SPACE = "free some space there, or set TMPDIR to a folder that has more"
+
+
+def raise_if_full(folder: Path, needed: int) -> None:
+    """Say so where ``needed`` bytes do not fit into the temporary ``folder``: libraries that write there do not."""
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise WorkspaceError(
+            f"the temporary folder {tempfile.gettempdir()} is full: the model takes {needed:,} bytes there "
+            f"and {free:,} are free; {MORE_SPACE}"
+        ) from None

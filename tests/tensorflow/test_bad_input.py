@@ -195,6 +195,17 @@ def test_a_full_disk_says_so(tiny_disk):
             quantized.save(tiny_disk / name)
 
 
+def test_a_disk_that_is_full_while_converting_says_so(tiny_disk, tmp_path, monkeypatch):
+    model = keras.Sequential([keras.Input((400,)), layers.Dense(400, name="wide")])
+    data = [np.random.default_rng(0).normal(size=(4, 400)).astype("float32")]
+    quantized = quantize_model(model, StaticQuantConfig(), data, quiet=True)
+    adaptor = KerasAdaptor()
+    monkeypatch.setattr("tempfile.tempdir", str(tiny_disk))
+    with pytest.raises(WorkspaceError, match=r"temporary folder.*full.*TMPDIR"):
+        adaptor.convert(quantized.model, "keras", "litert")
+    assert not list(tiny_disk.iterdir())
+
+
 def test_a_saved_folder_of_another_model_is_refused(tmp_path):
     quantize_model(dense_model(), StaticQuantConfig(), DATA, quiet=True).save(tmp_path)
     other = keras.Sequential([keras.Input((7,)), layers.Dense(3, name="head")])

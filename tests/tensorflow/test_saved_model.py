@@ -1,5 +1,8 @@
 """The TensorFlow adaptor: SavedModels, which have no Keras layers to look at, through LiteRT's graph."""
 
+import shutil
+
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -131,3 +134,28 @@ def test_a_module_without_a_signature_says_how_to_save_one(tmp_path):
     tf.saved_model.save(tf.Module(), str(tmp_path / "empty"))
     with pytest.raises(FormatError, match="serving_default"):
         quantization.fit(str(tmp_path / "empty"), PostTrainingQuantConfig(), calib_dataloader=batches())
+
+
+def test_variables_that_are_cut_off_are_named(folder, tmp_path):
+    broken = tmp_path / "broken"
+    shutil.copytree(folder, broken)
+    (variables,) = (broken / "variables").glob("*data*")
+    variables.write_bytes(variables.read_bytes()[:20])
+    with pytest.raises(FormatError, match="broken is no SavedModel that can be read"):
+        quantization.fit(str(broken), PostTrainingQuantConfig(), calib_dataloader=batches())
+
+
+def test_sizes_that_litert_cannot_start_with_are_named_before_any_work(tmp_path):
+    model = keras.Sequential(
+        [keras.Input((None, None, 3), name="image"), keras.layers.Conv2D(4, 3), keras.layers.GlobalAveragePooling2D()]
+    )
+    model.export(tmp_path / "open", verbose=False)
+    with pytest.raises(FormatError, match=r"image \(-1, -1, -1, 3\).*fixed sizes"):
+        quantization.fit(str(tmp_path / "open"), PostTrainingQuantConfig(), calib_dataloader=batches())
+
+
+def test_paths_and_conversions_that_are_none_are_named(folder, tmp_path):
+    with pytest.raises(ConfigError, match="missing', which is not there"):
+        quantization.fit(str(tmp_path / "missing"), PostTrainingQuantConfig(), calib_dataloader=batches())
+    with pytest.raises(ConfigError, match=r"'onnx' to 'litert'.*'savedmodel' to 'litert'"):
+        TensorFlowAdaptor().convert(str(folder), "onnx", "litert")

@@ -280,4 +280,8 @@ def adaptor_for(model: Model) -> type[Adaptor]:
             return adaptor
     kind = f"{type(model).__module__}.{type(model).__qualname__}"
     known = f"registered adaptors: {', '.join(ADAPTORS.names())}"
-    raise ConfigError("; ".join([f"no adaptor handles a model of type {kind}", known, *missing]))
+    what = f"a model of type {kind}"
+    if isinstance(model, str | Path):
+        there = "holds no model of a kind that is known" if Path(model).exists() else "is not there"
+        what = f"the path {str(model)!r}, which {there}"
+    raise ConfigError("; ".join([f"no adaptor handles {what}", known, *missing]))

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from neural_compressor.errors import WorkspaceError
-from neural_compressor.paths import is_full, reason
-
-_ADVICE = "free some space there, or set TMPDIR to a folder that has more"
+from neural_compressor.paths import MORE_SPACE, is_full, reason
 
 
 @contextmanager
@@ -27,14 +24,6 @@ def scratch_folder() -> Iterator[Path]:
         if folder is not None and not within and not (is_full(error) and error.filename is None):
             raise
         place = folder or error.filename or "of the system"
-        raise WorkspaceError(f"the temporary folder {place} cannot be written: {reason(error)}; {_ADVICE}") from error
-
-
-def raise_if_full(folder: Path, needed: int) -> None:
-    """Say so where ``needed`` bytes do not fit into the temporary ``folder``: the runtime's own error does not."""
-    free = shutil.disk_usage(folder).free
-    if free < needed:
         raise WorkspaceError(
-            f"the temporary folder {tempfile.gettempdir()} is full: the model takes {needed:,} bytes there "
-            f"and {free:,} are free; {_ADVICE}"
-        ) from None
+            f"the temporary folder {place} cannot be written: {reason(error)}; {MORE_SPACE}"
+        ) from error

@@ -16,12 +16,13 @@ from neural_compressor.errors import ConfigError, NothingToQuantizeError
 from neural_compressor.onnx.adaptor.onnxrt import ONNXRTAdaptor
 from neural_compressor.onnx.executor import Executor, RunOptions
 from neural_compressor.onnx.files.model_file import read_model, weight_bytes, write_model
-from neural_compressor.onnx.files.scratch import raise_if_full, scratch_folder
+from neural_compressor.onnx.files.scratch import scratch_folder
 from neural_compressor.onnx.quantization.config import TuningConfig
 from neural_compressor.onnx.quantization.resolution import Resolution, resolve
 from neural_compressor.onnx.quantization.selection import require_onnx
 from neural_compressor.onnx.quantization.source_model import Source, read_float_model
 from neural_compressor.onnx.runtime.data_reader import Samples, example_of
+from neural_compressor.paths import raise_if_full
 from neural_compressor.report.run_report import RunReport
 from neural_compressor.schemes import Plan
 from neural_compressor.strategy.base import Proposal

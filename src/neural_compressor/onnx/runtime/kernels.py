@@ -13,8 +13,9 @@ import onnx_ir as ir
 import onnxruntime as ort
 import onnxruntime.capi.onnxruntime_pybind11_state as runtime
 
-from neural_compressor.onnx.files.scratch import raise_if_full, scratch_folder
+from neural_compressor.onnx.files.scratch import scratch_folder
 from neural_compressor.onnx.runtime.providers import provider_runs
+from neural_compressor.paths import raise_if_full
 
 _COPIES = ("MemcpyFromHost", "MemcpyToHost")
 """What the runtime puts between devices."""

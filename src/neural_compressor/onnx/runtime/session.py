@@ -16,10 +16,10 @@ import onnxruntime as ort
 from neural_compressor.errors import CalibrationError, EvaluationError, FormatError
 from neural_compressor.onnx.files.mapped_file import constants_replaced, release
 from neural_compressor.onnx.files.model_file import initializers, read_model
-from neural_compressor.onnx.files.scratch import raise_if_full
 from neural_compressor.onnx.runtime.batches import ModelInputs, batch_size
 from neural_compressor.onnx.runtime.data_reader import as_array
 from neural_compressor.onnx.runtime.saturation import warn_if_saturating
+from neural_compressor.paths import raise_if_full
 from neural_compressor.registry import close_matches
 
 _PROVIDER_OPTIONS = {

@@ -18,7 +18,13 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from neural_compressor.adaptor.query import QueryBackendCapability
-from neural_compressor.errors import CalibrationError, ConfigError, NeuralCompressorError, QuantizationError
+from neural_compressor.errors import (
+    CalibrationError,
+    ConfigError,
+    NeuralCompressorError,
+    QuantizationError,
+    WorkspaceError,
+)
 from neural_compressor.schemes import OpKey, Plan, float_op
 from neural_compressor.tensorflow.adaptor.base import GraphAdaptor
 
@@ -188,7 +194,7 @@ class KerasAdaptor(GraphAdaptor):
     def _kernel(self, key: OpKey, model: Any) -> tuple[str, str]:
         try:
             file = self.litert(model)
-        except QuantizationError as error:
+        except (QuantizationError, WorkspaceError) as error:
             return "float on quantized values", str(error)
         if key[0] in file.ops:
             return f"LiteRT {file.ops[key[0]]}", ""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from neural_compressor.adaptor.query import QueryBackendCapability
-from neural_compressor.errors import FormatError, NeuralCompressorError
+from neural_compressor.errors import ConfigError, FormatError, NeuralCompressorError
 from neural_compressor.paths import output_folder
 from neural_compressor.schemes import OpKey, Plan
 from neural_compressor.tensorflow.adaptor.base import GraphAdaptor
@@ -132,8 +132,8 @@ class TensorFlowAdaptor(GraphAdaptor):
 
     def convert(self, model: Any, source: str, destination: str) -> bytes:
         """The bytes of the LiteRT file."""
-        if destination != "litert":
-            raise FormatError(f"convert: got {source!r} to {destination!r}; known: 'savedmodel' to 'litert'")
+        if (source, destination) != ("savedmodel", "litert"):
+            raise ConfigError(f"convert: got {source!r} to {destination!r}; known: 'savedmodel' to 'litert'")
         return self.ready(model).content
 
     def _kernel(self, key: OpKey, model: Any) -> tuple[str, str]:

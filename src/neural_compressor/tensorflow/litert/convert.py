@@ -17,12 +17,14 @@ import tensorflow as tf
 from keras import tree
 
 from neural_compressor.errors import QuantizationError
-from neural_compressor.paths import write_errors
+from neural_compressor.paths import raise_if_full, write_errors
 from neural_compressor.tensorflow.structure.trace import functional_of, nodes_of
 
 
 def keras_to_litert(model: Any, batch_size: int | None = 1) -> bytes:
     """A functional Keras model as a float file with one signature; ``batch_size`` None leaves the batch open."""
+    # The converter writes the weights into the temporary folder, and takes another way where it cannot.
+    raise_if_full(Path(tempfile.gettempdir()), sum(weight.numpy().nbytes for weight in model.weights))
     return _converted(
         lambda: tf.lite.TFLiteConverter.from_keras_model(with_batch(model, batch_size)), f"model {model.name!r}"
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,7 +15,7 @@ from neural_compressor.registry import close_matches
 from neural_compressor.schemes import Plan
 from neural_compressor.tensorflow.float_graph import QuantizedGraph, Watchers
 from neural_compressor.tensorflow.litert.convert import saved_model_to_litert
-from neural_compressor.tensorflow.litert.runner import Runner
+from neural_compressor.tensorflow.litert.runner import Runner, interpreter_for
 
 FILE = "model.tflite"
 SIGNATURE = "serving_default"
@@ -96,6 +95,7 @@ def read_saved_model(folder: Path, inputs: Sequence[str] = (), outputs: Sequence
         _check_names("outputs", outputs, known_outputs)
         model = LiteModel(saved_model_to_litert(folder, SIGNATURE), folder.name)
     model.outputs, model.inputs = tuple(outputs), tuple(inputs)
+    _check_sizes(model, folder)
     return model
 
 
@@ -106,7 +106,7 @@ def signature_of(folder: Path) -> tuple[list[str], list[str]]:
     try:
         loaded = tf.saved_model.load(str(folder))
         signatures = loaded.signatures
-    except (OSError, ValueError, tf.errors.OpError, zipfile.BadZipFile) as error:
+    except Exception as error:  # TensorFlow raises OSError, ValueError, IndexError and errors of its own
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise FormatError(f"{folder} is no SavedModel that can be read: {first}") from error
     if SIGNATURE not in signatures:
@@ -116,6 +116,21 @@ def signature_of(folder: Path) -> tuple[list[str], list[str]]:
         )
     function = signatures[SIGNATURE]
     return list(function.structured_input_signature[1]), list(function.structured_outputs)
+
+
+def _check_sizes(model: LiteModel, path: Path) -> None:
+    """Refuse axes of no fixed size that LiteRT cannot start with: it takes them to be 1 until it is told more."""
+    try:
+        interpreter_for(model.content).allocate_tensors()
+    except (RuntimeError, ValueError) as error:
+        open_axes = {name: shape for name, shape in model.runner.shapes.items() if -1 in shape[1:]}
+        if not open_axes:
+            raise FormatError(f"{path}: LiteRT cannot run the model: {error}") from error
+        told = ", ".join(f"{name} {shape}" for name, shape in open_axes.items())
+        raise FormatError(
+            f"{path}: LiteRT cannot start with inputs whose size is open ({told}); save the model with fixed sizes, where "
+            "only the batch is open"
+        ) from error
 
 
 def _check_names(what: str, named: Sequence[str], known: Sequence[str]) -> None:

@@ -78,6 +78,11 @@ class Runner:
         self.outputs: list[str] = sorted(self._runner.get_output_details())
         self._details = self._runner.get_input_details()
 
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Those of the inputs, with -1 for axes whose size is open."""
+        return {name: tuple(int(n) for n in each["shape_signature"]) for name, each in self._details.items()}
+
     def given(self, inputs: Any) -> dict[str, np.ndarray[Any, Any]]:
         """Inputs by name in the types of the file, as it is called with them."""
         return by_name(inputs, self.inputs, self._details, "the batch")

@@ -16,7 +16,7 @@ from neural_compressor.algorithms.catalogue import LayerOptions
 from neural_compressor.config import PostTrainingQuantConfig
 from neural_compressor.config.composition import CONFIGS, register_config
 from neural_compressor.errors import CalibrationError, ConfigError, QuantizationError
-from neural_compressor.schemes import Method, OpScheme, Pass, Plan
+from neural_compressor.schemes import Method, OpScheme, Pass, Plan, TensorScheme
 from neural_compressor.torch.adaptor import PyTorchAdaptor
 from neural_compressor.torch.executor import FOLD
 from neural_compressor.torch.executor import prepare as prepare_plan
@@ -696,3 +696,19 @@ def test_a_model_converted_at_once_is_not_left_prepared(net, at_once):
         at_once(net, StaticQuantConfig(), quiet=True)
     with pytest.raises(ConfigError, match="not prepared"):
         convert(net, quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("weight", "method", "said"),
+    [
+        ({}, Method("gptq"), "full_range=False"),
+        ({"pair_safe": True}, Method("gptq", {"full_range": False}), "safe in pairs"),
+        ({"scales": {"dtype": "int8"}}, Method("gptq", {"full_range": False}), "double quantization"),
+    ],
+)
+def test_weights_that_cannot_stand_beside_quantized_activations(weight, method, said):
+    tensor = TensorScheme.from_dict({"dtype": "int8", "granularity": "per_channel", **weight})
+    activation = TensorScheme.from_dict({"dtype": "int8", "granularity": "per_token"})
+    plan = Plan({("0", "Linear"): OpScheme(tensor, activation, "dynamic", method)})
+    with pytest.raises(ConfigError, match=said):
+        prepare_plan(nn.Sequential(nn.Linear(8, 8)), plan)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,18 +17,35 @@ from vision_models import NAMES as VISION
 from vision_models import vision
 
 Call = Callable[..., Any]
+Samples = list[list[float]]
+"""What is needed of each sample to make a score of all."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """A float model, inputs to calibrate on, one sample to time, and ``score`` (larger is better) on so many samples."""
+    """A float model, inputs to calibrate on, one sample to time, and how good it is.
+
+    ``evaluate`` gives numbers of each sample, ``score`` makes one number of them all (larger is better).
+    """
 
     model: nn.Module
     calibration: list[dict[str, Tensor]]
     sample: dict[str, Tensor]
-    score: Callable[[Call], float]
+    evaluate: Callable[[Call], Samples]
+    score: Callable[[Samples], float]
     measure: str
-    samples: int
+
+    def gain(self, values: Samples, others: Samples) -> tuple[float, float]:
+        """How much better ``values`` score than ``others`` on the same samples, and the standard error of that.
+
+        By the jackknife: it holds of means, perplexities and correlations alike, and counts what both have in common once.
+        """
+        without = [
+            self.score([*values[:at], *values[at + 1 :]]) - self.score([*others[:at], *others[at + 1 :]])
+            for at in range(len(values))
+        ]
+        spread = statistics.pstdev(without) * math.sqrt(len(without) - 1)
+        return self.score(values) - self.score(others), spread
 
     def inputs(self, batch: int) -> dict[str, Tensor]:
         """The sample so many times."""
@@ -37,30 +55,36 @@ class Task:
 def _images(name: str, data: Path, count: int) -> Task:
     found = vision(name, data, count)
 
-    def score(run: Call) -> float:
-        right = 0
+    def evaluate(run: Call) -> Samples:
+        right = []
         for images, labels in zip(found.images.split(8), found.labels.split(8), strict=True):
             if len(images) == 8:  # one shape, compiled once
-                right += int((run(x=images).argmax(1) == labels).sum())
-        return 100 * right / (len(found.images) // 8 * 8)
+                right += (run(x=images).argmax(1) == labels).float()[:, None].tolist()
+        return right
+
+    def score(right: Samples) -> float:
+        return 100 * statistics.fmean(each for (each,) in right)
 
     calibration = [{"x": batch} for batch in found.calibration[:96].split(8)]
-    return Task(found.model, calibration, {"x": found.images[:1]}, score, "top-1 %", len(found.images) // 8 * 8)
+    return Task(found.model, calibration, {"x": found.images[:1]}, evaluate, score, "top-1 %")
 
 
 def _language(folder: str | None, calibration: str, evaluation: str, count: int) -> Task:
     model, tokenizer = load_model(folder), load_tokenizer(folder)
     seen, unseen = (windows(tokenizer, text, 256, number) for text, number in ((calibration, 16), (evaluation, count)))
 
-    def score(run: Call) -> float:
-        total = 0.0
+    def evaluate(run: Call) -> Samples:
+        losses = []
         for ids in unseen[:, None]:
             logits = run(input_ids=ids).logits[0, :-1].float()
-            total += float(nn.functional.cross_entropy(logits, ids[0, 1:]))
-        return -math.exp(total / len(unseen))
+            losses.append([float(nn.functional.cross_entropy(logits, ids[0, 1:]))])
+        return losses
+
+    def score(losses: Samples) -> float:
+        return -math.exp(statistics.fmean(loss for (loss,) in losses))
 
     batches = [{"input_ids": ids} for ids in seen[:, None]]
-    return Task(model, batches, {"input_ids": unseen[:1, :64]}, score, "-perplexity", len(unseen))
+    return Task(model, batches, {"input_ids": unseen[:1, :64]}, evaluate, score, "-perplexity")
 
 
 def _sentences(packages: Path, data: Path, count: int) -> Task:
@@ -89,13 +113,16 @@ def _sentences(packages: Path, data: Path, count: int) -> Task:
 
     chosen, others = rows[:count], rows[count : count + 64]
 
-    def score(run: Call) -> float:
+    def evaluate(run: Call) -> Samples:
         first, second = (embedded(run, [row[place] for row in chosen]) for place in (0, 1))
-        truth = [float(row[2]) for row in chosen][: len(first)]
-        return 100 * float(spearmanr((first * second).sum(1), truth).statistic)
+        truth = [float(row[2]) for row in chosen]
+        return [list(pair) for pair in zip((first * second).sum(1).tolist(), truth, strict=False)]
+
+    def score(pairs: Samples) -> float:
+        return 100 * float(spearmanr(*zip(*pairs, strict=True)).statistic)
 
     calibration = [encoded([row[0] for row in others[at : at + 8]]) for at in range(0, 64, 8)]
-    return Task(model, calibration, encoded([rows[0][0]]), score, "Spearman x100", len(chosen) // 8 * 8)
+    return Task(model, calibration, encoded([rows[0][0]]), evaluate, score, "Spearman x100")
 
 
 def task(name: str, data: Path, packages: Path | None, language_model: str | None, count: int) -> Task:

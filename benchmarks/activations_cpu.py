@@ -3,11 +3,12 @@
     python benchmarks/activations_cpu.py --data DIR [--packages DIR] [--models resnet20 mobilenet_v2] [--ways torchao ours]
         [--parts score speed] [--out cells.json]
 
-A row is a model and a way to run it. Its part ``score`` is how good it is, with graphs run op by op, its size on disk and
-the seconds it took to quantize. Its part ``speed`` is how often as fast it is as float compiled by Inductor at batch 1 and
-16 (thread CPU time of one thread, in turns with it), and how near the compiled model comes to the same run op by op. Parts
-that ``--out`` has are not measured again. ``DIR`` holds what ``vision_models.py`` reads, ``docs_lm/``, ``wikitext2/`` and
-``stsb/``.
+A row is a model and a way to run it. Its part ``score`` is how good it is, with graphs run op by op, by how much that is
+better than plain torchao on the same samples (with the standard error of the difference), its size on disk and the seconds
+it took to quantize. Its part ``speed`` is how often as fast it is as float compiled by Inductor and as plain torchao at
+batch 1 and 16 (thread CPU time of one thread, in turns with both), and how near the compiled model comes to the same run
+op by op. Parts that ``--out`` has are not measured again. ``DIR`` holds what ``vision_models.py`` reads, ``docs_lm/``,
+``wikitext2/`` and ``stsb/``.
 """
 
 from __future__ import annotations
@@ -105,26 +106,29 @@ class Runner:
         return (time.thread_time() - start) / times
 
 
-def ratio(run: Runner, reference: Runner, inputs: dict[str, torch.Tensor]) -> tuple[float, float]:
-    """How often as fast as the reference, and milliseconds: medians of rounds in turns."""
-    for each in (run, reference):
-        each(**inputs)
-        each(**inputs)
-    times = max(1, int(_SECONDS / max(reference.seconds(inputs, 1), 1e-5)))
-    rounds = [(run.seconds(inputs, times), reference.seconds(inputs, times)) for _ in range(_ROUNDS)]
-    return statistics.median(b / a for a, b in rounds), 1000 * statistics.median(a for a, _ in rounds)
+def ratios(run: Runner, others: dict[str, Runner], inputs: dict[str, torch.Tensor]) -> tuple[dict[str, float], float]:
+    """How often as fast as each of the others, and milliseconds: medians of rounds in turns."""
+    each = [run, *others.values()]
+    for one in each * 2:
+        one(**inputs)
+    times = max(1, int(_SECONDS / max(run.seconds(inputs, 1), 1e-5)))
+    rounds = [[one.seconds(inputs, times) for one in each] for _ in range(_ROUNDS)]
+    found = {name: statistics.median(row[at] / row[0] for row in rounds) for at, name in enumerate(others, start=1)}
+    return found, 1000 * statistics.median(row[0] for row in rounds)
 
 
-def score(way: str, given: Task) -> Cell:
-    """How good the model of a row is."""
+def score(way: str, given: Task, plain: Cell | None) -> Cell:
+    """How good the model of a row is, and by how much better than ``plain``, the row of torchao."""
     start = time.perf_counter()
     model = quantized(way, given)
     found: Cell = {"seconds": time.perf_counter() - start, "megabytes": megabytes(model)}
-    return {**found, "score": given.score(Runner(model, False)), "measure": given.measure, "samples": given.samples}
+    values = given.evaluate(Runner(model, False))
+    gain = {} if plain is None else {"gain": given.gain(values, plain["values"])}
+    return {**found, "score": given.score(values), "measure": given.measure, "values": values, **gain}
 
 
-def speed(way: str, given: Task, reference: Runner) -> Cell:
-    """How fast it is."""
+def speed(way: str, given: Task, others: dict[str, Runner]) -> Cell:
+    """How fast it is beside others."""
     start = time.perf_counter()
     model = quantized(way, given)
     found: Cell = {"seconds": time.perf_counter() - start}
@@ -133,7 +137,7 @@ def speed(way: str, given: Task, reference: Runner) -> Cell:
     run = Runner(model, way not in ("float", "ours eager"))
     for batch in (1, 16):
         inputs = given.inputs(batch)
-        found[f"ratio{batch}"], found[f"ms{batch}"] = ratio(run, reference, inputs)
+        found[f"ratios{batch}"], found[f"ms{batch}"] = ratios(run, others, inputs)
     plain, compiled = (output_of(each(**inputs)) for each in (Runner(model, False), run))
     found["compiled agrees to"] = float((plain - compiled).norm() / plain.norm())
     return found
@@ -172,7 +176,7 @@ def main() -> None:
     kept = KeptCells(options.out, done="seconds")
     print(f"{cpu_name()}, torch {torch.__version__}, {torch.get_num_threads()} threads", flush=True)
     for name in options.models:
-        given, reference = None, None
+        given, others = None, dict[str, Runner]()
         for way in [way for way in options.ways if "dynamic" not in way or name in LANGUAGE]:
             for part in options.parts:
                 what = {"model": name, "way": way, "part": part}
@@ -180,13 +184,14 @@ def main() -> None:
                 known = kept.find(what)
                 if known is None:
                     given = given or task(name, options.data, options.packages, options.language_model, options.count)
-                    if part == "speed":
-                        reference = reference or Runner(given.model, True)
                     try:
-                        measured = (
-                            score(way, given) if reference is None or part == "score" else speed(way, given, reference)
-                        )
-                        known = kept.add(what, measured)
+                        if part == "score":
+                            plain = kept.find({**what, "way": "torchao"}) if way != "torchao" else None
+                            known = kept.add(what, score(way, given, plain))
+                        else:
+                            for other in [each for each in ("float compiled", "torchao") if each not in others]:
+                                others[other] = Runner(quantized(other, given), True)
+                            known = kept.add(what, speed(way, given, others))
                     except Exception as error:  # noqa: BLE001 - one row that fails is a row that says so
                         known = kept.add(what, {"error": f"{type(error).__name__}: {error}"[:200]})
                 print(shown(known), flush=True)
@@ -199,8 +204,13 @@ def shown(known: Cell) -> str:
         return f"{head} {known['part']}: {known['error']}"
     if known["part"] == "score":
         size = f"{known['megabytes']:7.1f} MB  {known['seconds']:6.1f} s"
-        return f"{head} {known['score']:8.2f} {known['measure']} (n={known['samples']})  {size}"
-    times = "  ".join(f"batch {n}: {known[f'ratio{n}']:5.2f}x {known[f'ms{n}']:8.2f} ms" for n in (1, 16))
+        gain = "{:+.3f} +- {:.3f} to torchao".format(*known["gain"]) if "gain" in known else ""
+        return f"{head} {known['score']:8.3f} {known['measure']} (n={len(known['values'])})  {gain:<28} {size}"
+    times = "  ".join(
+        f"batch {n}: {known[f'ms{n}']:8.2f} ms"
+        + "".join(f", {ratio:5.2f}x {name}" for name, ratio in known[f"ratios{n}"].items())
+        for n in (1, 16)
+    )
     left = f", in float for speed: {', '.join(known['in float for speed'])}" if known["in float for speed"] else ""
     return f"{head} {times}, compiled agrees to {known['compiled agrees to']:.1e}{left}"
 

@@ -149,7 +149,7 @@ def test_samples_are_run_in_whole_batches_or_not_at_all():
     "other", [{"act_algorithm": "percentile"}, {"act_sym": True}, {"act_dtype": "int16"}], ids=["range", "sign", "bits"]
 )
 @pytest.mark.parametrize("name", ["first", "second"])
-def test_a_tensor_that_ops_want_in_different_schemes_is_the_same_in_model_and_file(other, name):
+def test_a_tensor_that_ops_want_in_different_schemes_is_the_same_in_model_and_file(other, name, caplog):
     keras.utils.set_random_seed(0)
     inputs = keras.Input((16,), name="x")
     x = layers.Dense(32, activation="relu", name="first")(inputs)
@@ -170,4 +170,6 @@ def test_a_tensor_that_ops_want_in_different_schemes_is_the_same_in_model_and_fi
     assert all(np.isclose(in_file, float(each.scale), rtol=0.01).any() for each in ranges.values())
     if "act_dtype" not in other:
         assert len(ranges) == 4  # one for each tensor
-        assert quantized.model.quantization.shared
+        told = quantized.model.quantization.shared
+        assert set(told) == ({"second"} if name == "first" else {"second", "third"})
+        assert all(f"op {each!r} has not all of its scheme" in caplog.text for each in told)

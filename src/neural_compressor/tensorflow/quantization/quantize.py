@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -11,6 +12,8 @@ from neural_compressor.tensorflow.adaptor import KerasAdaptor, TensorFlowAdaptor
 from neural_compressor.tensorflow.adaptor.requirements import require_tensorflow
 from neural_compressor.tensorflow.quantization.model import Model
 from neural_compressor.tensorflow.quantization.plans import composed, plan_for
+
+logger = logging.getLogger("neural_compressor")
 
 
 def quantize_model(
@@ -41,6 +44,8 @@ def quantize_model(
             "the configuration takes ranges from data: give calib_dataloader or calib_func, or use DynamicQuantConfig"
         )
     quantized = adaptor.quantize(plan.to_tune_cfg(), model, calib_dataloader, calib_func)
+    for name, why in quantized.quantization.shared.items():
+        logger.warning("op %r has not all of its scheme: %s", name, why)
     if not quiet:
         print_ops(adaptor.summary(quantized))
     return Model(quantized, adaptor)

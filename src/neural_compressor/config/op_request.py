@@ -1,7 +1,7 @@
 """What a front asks of an op: each says it in its own words, and all come to a :class:`Request`.
 
-Rule dicts of the 2.x API demand values of fields, configuration classes of the 3.x APIs want a whole scheme, of which only
-what the user set himself is demanded.
+Rule dicts of the 2.x API constrain fields, configuration classes of the 3.x APIs want a whole scheme, of which only what the
+user set himself is a constraint.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FIELDS = ("dtype", "scheme", "granularity", "group_size", "algorithm")
 
 
 @dataclass(frozen=True)
-class Demand:
+class Constraint:
     """A field of a tensor of an op and the values it may have; ``source`` is who says so, as a message names it."""
 
     tensor: str
@@ -54,7 +54,7 @@ class Demand:
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked of one op: ``demands`` hold, and as far as they leave a choice the op comes close to ``wanted``.
+    """What is asked of one op: ``constraints`` hold, and as far as they leave a choice the op comes close to ``wanted``.
 
     Fields of ``wanted`` that are ``left_open``, by tensor and field, are the framework's to choose: what it lists first.
     Where neither says which data type a weight has, quantized means int8. ``reduce_range`` takes a bit off 8-bit weights.
@@ -62,7 +62,7 @@ class Request:
     """
 
     modes: tuple[str, ...] = ("static",)
-    demands: tuple[Demand, ...] = ()
+    constraints: tuple[Constraint, ...] = ()
     wanted: OpScheme | None = None
     left_open: tuple[tuple[str, str], ...] = ()
     excluded_precisions: tuple[str, ...] = ()
@@ -73,8 +73,8 @@ class Request:
     def named(self) -> dict[tuple[str, str], set[Any]]:
         """The values of fields that it speaks of, by tensor and field: where a capability admits any, it means these."""
         found: dict[tuple[str, str], set[Any]] = {}
-        for demand in self.demands:
-            found.setdefault((demand.tensor, demand.field), set()).update(demand.values)
+        for constraint in self.constraints:
+            found.setdefault((constraint.tensor, constraint.field), set()).update(constraint.values)
         if self.wanted is not None:
             for tensor in ("weight", "activation"):
                 fields = FIELDS if getattr(self.wanted, tensor) is not None else ()
@@ -98,17 +98,17 @@ def requested(
     weight has nothing a weight rule could apply to, except that a weight asked for in float keeps the op in float. What
     only weight-only quantization can follow has the op's weight quantized alone, whatever the approach.
     """
-    merged: dict[tuple[str, str], Demand] = {}
+    merged: dict[tuple[str, str], Constraint] = {}
     for rule in rules:
         if rule.names_dtype:
-            merged = {place: demand for place, demand in merged.items() if demand.field not in DTYPE_FIELDS}
-        for tensor, name, values in rule.demands:
-            merged[tensor, name] = Demand(tensor, name, values, rule)
-    demands = list(merged.values())
+            merged = {place: constraint for place, constraint in merged.items() if constraint.field not in DTYPE_FIELDS}
+        for tensor, name, values in rule.constraints:
+            merged[tensor, name] = Constraint(tensor, name, values, rule)
+    constraints = list(merged.values())
     if not has_weight:
-        demands = [demand for d in demands for demand in _without_weight(d, merged)]
+        constraints = [constraint for d in constraints for constraint in _without_weight(d, merged)]
     modes = _modes(merged, MODES_OF[approach]) if has_weight else MODES_OF[approach]
-    return Request(modes, tuple(demands), None, (), tuple(excluded_precisions), reduce_range, has_data)
+    return Request(modes, tuple(constraints), None, (), tuple(excluded_precisions), reduce_range, has_data)
 
 
 def wanting(
@@ -122,8 +122,8 @@ def wanting(
     What is at its default gives way to what the framework has; what the user said and the framework has not is an error.
     What is ``left_open`` is the framework's to choose.
     """
-    demands = tuple(Demand(*place, (value,), source) for place, value in said.items())
-    kept = tuple(demand for demand in demands if getattr(wanted, demand.tensor) is not None)
+    constraints = tuple(Constraint(*place, (value,), source) for place, value in said.items())
+    kept = tuple(constraint for constraint in constraints if getattr(wanted, constraint.tensor) is not None)
     return Request((wanted.mode,), kept, wanted, left_open)
 
 
@@ -148,7 +148,7 @@ def field_value(option: OpScheme, tensor: str, name: str) -> Any:
     }[name]
 
 
-def _modes(merged: Mapping[tuple[str, str], Demand], modes: tuple[str, ...]) -> tuple[str, ...]:
+def _modes(merged: Mapping[tuple[str, str], Constraint], modes: tuple[str, ...]) -> tuple[str, ...]:
     """``modes`` of the approach, or weight-only quantization where a method is asked for that finds weights; that comes last
     where a quantized weight is to stand beside activations in float."""
     method, activation = merged.get(("weight", "algorithm")), merged.get(("activation", "dtype"))
@@ -156,15 +156,17 @@ def _modes(merged: Mapping[tuple[str, str], Demand], modes: tuple[str, ...]) -> 
         return MODES_OF["weight_only"]
     if activation is None or not all(value in FLOAT_PRECISIONS for value in activation.values):
         return modes
-    weights = [demand for (tensor, field), demand in merged.items() if tensor == "weight" and field in DTYPE_FIELDS]
-    alone = any(not demand.names_float for demand in weights)
+    weights = [
+        constraint for (tensor, field), constraint in merged.items() if tensor == "weight" and field in DTYPE_FIELDS
+    ]
+    alone = any(not constraint.names_float for constraint in weights)
     return tuple(dict.fromkeys((*modes, "weight_only"))) if alone else modes
 
 
-def _without_weight(demand: Demand, merged: dict[tuple[str, str], Demand]) -> list[Demand]:
-    if demand.tensor == "activation":
-        return [demand]
-    floats = tuple(value for value in demand.values if value in FLOAT_PRECISIONS)
-    if demand.field == "dtype" and floats == demand.values and ("activation", "dtype") not in merged:
-        return [Demand("activation", "dtype", floats, demand.source)]
+def _without_weight(constraint: Constraint, merged: dict[tuple[str, str], Constraint]) -> list[Constraint]:
+    if constraint.tensor == "activation":
+        return [constraint]
+    floats = tuple(value for value in constraint.values if value in FLOAT_PRECISIONS)
+    if constraint.field == "dtype" and floats == constraint.values and ("activation", "dtype") not in merged:
+        return [Constraint("activation", "dtype", floats, constraint.source)]
     return []

@@ -35,20 +35,20 @@ _FIELDS: dict[str, Callable[[Any], Any]] = {
 
 @dataclass(frozen=True)
 class OpRule:
-    """What one entry of a rule dict demands of the ops it matches.
+    """What one entry of a rule dict asks of the ops it matches.
 
-    ``demands`` lists ``(tensor, field, admitted values)``. The key is a name, or a regular expression matched whole:
+    ``constraints`` lists ``(tensor, field, admitted values)``. The key is a name, or a regular expression matched whole:
 
     >>> rule = read_rules("op_name_dict", {"fc1": {"weight": {"dtype": "int4"}}})[0]
     >>> rule.matches("fc1"), rule.matches("fc10")
     (True, False)
-    >>> rule.demands
+    >>> rule.constraints
     (('weight', 'dtype', ('int4',)),)
     """
 
     source: str
     key: str
-    demands: tuple[tuple[str, str, Values], ...]
+    constraints: tuple[tuple[str, str, Values], ...]
 
     def matches(self, text: str) -> bool:
         """Whether the key is ``text``, or matches the whole of it."""
@@ -57,7 +57,7 @@ class OpRule:
     @property
     def names_dtype(self) -> bool:
         """Whether the rule says in which precision the op computes."""
-        return any(field in DTYPE_FIELDS for _, field, _ in self.demands)
+        return any(field in DTYPE_FIELDS for _, field, _ in self.constraints)
 
     def __str__(self) -> str:
         return f"{self.source} rule {self.key!r}"
@@ -97,14 +97,14 @@ def _read_rule(source: str, key: Any, rule: Any) -> OpRule:
         raise ConfigError(f"{where}: {error}") from None
     if not isinstance(rule, Mapping) or not rule:
         raise ConfigError(f"{where} is {rule!r}, expected {{'weight': {{...}}, 'activation': {{...}}}}")
-    demands: list[tuple[str, str, Values]] = []
+    constraints: list[tuple[str, str, Values]] = []
     for tensor, fields in rule.items():
         if tensor not in TENSORS:
             raise ConfigError(f"{where} has a part {tensor!r}; {close_matches(str(tensor), TENSORS)}")
         if not isinstance(fields, Mapping) or not fields:
             raise ConfigError(f"{where}[{tensor!r}] is {fields!r}, expected a dict such as {{'dtype': ['int8']}}")
-        demands += _read_fields(f"{where}[{tensor!r}]", tensor, fields)
-    return OpRule(source, key, tuple(demands))
+        constraints += _read_fields(f"{where}[{tensor!r}]", tensor, fields)
+    return OpRule(source, key, tuple(constraints))
 
 
 def _read_fields(where: str, tensor: str, fields: Mapping[str, Any]) -> list[tuple[str, str, Values]]:

@@ -10,7 +10,7 @@ from typing import Any
 from neural_compressor.adaptor.capability import FLOAT_PRECISIONS
 from neural_compressor.algorithms import needs_data
 from neural_compressor.config.op_options import op_options
-from neural_compressor.config.op_request import FIELDS, Demand, Request, field_value
+from neural_compressor.config.op_request import FIELDS, Constraint, Request, field_value
 from neural_compressor.config.op_rule import DTYPE_FIELDS
 from neural_compressor.config.validators import listed
 from neural_compressor.dtypes import dtype
@@ -89,7 +89,7 @@ def op_space(key: OpKey, configs: Sequence[Mapping[str, Any]], request: Request)
     if not request.has_data and ("weight", "algorithm") not in request.named:
         offered = tuple(option for option in offered if option.method is None or not needs_data(option.method))
 
-    asked = {getattr(demand.source, "key", None) for demand in request.demands}
+    asked = {getattr(constraint.source, "key", None) for constraint in request.constraints}
     if not offered and asked and not asked & {None, *key}:
         # A pattern may match ops of which there is no quantized form; a rule for this op or type alone may not.
         return OpSpace((), floats, _why_float(offered, options, request))
@@ -174,11 +174,11 @@ def _offered(options: Sequence[OpScheme], modes: Sequence[str]) -> tuple[OpSchem
 def _narrow(
     offered: tuple[OpScheme, ...], floats: tuple[OpScheme, ...], request: Request, where: str
 ) -> tuple[tuple[OpScheme, ...], tuple[OpScheme, ...], str]:
-    demands = request.demands
-    about_dtype = [d for d in demands if d.field in DTYPE_FIELDS]
-    others = [d for d in demands if d.field not in DTYPE_FIELDS]
-    for demand in about_dtype:
-        _check(demand, offered + floats, where)
+    constraints = request.constraints
+    about_dtype = [d for d in constraints if d.field in DTYPE_FIELDS]
+    others = [d for d in constraints if d.field not in DTYPE_FIELDS]
+    for constraint in about_dtype:
+        _check(constraint, offered + floats, where)
     quantized = tuple(o for o in offered if all(d.admits(o) for d in about_dtype))
     eight_bits = request.wanted is None or all(map(_is_8bit, (request.wanted.weight, request.wanted.activation)))
     if eight_bits and not any(d.tensor == "weight" for d in about_dtype):
@@ -191,29 +191,29 @@ def _narrow(
         return (), asked_floats, str(about_dtype[-1].source)
     if any(d.names_float for d in about_dtype):
         floats = asked_floats or floats
-    for demand in others:
+    for constraint in others:
         if quantized:
-            _check(demand, quantized, where)
+            _check(constraint, quantized, where)
     narrowed = tuple(o for o in quantized if all(d.admits(o) for d in others))
     if quantized and not narrowed:
-        raise _impossible(demands, quantized, where)
+        raise _impossible(constraints, quantized, where)
     return narrowed, floats, ""
 
 
-def _check(demand: Demand, options: Sequence[OpScheme], where: str) -> None:
+def _check(constraint: Constraint, options: Sequence[OpScheme], where: str) -> None:
     """Each value a rule asks for must be one that some option has."""
-    admitted = list(dict.fromkeys(v for o in options for v in demand.values_in(o) if v is not None))
-    strange = [value for value in demand.values if value not in admitted]
+    admitted = list(dict.fromkeys(v for o in options for v in constraint.values_in(o) if v is not None))
+    strange = [value for value in constraint.values if value not in admitted]
     if strange:
         raise CapabilityError(
-            f"{demand.source} asks {where} for {demand.tensor} {demand.field} {listed(strange)}, "
+            f"{constraint.source} asks {where} for {constraint.tensor} {constraint.field} {listed(strange)}, "
             f"which the framework YAML does not admit there; it admits: {listed(admitted) or 'nothing'}"
         )
 
 
-def _impossible(demands: Sequence[Demand], options: Sequence[OpScheme], where: str) -> CapabilityError:
-    asked = "; ".join(f"{d.tensor} {d.field} {listed(d.values)} ({d.source})" for d in demands)
-    fields = list(dict.fromkeys((d.tensor, d.field) for d in demands))
+def _impossible(constraints: Sequence[Constraint], options: Sequence[OpScheme], where: str) -> CapabilityError:
+    asked = "; ".join(f"{d.tensor} {d.field} {listed(d.values)} ({d.source})" for d in constraints)
+    fields = list(dict.fromkeys((d.tensor, d.field) for d in constraints))
     combinations = dict.fromkeys(
         ", ".join(f"{tensor} {field} {field_value(o, tensor, field)!r}" for tensor, field in fields) for o in options
     )

@@ -197,7 +197,7 @@ def _only_about_weights(rule: OpRule) -> bool:
     """Whether the rule says nothing to an op without a weight (one that asks for float does)."""
     return all(
         tensor == "weight" and not (field == "dtype" and set(values) <= set(FLOAT_PRECISIONS))
-        for tensor, field, values in rule.demands
+        for tensor, field, values in rule.constraints
     )
 
 

@@ -42,17 +42,17 @@ def mixed_precision_space(capability: Mapping[str, Any], conf: MixedPrecisionCon
 def _precisions_of(
     key: OpKey, configs: Sequence[Mapping[str, Any]], rules: Sequence[OpRule], conf: MixedPrecisionConfig
 ) -> OpSpace:
-    asked = requested(rules, "static", has_weight=any(config.get("weight") for config in configs)).demands
-    for demand in asked:
-        if demand.field != "dtype" or not set(demand.values) <= set(FLOAT_PRECISIONS):
+    asked = requested(rules, "static", has_weight=any(config.get("weight") for config in configs)).constraints
+    for constraint in asked:
+        if constraint.field != "dtype" or not set(constraint.values) <= set(FLOAT_PRECISIONS):
             raise ConfigError(
-                f"{demand.source} speaks of {demand.tensor} {demand.field} {listed(demand.values)}; with mixed precision a "
-                f"rule names a dtype among {listed(FLOAT_PRECISIONS)}"
+                f"{constraint.source} speaks of {constraint.tensor} {constraint.field} {listed(constraint.values)}; "
+                f"with mixed precision a rule names a dtype among {listed(FLOAT_PRECISIONS)}"
             )
     floats = op_space(key, configs, Request(excluded_precisions=tuple(conf.excluded_precisions))).floats
     single = floats[-1]
     lower = [op for name in conf.precisions for op in floats if op.precision == name]
-    admitted = [op for op in (*lower, single) if all(demand.admits(op) for demand in asked)]
+    admitted = [op for op in (*lower, single) if all(constraint.admits(op) for constraint in asked)]
     if not admitted:
         raise CapabilityError(
             f"{asked[-1].source} asks op {key[0]!r} of type {key[1]!r} for a precision that it does not run in; it has: "

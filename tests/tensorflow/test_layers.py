@@ -47,8 +47,8 @@ def test_each_layer_is_close_to_float_in_its_first_scheme(kind):
     assert 0 < np.linalg.norm(found - expected) < 0.05 * np.linalg.norm(expected)
 
 
-@pytest.mark.parametrize("dtype", ["fp8_e4m3", "nf4", "mxfp4", "int3", "uint4"])
-def test_any_registered_type_is_simulated(dtype, tmp_path):
+@pytest.mark.parametrize("dtype", ["fp8_e4m3", "nf4", "mxfp4"])
+def test_any_registered_type_is_simulated(dtype, tmp_path, caplog):
     model, data = keras.Sequential([keras.Input((32,)), layers.Dense(64, name="op")]), None
     data = np.random.default_rng(0).normal(size=(16, 32)).astype("float32")
     weight = {"dtype": dtype, "granularity": "per_channel", "algorithm": "minmax"}
@@ -59,8 +59,9 @@ def test_any_registered_type_is_simulated(dtype, tmp_path):
     assert 0 < np.linalg.norm(quantized.predict(data, verbose=0) - expected) < 0.5 * np.linalg.norm(expected)
     (record,) = adaptor.summary(quantized)
     assert record.simulated
-    assert "LiteRT has no weights" in record.reason
+    assert "simulated in Keras, float in the LiteRT file: LiteRT has no weights" in record.reason
     adaptor.save(quantized, tmp_path)
+    assert f"float in the LiteRT file: op (LiteRT has no weights in {dtype}; use an integer type" in caplog.text
     loaded = adaptor.load(tmp_path, model)
     np.testing.assert_array_equal(loaded.predict(data, verbose=0), quantized.predict(data, verbose=0))
 
@@ -95,6 +96,41 @@ def test_an_embedding_is_quantized_alone():
     quantized = KerasAdaptor().quantize({"op": op}, model)
     error = np.abs(quantized.predict(tokens, verbose=0) - model.predict(tokens, verbose=0)).max()
     assert 0 < error <= np.abs(model.get_layer("table").embeddings.numpy()).max() / 127
+
+
+def test_a_factor_behind_a_layer_is_folded_exactly():
+    keras.utils.set_random_seed(0)
+    x = keras.Input((5, 8))
+    model = keras.Model(x, keras.ops.relu(layers.Dense(6, bias_initializer="normal", name="op")(x) * 3.0))
+    graph = Executor(model).graph
+    assert [key[1] for key in graph.ops()] == ["Dense"]
+    assert "Multiply" not in {type(node.operation).__name__ for node in graph.nodes}
+    data = np.random.default_rng(0).normal(size=(4, 5, 8)).astype("float32")
+    np.testing.assert_allclose(
+        graph.model.predict(data, verbose=0), model.predict(data, verbose=0), rtol=1e-5, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("mask_zero", [False, True])
+def test_attention_in_inference_form_computes_the_same(dropout, causal, mask_zero):
+    keras.utils.set_random_seed(0)
+    tokens = keras.Input((7,), dtype="int32")
+    x = layers.Embedding(9, 8, mask_zero=mask_zero, name="table")(tokens)
+    for number in range(2):  # the layers inside have the same names
+        attention = layers.MultiHeadAttention(2, 4, dropout=dropout, name=f"attention{number}")
+        x = layers.Add(name=f"add{number}")([x, attention(x, x, use_causal_mask=causal)])
+    model = keras.Model(tokens, layers.LSTM(4, name="lstm")(x))
+    graph = Executor(model).graph
+    assert ("attention1.query", "EinsumDense") in graph.ops()
+    assert sum(kind == "Einsum" for _, kind in graph.ops()) == 4
+    data = np.random.default_rng(0).integers(0, 9, (6, 7))
+    data[:, 4:] = 0
+    expected = model.predict(data, verbose=0)
+    np.testing.assert_allclose(graph.model.predict(data, verbose=0), expected, rtol=1e-4, atol=1e-5)
+    assert model.layers[-1].name == "lstm"
+    assert model.get_layer("attention0").get_config()["dropout"] == dropout
 
 
 def test_a_layer_called_twice_is_one_op():

@@ -19,7 +19,15 @@ from neural_compressor.tensorflow.layers import FakeQuant, QuantizeDequantize
 from neural_compressor.tensorflow.layout import Site, lay_out
 from neural_compressor.tensorflow.statistics import layer_vectors
 from neural_compressor.tensorflow.structure import scales
-from neural_compressor.tensorflow.structure.ops import CONVOLUTIONS, DEPTHWISE, Graph, bias_of, type_of, weights_of
+from neural_compressor.tensorflow.structure.ops import (
+    CONVOLUTIONS,
+    DEPTHWISE,
+    Graph,
+    axes_of_range,
+    bias_of,
+    type_of,
+    weights_of,
+)
 from neural_compressor.tensorflow.structure.simplify import copy_of, simplify
 from neural_compressor.tensorflow.structure.trace import rebuild
 
@@ -156,7 +164,7 @@ class _Builder:
         self.graph, self.parts, self.layout = graph, parts, lay_out(graph, parts.plan)
         self.schemes: dict[str, OpScheme] = {name: scheme for (name, _), scheme in parts.plan.items()}
         self.copies: dict[int, Any] = {}
-        self.quantizers: dict[tuple[int, Any], Any] = {}
+        self.quantizers: dict[tuple[Any, ...], Any] = {}
         self.already: dict[int, Site] = {}
 
     def model(self) -> Any:
@@ -177,9 +185,7 @@ class _Builder:
                 if not str(old.dtype).startswith("float"):
                     continue
                 site = self.layout.before.get((id(node), id(old)))
-                swapped[id(new)] = (
-                    self._quantized(new, site) if site else self._momentary(new, scheme.activation, op.name)
-                )
+                swapped[id(new)] = self._quantized(new, site) if site else self._momentary(new, scheme.activation, op)
             args, kwargs = keras.tree.map_structure(lambda t: swapped.get(id(t), t), (args, kwargs))
         return self.copies[id(op)](*args, **kwargs)
 
@@ -208,13 +214,14 @@ class _Builder:
             self.quantizers[key] = QuantizeDequantize(site.scheme, self.parts.ranges[site.name], name=name)(new)
         return self.quantizers[key]
 
-    def _momentary(self, new: Any, scheme: Any, op: str) -> Any:
-        """A quantizer without a calibrated range: ranges of each batch, or a 16-bit float type."""
-        key = (id(new), scheme)
+    def _momentary(self, new: Any, scheme: Any, op: Any) -> Any:
+        """A quantizer without a calibrated range: ranges of what comes, or a 16-bit float type."""
+        axes = () if scheme.is_float else axes_of_range(op, len(new.shape))
+        key = (id(new), scheme, axes)
         if key not in self.quantizers:
             qparams = QParams(None) if scheme.is_float else None
-            name = self._free(f"{op}.{scheme.dtype.name}.qdq")
-            self.quantizers[key] = QuantizeDequantize(scheme, qparams, name=name)(new)
+            name = self._free(f"{op.name}.{scheme.dtype.name}.qdq")
+            self.quantizers[key] = QuantizeDequantize(scheme, qparams, axes, name=name)(new)
         return self.quantizers[key]
 
     def _free(self, name: str) -> str:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from neural_compressor.schemes import PerTensor, QParams, TensorScheme, fake_quantize
+from neural_compressor.schemes import PER_TOKEN, PerTensor, QParams, TensorScheme, fake_quantize
 from neural_compressor.schemes.affine import integer_limits
 
 _PACKAGE = "neural_compressor"
@@ -23,6 +25,7 @@ class FakeQuant(keras.layers.Layer):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**{**kwargs, "trainable": False})
+        self.supports_masking = True
         self._observers = _Hidden(())
 
     def show(self, observers: Sequence[Any]) -> None:
@@ -50,14 +53,18 @@ class _Hidden:
 class QuantizeDequantize(keras.layers.Layer):
     """Rounds its input to the values that a scheme can hold.
 
-    ``qparams`` is the scale and zero point of a calibrated range; without them they follow from each batch (dynamic), or
-    there are none (bf16, fp16).
+    ``qparams`` is the scale and zero point of a calibrated range; without them they follow from the values that share the
+    ``axes`` (dynamic), or there are none (bf16, fp16).
     """
 
     supports_jit = False
 
-    def __init__(self, scheme: TensorScheme | dict[str, Any], qparams: Any = None, **kwargs: Any) -> None:
+    def __init__(
+        self, scheme: TensorScheme | dict[str, Any], qparams: Any = None, axes: Sequence[int] = (), **kwargs: Any
+    ) -> None:
         super().__init__(**{**kwargs, "trainable": False})
+        self.supports_masking = True
+        self.axes = tuple(axes)
         self.scheme = scheme if isinstance(scheme, TensorScheme) else TensorScheme.from_dict(scheme)
         self.qparams = qparams if isinstance(qparams, QParams | None) else qparams_from(qparams)
 
@@ -73,12 +80,21 @@ class QuantizeDequantize(keras.layers.Layer):
             zero = np.float32(0 if self.qparams.zero_point is None else np.asarray(self.qparams.zero_point))
             steps = keras.ops.round(inputs / scale) + zero
             return (keras.ops.clip(steps, float(low), float(high)) - zero) * scale
-        return _in_numpy(lambda array: np.asarray(fake_quantize(array, self.scheme, self.qparams)), inputs)
+        return _in_numpy(self._rounded, inputs)
+
+    def _rounded(self, array: Any) -> Any:
+        if not self.axes:
+            return np.asarray(fake_quantize(array, self.scheme, self.qparams))
+        order = [axis for axis in range(array.ndim) if axis not in self.axes] + list(self.axes)
+        moved = array.transpose(order)
+        rows = moved.reshape(-1, math.prod(array.shape[axis] for axis in self.axes))
+        found = np.asarray(fake_quantize(rows, replace(self.scheme, granularity=PER_TOKEN)))
+        return found.reshape(moved.shape).transpose(np.argsort(order))
 
     def get_config(self) -> dict[str, Any]:
         """Scheme and parameters as plain data."""
         stored = None if self.qparams is None else qparams_to(self.qparams)
-        return {**super().get_config(), "scheme": self.scheme.to_dict(), "qparams": stored}
+        return {**super().get_config(), "scheme": self.scheme.to_dict(), "qparams": stored, "axes": self.axes}
 
 
 def qparams_to(qparams: QParams) -> dict[str, Any]:

@@ -116,11 +116,11 @@ class GraphAdaptor(Adaptor):
             tensor = next(iter(codes))
             error = sqnr_db(views[tensor].matrix(), np.asarray(codes[tensor].dequantize()))
         activation = scheme.activation.dtype.name if scheme.activation else "fp32"
-        if scheme.is_float:
-            reason = f"the tuning configuration keeps it in {scheme.precision}"
-            return OpRecord(*key, scheme.precision, activation, reason=reason, weight_sqnr=error, size_bytes=size)
+        kept = f"the tuning configuration keeps it in {scheme.precision}" if scheme.is_float else ""
+        if scheme.is_float and scheme.precision == "fp32":
+            return OpRecord(*key, "fp32", activation, reason=kept, weight_sqnr=error, size_bytes=size)
         kernel, why = self._kernel(key, model)
-        reason = "; ".join(filter(None, (why, parts.shared.get(key[0], ""))))
+        reason = "; ".join(filter(None, (kept, why, parts.shared.get(key[0], ""))))
         return OpRecord(
             *key, scheme.precision, activation, scheme.mode, kernel, bool(why), reason, error, size_bytes=size
         )

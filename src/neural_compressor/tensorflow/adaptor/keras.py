@@ -134,11 +134,21 @@ class KerasAdaptor(GraphAdaptor):
         from neural_compressor.tensorflow.files.checkpoint import save_model
 
         try:
-            content = self.litert(model).content
+            content = self.deployed(model)
         except QuantizationError as error:
             logger.warning("%s; the folder %s holds no LiteRT file", error, path)
             content = None
         save_model(model, Path(path), content)
+
+    def deployed(self, model: Any) -> bytes:
+        """The bytes of the LiteRT file that is written; a warning says which ops of the plan are float in it, and why."""
+        if hasattr(model, "quantization") and (left := self.litert(model).in_float):
+            reasons: dict[str, list[str]] = {}
+            for name, why in left.items():
+                reasons.setdefault(why, []).append(name)
+            listed = "; ".join(f"{', '.join(names)} ({why})" for why, names in reasons.items())
+            logger.warning("simulated in Keras, float in the LiteRT file: %s", listed)
+        return self.convert(model, "keras", "litert")
 
     def load(self, path: str | Path, model: Any) -> Any:
         from neural_compressor.tensorflow.files.checkpoint import load_model
@@ -195,11 +205,11 @@ class KerasAdaptor(GraphAdaptor):
         try:
             file = self.litert(model)
         except (QuantizationError, WorkspaceError) as error:
-            return "float on quantized values", str(error)
+            return "float on quantized values", f"simulated in Keras, and there is no LiteRT file: {error}"
         if key[0] in file.ops:
             return f"LiteRT {file.ops[key[0]]}", ""
         why = file.in_float.get(key[0], "the file has no such op")
-        return "float on quantized values", f"{why}; in float in the LiteRT file"
+        return "float on quantized values", f"simulated in Keras, float in the LiteRT file: {why}"
 
     def _as_file(self, model: Any) -> bool:
         from neural_compressor.tensorflow.litert.runner import Runner

@@ -6,6 +6,7 @@ import contextlib
 import io
 import logging
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -65,6 +66,8 @@ def _converted(converter: Any, what: str) -> bytes:
             if "no space left" in str(error).lower():
                 raise OSError(28, "No space left on device") from error
             first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            missing = re.search(r"^TF Select ops: (.+)$", str(error), re.MULTILINE)
+            first = f"LiteRT has no {missing[1].strip()}" if missing else first
             raise QuantizationError(
                 f"the {what} cannot be converted to LiteRT: {first}. The simulated model is not affected; the layers that "
                 "LiteRT has no ops for have to stay out of a deployed file"

@@ -22,6 +22,7 @@ from neural_compressor.tensorflow.litert.file_scales import makers_chain, with_m
 from neural_compressor.tensorflow.litert.flatbuffer import MOVING, LiteGraph, LiteOp
 from neural_compressor.tensorflow.litert.model import LiteModel, ObservedModel
 from neural_compressor.tensorflow.litert.quantizer import LiteScheme, activation_range, lite_scheme, quantize_file
+from neural_compressor.tensorflow.litert.stored_weights import StoredWeight, layouts
 from neural_compressor.tensorflow.statistics import patch_vectors, row_vectors
 
 TYPES = {
@@ -274,6 +275,7 @@ class FileGraph(FloatGraph):
         graph = self.with_scales({name: 1 / np.asarray(s) for name, s in scaled.items() if s is not None}).copy()
         schemes: dict[int, LiteScheme] = {}
         weights: dict[int, QParams] = {}
+        stored: list[StoredWeight] = []
         for key, op in graph.ops().items():
             scheme = parts.plan.get(key)
             if scheme is None or (scheme.is_float and scheme.precision == "fp32"):
@@ -282,9 +284,11 @@ class FileGraph(FloatGraph):
             assert not isinstance(told, str)  # the plan was checked
             schemes[op.index] = told
             for name, result in parts.codes.get(key[0], {}).items():
-                if scheme.weight is None or not scheme.weight.dtype.is_integer:
-                    continue
                 assert isinstance(result.array, QuantizedArray)
+                if not told.static:
+                    array = None if scheme.is_float else result.array
+                    stored.append(graph._stored(op, array, told.integer))
+                    continue
                 weights[op.index] = result.array.qparams
                 if scheme.method is not None and scheme.method.name != "rtn":
                     graph.weights(op)[name].assign(np.asarray(result.array.dequantize()))
@@ -296,8 +300,14 @@ class FileGraph(FloatGraph):
         narrow = {tensor: layout.narrowest(sites[0]) for tensor, sites in layout.members.items()}
         ranges = {tensor: activation_range(parts.ranges[s.name], s.scheme) for tensor, s in narrow.items()}
         graph._add_moving(schemes, ranges, layout)
-        content = quantize_file(graph.lite, schemes, ranges, weights)
+        content = quantize_file(graph.lite, schemes, ranges, weights, stored)
         return LiteModel(content, self.model.name, self.model.outputs, self.model.inputs, parts.plan, parts)
+
+    def _stored(self, op: LiteOp, array: QuantizedArray | None, integer: bool) -> StoredWeight:
+        (weight,) = self.weights(op).values()
+        (order,) = layouts(op.kind, len(self.lite.shape(weight.tensor)))
+        names = [self.lite.unique_name(tensor) for tensor in (weight.tensor, op.outputs[0])]
+        return StoredWeight(names[0], 0, order, array, integer, reader=names[1])
 
     def _add_moving(self, schemes: dict[int, LiteScheme], ranges: Mapping[int, Any], layout: Layout) -> None:
         """What only moves integers does so in integers."""

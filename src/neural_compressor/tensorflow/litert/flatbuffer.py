@@ -48,10 +48,14 @@ class LiteGraph:
     @cached_property
     def ops(self) -> list[LiteOp]:
         """The ops, in the order they run."""
+        return self.ops_in(0)
+
+    def ops_in(self, graph: int) -> list[LiteOp]:
+        """The ops of one of the graphs: the main one is the first, others are bodies of loops and conditions."""
         found = []
-        for index, op in enumerate(self._graph.operators):
+        for index, op in enumerate(self._model.subgraphs[graph].operators):
             given = [int(each) for each in op.inputs if each != -1]
-            constants = tuple(each for each in given if self.constant(each) is not None)
+            constants = tuple(each for each in given if self.constant(each, graph) is not None)
             inputs = tuple(each for each in given if each not in constants)
             kind = flatbuffer_utils.opcode_to_name(self._model, op.opcodeIndex)
             found.append(LiteOp(index, kind, inputs, constants, tuple(int(each) for each in op.outputs)))
@@ -77,22 +81,22 @@ class LiteGraph:
         """The op that computes each tensor."""
         return {tensor: op for op in self.ops for tensor in op.outputs}
 
-    def is_float(self, tensor: int) -> bool:
+    def is_float(self, tensor: int, graph: int = 0) -> bool:
         """Whether a tensor holds float32."""
-        return bool(self._graph.tensors[tensor].type == flatbuffer_utils.TensorType.FLOAT32)
+        return bool(self._model.subgraphs[graph].tensors[tensor].type == flatbuffer_utils.TensorType.FLOAT32)
 
-    def shape(self, tensor: int) -> tuple[int, ...]:
+    def shape(self, tensor: int, graph: int = 0) -> tuple[int, ...]:
         """The shape of a tensor."""
-        return tuple(int(size) for size in self._graph.tensors[tensor].shape)
+        return tuple(int(size) for size in self._model.subgraphs[graph].tensors[tensor].shape)
 
-    def constant(self, tensor: int) -> np.ndarray[Any, Any] | None:
+    def constant(self, tensor: int, graph: int = 0) -> np.ndarray[Any, Any] | None:
         """The value of a constant; None of tensors that are computed. Other types than float32 are given as bytes."""
-        each = self._graph.tensors[tensor]
+        each = self._model.subgraphs[graph].tensors[tensor]
         data = self._model.buffers[each.buffer].data
         if data is None or len(data) == 0:
             return None
         raw = np.frombuffer(bytes(data), np.uint8)
-        return raw.view(np.float32).reshape(self.shape(tensor)) if self.is_float(tensor) else raw
+        return raw.view(np.float32).reshape(self.shape(tensor, graph)) if self.is_float(tensor, graph) else raw
 
     def read(self, tensor: int) -> np.ndarray[Any, Any]:
         """The floats that a constant stands for, be it stored in integers."""
@@ -143,14 +147,18 @@ class LiteGraph:
         """What the file says of an op: strides, padding, the activation fused into it."""
         return self._graph.operators[op.index].builtinOptions
 
-    def weight(self, op: LiteOp) -> int | None:
+    def weight(self, op: LiteOp, graph: int = 0) -> int | None:
         """The constant that an op multiplies with: its first one of floats with more than one axis."""
-        floats = [t for t in op.constants if self.is_float(t) and len(self.shape(t)) > 1]
+        floats = [t for t in op.constants if self.is_float(t, graph) and len(self.shape(t, graph)) > 1]
         return floats[0] if floats else None
 
-    def unique_name(self, tensor: int) -> str:
+    def name(self, tensor: int, graph: int = 0) -> str:
+        """The name of a tensor in the file."""
+        return _text(self._model.subgraphs[graph].tensors[tensor].name)
+
+    def unique_name(self, tensor: int, graph: int = 0) -> str:
         """A name that no other tensor has."""
-        return f"{tensor}:{self.names[tensor]}"
+        return f"{_prefix(graph, tensor)}{self.name(tensor, graph)}"
 
     def written(self) -> bytes:
         """The file as it is now."""
@@ -175,8 +183,7 @@ class LiteGraph:
         model = copy.deepcopy(self._model)
         for number, graph in enumerate(model.subgraphs):
             for index, tensor in enumerate(graph.tensors):
-                prefix = f"{index}:" if number == 0 else f"{number}/{index}:"
-                tensor.name = f"{prefix}{_text(tensor.name)}".encode()
+                tensor.name = f"{_prefix(number, index)}{_text(tensor.name)}".encode()
         hidden = set(self.hidden)
         model.subgraphs[0].outputs = [tensor for tensor in self.outputs if tensor not in hidden]
         for signature in model.signatureDefs or ():
@@ -224,18 +231,22 @@ def _in_float(model: Any, tensor: int) -> int:
     new.type, new.quantization, new.buffer = flatbuffer_utils.TensorType.FLOAT32, None, 0
     new.name = new.name + b"_float"
     graph.tensors.append(new)
-    code = flatbuffer_utils.BuiltinOperator.DEQUANTIZE
-    codes = [each.builtinCode for each in model.operatorCodes]
-    if code not in codes:
-        added = flatbuffer_utils.OperatorCodeT()
-        added.builtinCode = added.deprecatedBuiltinCode = code
-        added.version = 2
-        model.operatorCodes.append(added)
-        codes.append(code)
-    op = flatbuffer_utils.OperatorT()
-    op.opcodeIndex, op.inputs, op.outputs = codes.index(code), [tensor], [len(graph.tensors) - 1]
-    graph.operators.append(op)
+    graph.operators.append(new_op(model, "DEQUANTIZE", [tensor], [len(graph.tensors) - 1], 2))
     return len(graph.tensors) - 1
+
+
+def new_op(model: Any, kind: str, inputs: list[int], outputs: list[int], version: int = 1) -> Any:
+    """An operator for a graph of ``model``, whose table of operators then has one of this kind and version."""
+    code = getattr(flatbuffer_utils.BuiltinOperator, kind)
+    known = [(each.builtinCode, each.version) for each in model.operatorCodes]
+    if (code, version) not in known:
+        added = flatbuffer_utils.OperatorCodeT()
+        added.builtinCode, added.deprecatedBuiltinCode, added.version = code, min(code, 127), version
+        model.operatorCodes.append(added)
+        known.append((code, version))
+    op = flatbuffer_utils.OperatorT()
+    op.opcodeIndex, op.inputs, op.outputs = known.index((code, version)), inputs, outputs
+    return op
 
 
 def op_kinds(content: bytes) -> list[str]:
@@ -258,6 +269,10 @@ _INTEGERS: dict[int, Any] = {
     flatbuffer_utils.TensorType.INT4: _nibbles,
 }
 """How the bytes of a constant are read as integers."""
+
+
+def _prefix(graph: int, tensor: int) -> str:
+    return f"{tensor}:" if graph == 0 else f"{graph}/{tensor}:"
 
 
 def _text(name: Any) -> str:

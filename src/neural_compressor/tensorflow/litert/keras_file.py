@@ -5,7 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
+
+import keras
+from keras import tree
 
 from neural_compressor.schemes import OpScheme, Plan, QParams
 from neural_compressor.tensorflow.float_graph import QuantizedGraph
@@ -13,13 +17,17 @@ from neural_compressor.tensorflow.layers import QuantizeDequantize
 from neural_compressor.tensorflow.layout import Layout, lay_out
 from neural_compressor.tensorflow.litert.convert import keras_to_litert
 from neural_compressor.tensorflow.litert.flatbuffer import MOVING, LiteGraph, LiteOp
+from neural_compressor.tensorflow.litert.keras_weights import CHANGED, WeightPlace, stored_weights, weight_places
 from neural_compressor.tensorflow.litert.quantizer import LiteScheme, activation_range, lite_scheme, quantize_file
+from neural_compressor.tensorflow.litert.stored_weights import StoredWeight
 from neural_compressor.tensorflow.structure.ops import (
     AVERAGE_POOLS,
     CONVOLUTIONS,
     DEPTHWISE,
     GLOBAL_AVERAGE_POOLS,
     MAX_POOLS,
+    PRODUCTS,
+    RECURRENT,
     TRANSPOSED,
     Graph,
     type_of,
@@ -30,8 +38,10 @@ from neural_compressor.tensorflow.structure.trace import functional_of, rebuild
 _KINDS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(CONVOLUTIONS, ("CONV_2D", "CONV_3D")),
     **dict.fromkeys(DEPTHWISE, ("DEPTHWISE_CONV_2D", "CONV_2D")),
-    **dict.fromkeys(TRANSPOSED, ("TRANSPOSE_CONV",)),
+    **dict.fromkeys(TRANSPOSED, ("TRANSPOSE_CONV", "CONV_3D_TRANSPOSE")),
     **dict.fromkeys(("Dense", "EinsumDense"), ("FULLY_CONNECTED", "BATCH_MATMUL")),
+    **dict.fromkeys(RECURRENT, ("FULLY_CONNECTED",)),
+    **dict.fromkeys(PRODUCTS, ("BATCH_MATMUL",)),
     **dict.fromkeys(MAX_POOLS, ("MAX_POOL_2D", "REDUCE_MAX")),
     **dict.fromkeys(AVERAGE_POOLS, ("AVERAGE_POOL_2D",)),
     **dict.fromkeys(GLOBAL_AVERAGE_POOLS, ("MEAN",)),
@@ -56,13 +66,48 @@ def to_litert(model: Any, batch_size: int | None = 1) -> LiteRTFile:
     """A quantized Keras model as a file. What LiteRT has no kernels for computes in float there, and is listed."""
     parts: QuantizedGraph = model.quantization
     graph, aliases = without_quantizers(model)
-    lite = LiteGraph(keras_to_litert(graph.model, batch_size))
+    lite = LiteGraph(keras_to_litert(_scoped(graph.model), batch_size))
     return _Writer(graph, lite, parts, aliases).write()
 
 
 def float_litert(model: Any, batch_size: int | None = 1) -> bytes:
     """A Keras model, with its weights as they are, as a float file."""
     return keras_to_litert(without_quantizers(model)[0].model, batch_size)
+
+
+class _Scope(keras.layers.Layer):
+    """A call of an operation that is no layer, as one: so that tensors of the file have its name."""
+
+    def __init__(self, operation: Any, args: Any, kwargs: Any) -> None:
+        super().__init__(name=operation.name, trainable=False, autocast=False)
+        self.supports_masking = True
+        self._call = lambda tensors: operation.call(*_filled(args, tensors), **_filled(kwargs, tensors))
+
+    def call(self, tensors: dict[str, Any]) -> Any:
+        """What the operation gives for its symbolic arguments, by name."""
+        return self._call(tensors)  # type: ignore[no-untyped-call]
+
+
+def _filled(arguments: Any, tensors: Mapping[str, Any]) -> Any:
+    return tree.map_structure(lambda each: tensors[each.name] if _is_symbolic(each) else each, arguments)
+
+
+def _is_symbolic(value: Any) -> bool:
+    return isinstance(value, keras.KerasTensor)
+
+
+def _scoped(model: Any) -> Any:
+    """The model with the operations that are no layers, and are called once, in layers of their names."""
+    graph = Graph(model)
+
+    def call(node: Any, args: Any, kwargs: Any) -> Any:
+        op = node.operation
+        if isinstance(op, keras.Layer) or len(graph.calls(op)) > 1:
+            return op(*args, **kwargs)
+        tensors = {each.name: each for each in tree.flatten((args, kwargs)) if _is_symbolic(each)}
+        return _Scope(op, args, kwargs)(tensors)
+
+    return rebuild(model, call)
 
 
 def without_quantizers(model: Any) -> tuple[Graph, dict[str, str]]:
@@ -101,48 +146,65 @@ class _Writer:
     def write(self) -> LiteRTFile:
         """Find what each op of the file does, and have it written."""
         found = dict(self._mapped())
+        kinds_of = {name: _KINDS.get(kind, ()) for name, kind in self.plan}
+        places = weight_places(self.lite, self._layers_of, self.parts.codes, kinds_of)
         schemes: dict[int, LiteScheme] = {}
+        stored: list[StoredWeight] = []
+        kinds: dict[str, str] = {}
         in_float: dict[str, str] = {}
         for key, scheme in self.plan.items():
             name = key[0]
             if scheme.is_float and scheme.precision == "fp32":
                 continue
-            outcome = self._scheme(found.get(name), scheme, name)
-            if isinstance(outcome, str):
-                in_float[name] = outcome
+            if scheme.is_float or scheme.mode != "static":
+                outcome = stored_weights(self.lite, scheme, places.get(name, []), self.parts.codes.get(name, {}))
+                if isinstance(outcome, str):
+                    in_float[name] = outcome
+                else:
+                    kinds[name], weights = outcome
+                    stored += weights
+                continue
+            told = self._scheme(found.get(name), scheme, name, places)
+            if isinstance(told, str):
+                in_float[name] = told
             else:
-                schemes[found[name].index] = outcome
-        schemes |= self._moving(schemes, in_float)
-        weights = {op.index: _qparams(self.parts, name) for name, op in found.items() if name in self.parts.codes}
-        content = quantize_file(self.lite, schemes, self.ranges, {i: q for i, q in weights.items() if i in schemes})
-        kinds = {name: op.kind for name, op in found.items() if op.index in schemes and (name not in in_float)}
+                schemes[found[name].index], kinds[name] = told, found[name].kind
+        schemes |= self._moving(schemes)
+        scales = {op.index: _qparams(self.parts, name) for name, op in found.items() if name in self.parts.codes}
+        static = {index: qparams for index, qparams in scales.items() if index in schemes}
+        content = quantize_file(self.lite, schemes, self.ranges, static, stored)
         return LiteRTFile(content, kinds, in_float)
 
-    def _scheme(self, op: LiteOp | None, scheme: OpScheme, name: str) -> LiteScheme | str:
-        if any(result.input_scale is not None for result in self.parts.codes.get(name, {}).values()):
-            return "its weight has scales of inputs (awq) that no kernel of LiteRT divides by"
+    def _scheme(
+        self, op: LiteOp | None, scheme: OpScheme, name: str, places: Mapping[str, list[WeightPlace]]
+    ) -> LiteScheme | str:
         if op is None:
             return "the converter made several ops, or none, of it"
         outcome = lite_scheme(op.kind, scheme)
-        if isinstance(outcome, str) or not outcome.static:
+        if isinstance(outcome, str):
             return outcome
-        return outcome if self._assign(op, name, scheme) else "its inputs in the file are not those of the layer"
+        if scheme.weight is not None and name not in places:
+            return CHANGED
+        return outcome if self._assign(op, name) else "its inputs in the file are not those of the layer"
 
     def _mapped(self) -> Iterator[tuple[str, LiteOp]]:
         """Layers of the plan with the op of the file that each became."""
-        outputs = self._output_layers()
         taken: dict[str, list[LiteOp]] = {}
         for op in self.lite.ops:
-            texts = [self.lite.names[t] for t in op.outputs] + [self.lite.names[t] for t in op.constants]
-            named = [name for text in texts for name in self._names_in(text)]
-            named += [name for t in op.outputs for name in outputs.get(t, ())]
-            for name in dict.fromkeys(named):
+            for name in self._layers_of(op):
                 kind = type_of(self.layers[name].operation)
                 if (name, kind) in self.plan and op.kind in _KINDS.get(kind, ()):
                     taken.setdefault(name, []).append(op)
         for name, ops in taken.items():
             if len(ops) == 1 and len(self.graph.calls(self.layers[name].operation)) == 1:
                 yield name, ops[0]
+
+    def _layers_of(self, op: LiteOp, graph: int = 0) -> list[str]:
+        """The layers that the tensors of an op speak of."""
+        texts = [self.lite.name(tensor, graph) for tensor in (*op.outputs, *op.constants)]
+        named = [name for text in texts for name in self._names_in(text)]
+        named += [name for t in op.outputs if graph == 0 for name in self._output_layers.get(t, ())]
+        return list(dict.fromkeys(named))
 
     def _names_in(self, text: str) -> list[str]:
         """The layers that the name of a tensor speaks of: ``model/layer_1/Relu;model/other_1/BiasAdd``."""
@@ -154,6 +216,7 @@ class _Writer:
                 found += [self.aliases[alias]] if alias in self.aliases else []
         return found
 
+    @cached_property
     def _output_layers(self) -> dict[int, list[str]]:
         """Of tensors that the file gives out, whose names say nothing, the layers that make them: the last, and the op
         that it is fused with."""
@@ -170,7 +233,7 @@ class _Writer:
             found[tensor] = names
         return found
 
-    def _assign(self, op: LiteOp, name: str, scheme: OpScheme) -> bool:
+    def _assign(self, op: LiteOp, name: str) -> bool:
         """Give the tensors that an op reads and gives the ranges that the quantizers of its layer have."""
         node = self.layers[name]
         sites = [site for t in node.input_tensors if (site := self.layout.before.get((id(node), id(t))))]
@@ -194,14 +257,12 @@ class _Writer:
             tensor = op.inputs[0]
         sites = {id(t): self.layout.before.get((id(reader), id(t))) for t in reader.input_tensors}
         if tensor in self.lite.inputs:
-            given = self.graph.model.inputs[self._input_order().index(tensor)]
-            return sites.get(id(given))
-        named = sorted(self._names_in(self.lite.names[tensor]), key=lambda name: self.order[name], reverse=True)
-        for name in named:
-            for made in self._onward(self.layers[name].outputs[0]):
-                if sites.get(id(made)) is not None:
-                    return sites[id(made)]
-        return None
+            sources = [self.graph.model.inputs[self._input_order().index(tensor)]]
+        else:
+            named = sorted(self._names_in(self.lite.names[tensor]), key=lambda name: self.order[name], reverse=True)
+            sources = [self.layers[name].outputs[0] for name in named]
+        found = (sites.get(id(made)) for source in sources for made in self._onward(source))
+        return next((site for site in found if site is not None), None)
 
     def _onward(self, tensor: Any) -> Iterator[Any]:
         """A tensor of Keras and those that hold the same values, moved."""
@@ -230,7 +291,7 @@ class _Writer:
         if op is not None and op.kind in MOVING and op.inputs and op.inputs[0] not in self.ranges:
             self._spread(op.inputs[0], pair)
 
-    def _moving(self, schemes: Mapping[int, LiteScheme], in_float: Mapping[str, str]) -> dict[int, LiteScheme]:
+    def _moving(self, schemes: Mapping[int, LiteScheme]) -> dict[int, LiteScheme]:
         """Ops that only move values between integer ops do so in integers."""
         static = next((each for each in schemes.values() if each.static), None)
         if static is None:

@@ -1,13 +1,14 @@
-"""A float LiteRT file quantized op by op, by ``ai-edge-quantizer`` with our choices, ranges and scales of weights.
+"""A float LiteRT file quantized op by op, with our choices, ranges and codes.
 
-Its recipe names each op by a tensor name that no other has, and its calibration result holds our ranges, so that nothing
-is left for it to choose: what it does is to write integers, biases and the quantizers between float and integer ops.
+Ops with integer activations are written by ``ai-edge-quantizer``: its recipe names each op by a tensor name that no other
+has, and its calibration result holds our ranges, so that nothing is left for it to choose. It writes integers, biases and
+the quantizers between float and integer ops. Weights of other ops are written by :mod:`stored_weights`.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,75 +18,67 @@ from ai_edge_quantizer import algorithm_manager, qtyping, quantizer
 from neural_compressor.errors import QuantizationError
 from neural_compressor.schemes import OpScheme, PerChannel, PerTensor, QParams, TensorScheme
 from neural_compressor.tensorflow.litert.flatbuffer import LiteGraph, LiteOp
+from neural_compressor.tensorflow.litert.stored_weights import StoredWeight, reason_not_stored, store_weights
 
 _NAMES = {"TRANSPOSE_CONV": "CONV_2D_TRANSPOSE"}
 """Op types that the quantizer spells otherwise than the file format."""
 _MIN_MAX = algorithm_manager.AlgorithmName.MIN_MAX_UNIFORM_QUANT
-_CAST = algorithm_manager.AlgorithmName.FLOAT_CASTING
-_INTEGER, _FLOAT = qtyping.ComputePrecision.INTEGER, qtyping.ComputePrecision.FLOAT
 
 
 @dataclass(frozen=True)
 class LiteScheme:
-    """How an op of a file runs: a configuration of the quantizer, and by which of its algorithms."""
+    """How an op of a file runs: ``config`` of the quantizer where its activations are integers, else its weight alone is
+    stored, for kernels that multiply ``integer`` codes or for float ones."""
 
-    config: Any
-    algorithm: Any
+    config: Any = None
+    integer: bool = True
 
     @property
     def static(self) -> bool:
         """Whether activations have ranges known beforehand."""
-        return self.config.activation_tensor_config is not None
+        return self.config is not None
 
 
 def lite_scheme(kind: str, scheme: OpScheme) -> LiteScheme | str:
-    """What an op of type ``kind`` is to do for ``scheme``, or why LiteRT has nothing like it."""
+    """What an op of type ``kind`` is to do for ``scheme``, or why LiteRT has nothing like it and what there is."""
+    if scheme.is_float or scheme.mode != "static":
+        why = reason_not_stored(kind, scheme)
+        return why or LiteScheme(integer=scheme.mode == "dynamic")
     name = _NAMES.get(kind, kind)
     if name not in {each.value for each in qtyping.TFLOperationName}:
-        return f"the quantizer of LiteRT files knows no {kind}"
+        return f"the quantizer of LiteRT files writes no {kind} in integers{_remedy(scheme)}"
     found = _config(scheme)
     if isinstance(found, str):
         return found
+    if kind == "BATCH_MATMUL" and scheme.weight is not None and not isinstance(scheme.weight.granularity, PerTensor):
+        return "BATCH_MATMUL has one scale for all of its weight; use per_tensor, or weight-only"
     try:
-        algorithm_manager.check_op_quantization_config(found.algorithm, qtyping.TFLOperationName(name), found.config)
+        algorithm_manager.check_op_quantization_config(_MIN_MAX, qtyping.TFLOperationName(name), found.config)
     except ValueError:
-        return f"LiteRT has no {kind} with {_in_words(scheme)}"
+        return f"LiteRT has no {kind} with {_in_words(scheme)}{_remedy(scheme)}"
     return found
+
+
+def _remedy(scheme: OpScheme) -> str:
+    return "; weight-only stores its weight in integers" if scheme.weight is not None else ""
 
 
 def _config(scheme: OpScheme) -> LiteScheme | str:
     weight = scheme.weight
-    if scheme.is_float:
-        if scheme.precision != "fp16":
-            return f"LiteRT does not compute in {scheme.precision}"
-        config = qtyping.TensorQuantizationConfig(num_bits=16, dtype=qtyping.TensorDataType.FLOAT)
-        return LiteScheme(
-            qtyping.OpQuantizationConfig(
-                weight_tensor_config=config, compute_precision=_FLOAT, explicit_dequantize=True
-            ),
-            _CAST,
-        )
     if weight is not None:
         if not weight.dtype.is_integer or not weight.dtype.signed or weight.dtype.bits not in (2, 4, 8):
             return f"LiteRT has no weights in {weight.dtype.name}"
         if not isinstance(weight.granularity, PerChannel | PerTensor):
-            return f"scales {weight.granularity.name} are simulated; LiteRT files have them per_channel or per_tensor"
-        if not weight.symmetric and scheme.mode != "weight_only":
+            return f"kernels have scales per_channel or per_tensor, not {weight.granularity.name}; use weight-only for these"
+        if not weight.symmetric:
             return "LiteRT multiplies with symmetric weights alone"
     bits = 8 if weight is None else weight.dtype.bits
     coarse = weight is not None and isinstance(weight.granularity, PerTensor)
     config = qtyping.TensorQuantizationConfig(
         num_bits=bits,
-        symmetric=weight is None or weight.symmetric,
+        symmetric=True,
         granularity=qtyping.QuantGranularity.TENSORWISE if coarse else qtyping.QuantGranularity.CHANNELWISE,
     )
-    if scheme.mode == "weight_only":
-        whole = {"compute_precision": _FLOAT, "explicit_dequantize": True}
-        return LiteScheme(qtyping.OpQuantizationConfig(weight_tensor_config=config, **whole), _MIN_MAX)
-    if scheme.mode == "dynamic":
-        return LiteScheme(
-            qtyping.OpQuantizationConfig(weight_tensor_config=config, compute_precision=_INTEGER), _MIN_MAX
-        )
     activation = scheme.activation
     assert activation is not None
     if why := _not_an_activation(activation):
@@ -94,9 +87,10 @@ def _config(scheme: OpScheme) -> LiteScheme | str:
     told = qtyping.TensorQuantizationConfig(num_bits=activation.dtype.bits, symmetric=sixteen)
     return LiteScheme(
         qtyping.OpQuantizationConfig(
-            activation_tensor_config=told, weight_tensor_config=config, compute_precision=_INTEGER
-        ),
-        _MIN_MAX,
+            activation_tensor_config=told,
+            weight_tensor_config=config,
+            compute_precision=qtyping.ComputePrecision.INTEGER,
+        )
     )
 
 
@@ -124,22 +118,34 @@ def quantize_file(
     schemes: Mapping[int, LiteScheme],
     ranges: Mapping[int, tuple[float, float]],
     weights: Mapping[int, QParams],
+    stored: Sequence[StoredWeight] = (),
 ) -> bytes:
-    """The file with the ops ``schemes`` names (by index) quantized.
+    """The file with the static ops of ``schemes`` (by index) in integers, and the weights ``stored`` of others.
 
-    ``ranges`` are those of the tensors of static ops, ``weights`` the scales that the weights of ops sit on; of others the
-    quantizer takes them from the values.
+    ``ranges`` are those of the tensors of static ops, ``weights`` the scales that their weights sit on.
     """
-    if not schemes:
-        return graph.finished(graph.content())
+    content = graph.content()
+    static = {index: scheme for index, scheme in schemes.items() if scheme.static}
+    if static:
+        content = _in_integers(graph, content, static, ranges, weights)
+    return graph.finished(store_weights(content, stored))
+
+
+def _in_integers(
+    graph: LiteGraph,
+    content: bytes,
+    schemes: Mapping[int, LiteScheme],
+    ranges: Mapping[int, tuple[float, float]],
+    weights: Mapping[int, QParams],
+) -> bytes:
     seen = {graph.unique_name(tensor): _qsv(*pair) for tensor, pair in ranges.items()}
-    recipe = quantizer.Quantizer(graph.content())
+    recipe = quantizer.Quantizer(content)
     for index, scheme in schemes.items():
         op = graph.ops[index]
         regex = f"^{op.outputs[0]}:"
         kind = qtyping.TFLOperationName(_NAMES.get(op.kind, op.kind))
-        recipe.update_quantization_recipe(regex, kind, scheme.config, scheme.algorithm)
-        if index in weights and (tensor := graph.weight(op)) is not None and scheme.algorithm == _MIN_MAX:
+        recipe.update_quantization_recipe(regex, kind, scheme.config, _MIN_MAX)
+        if index in weights and (tensor := graph.weight(op)) is not None:
             seen[graph.unique_name(tensor)] = _weight_qsv(graph, op, tensor, weights[index], scheme)
     try:
         with warnings.catch_warnings():
@@ -148,7 +154,7 @@ def quantize_file(
     except Exception as error:  # it raises ValueError and RuntimeError without saying which op
         raise QuantizationError(f"the LiteRT file cannot be quantized: {type(error).__name__}: {error}") from error
     assert result.quantized_model is not None
-    return graph.finished(bytes(result.quantized_model))
+    return bytes(result.quantized_model)
 
 
 def activation_range(qparams: QParams, scheme: TensorScheme) -> tuple[float, float]:
@@ -169,14 +175,8 @@ def _weight_qsv(graph: LiteGraph, op: LiteOp, tensor: int, qparams: QParams, sch
     """A range of each channel whose scale is the one that the weight was rounded with."""
     scale = np.asarray(qparams.scale, np.float64).reshape(-1)
     bits = scheme.config.weight_tensor_config.num_bits
-    low, high = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
     shape = [1] * len(graph.shape(tensor))
     if scale.size > 1:
         shape[-1 if op.kind == "DEPTHWISE_CONV_2D" else 0] = scale.size
-    if scheme.config.weight_tensor_config.symmetric:
-        top = (scale * high).reshape(shape)
-        return {"min": -top, "max": top}
-    zero = (
-        np.zeros_like(scale) if qparams.zero_point is None else np.asarray(qparams.zero_point, np.float64).reshape(-1)
-    )
-    return {"min": ((low - zero) * scale).reshape(shape), "max": ((high - zero) * scale).reshape(shape)}
+    top = (scale * (2 ** (bits - 1) - 1)).reshape(shape)
+    return {"min": -top, "max": top}

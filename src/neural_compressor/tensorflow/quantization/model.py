@@ -36,7 +36,7 @@ class Model:
             with write_errors(target):
                 self.model.save(target)
         elif target.suffix == ".tflite":
-            write_whole(target, self.adaptor.convert(self.model, "keras", "litert"))
+            write_whole(target, self.adaptor.deployed(self.model))
         else:
             self.adaptor.save(self.model, target)
 

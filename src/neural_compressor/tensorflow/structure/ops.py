@@ -23,7 +23,9 @@ WEIGHTED = ("Dense", "EinsumDense", *CONVOLUTIONS, *DEPTHWISE, *TRANSPOSED, "Emb
 MAX_POOLS = tuple(f"{prefix}MaxPooling{n}D" for prefix in ("", "Global") for n in (1, 2, 3))
 AVERAGE_POOLS = tuple(f"AveragePooling{n}D" for n in (1, 2, 3))
 GLOBAL_AVERAGE_POOLS = tuple(f"GlobalAveragePooling{n}D" for n in (1, 2, 3))
-UNWEIGHTED = ("Add", "Concatenate", *MAX_POOLS, *AVERAGE_POOLS, *GLOBAL_AVERAGE_POOLS)
+PRODUCTS = ("Einsum", "Matmul")
+"""Products of two computed tensors, as attention has them."""
+UNWEIGHTED = ("Add", "Concatenate", *PRODUCTS, *MAX_POOLS, *AVERAGE_POOLS, *GLOBAL_AVERAGE_POOLS)
 MOVING = ("Flatten", "Reshape", "Permute", "Transpose", "ZeroPadding1D", "ZeroPadding2D", "ZeroPadding3D", "Cropping1D",
           "Cropping2D", "Cropping3D", "Squeeze", "ExpandDims", *MAX_POOLS)  # fmt: skip
 """Ops whose outputs are values of their input (or zero): they need no range of their own."""
@@ -131,8 +133,10 @@ def reason_for_float(operation: Any, graph: Graph) -> str | None:
     nodes = graph.calls(operation)
     if any(not str(tensor.dtype).startswith("float32") for node in nodes for tensor in node.outputs):
         return f"it computes in {nodes[0].outputs[0].dtype}, and quantization starts from float32"
-    if kind in ("Add", "Concatenate") and any(len(node.input_tensors) < 2 for node in nodes):
+    if kind in ("Add", "Concatenate", *PRODUCTS) and any(len(node.input_tensors) < 2 for node in nodes):
         return "one of its operands is a constant"
+    if kind == "Einsum" and any(len(node.input_tensors) > 2 for node in nodes):
+        return "it multiplies more than two tensors"
     if getattr(operation, "lora_enabled", False):
         return "it has LoRA weights beside its kernel; merge them first"
     if kind in WEIGHTED and getattr(operation, "quantization_mode", None):
@@ -198,6 +202,18 @@ def _einsum_order(equation: str, rank: int) -> tuple[tuple[int, ...], int]:
     kept = [axis for axis, letter in enumerate(letters) if letter in output]
     summed = [axis for axis, letter in enumerate(letters) if letter not in output]
     return (*kept, *summed), len(kept)
+
+
+def axes_of_range(layer: Any, rank: int) -> tuple[int, ...]:
+    """The axes of an input that share one range where it is taken at run time, as LiteRT's kernels do: those that a
+    product sums over, and all of a sample for convolutions."""
+    kind = type_of(layer)
+    if kind == "EinsumDense":
+        inputs, output = layer.equation.replace(" ", "").split("->")
+        letters, _, kernel = inputs.replace("...", "").partition(",")
+        summed = [place - len(letters) for place, each in enumerate(letters) if each in kernel and each not in output]
+        return tuple(rank + place for place in summed)
+    return (rank - 1,) if kind in ("Dense", *RECURRENT) else tuple(range(1, rank))
 
 
 def bias_of(layer: Any) -> Any:

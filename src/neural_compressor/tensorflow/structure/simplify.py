@@ -1,15 +1,17 @@
 """The inference form of a Keras graph, which is what plans name the ops of.
 
-Dropout and the like are gone, activation functions are layers of their own, separable convolutions are two, and batch
-normalisation behind a convolution or matrix product is folded into it. Layers are copies; the user's stay as they are.
+Dropout and the like are gone, activation functions are layers of their own, separable convolutions are two, the products of
+attention are operations of their own, and batch normalisation or a factor behind a convolution or matrix product is folded
+into it. Layers are copies; the user's stay as they are.
 """
 
 from __future__ import annotations
 
 import copy
+import math
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -51,13 +53,17 @@ class _Copies:
         self._made: dict[int, list[Any]] = {}
         self._taken: Counter[str] = Counter()
         self._folded = {id(conv.operation): norm for conv, norm in _folds(graph)}
-        self._gone = {id(norm) for norm in self._folded.values()}
+        factors = list(_factors(graph))
+        self._factors = {id(node.operation): factor for node, _, factor in factors}
+        self._gone = {id(norm) for norm in self._folded.values()} | {id(op) for _, op, _ in factors}
 
     def call(self, node: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What stands for ``node`` in the new graph."""
         op, kind = node.operation, type_of(node.operation)
         if kind in _DROPPED or id(op) in self._gone:
-            return args[0]
+            return next(each for each in args if isinstance(each, keras.KerasTensor))
+        if kind == "DotProductAttention" and not op.attn_logits_soft_cap:
+            return _attention(op, self._name(op), *args, **kwargs)
         kwargs = {name: value for name, value in kwargs.items() if name != "training"}
         if id(op) not in self._made:
             self._made[id(op)] = self._copy(op, args)
@@ -81,6 +87,8 @@ class _Copies:
             layers = _separated(op, name, args)
         else:
             layers = [copy_of(op, name, {"activation": "linear"} if _splits(op) else {})]
+        if id(op) in self._factors:
+            layers[0].set_weights([weight * self._factors[id(op)] for weight in layers[0].get_weights()])
         norm = self._folded.get(id(op))
         if norm is not None:
             layers[-1] = _with_norm(layers[-1], norm)
@@ -155,6 +163,50 @@ def _folds(graph: Graph) -> list[tuple[Any, Any]]:
         if able and alone and norm.axis in (-1, rank - 1):
             found.append((node, norm))
     return found
+
+
+def _factors(graph: Graph) -> Iterator[tuple[Any, Any, np.float32]]:
+    """The nodes whose outputs go to nothing but a multiplication with a number, with that, and the number. The converter
+    puts it into the weight, which would then not be the one that was quantized."""
+    for node in graph.nodes:
+        op, following = node.operation, graph.only_consumer(node.outputs[0])
+        if following is None or type_of(following.operation) != "Multiply" or len(following.input_tensors) != 1:
+            continue
+        able = type_of(op) in (*_FOLDABLE, "EinsumDense") and not _splits(op)
+        numbers = [each for each in following.arguments.args if not isinstance(each, keras.KerasTensor)]
+        alone = len(graph.calls(op)) == len(graph.calls(following.operation)) == 1
+        if able and alone and len(numbers) == 1 and np.size(numbers[0]) == 1:
+            yield node, following.operation, np.float32(np.asarray(numbers[0]).reshape(()))
+
+
+def _attention(op: Any, name: str, query: Any, key: Any, value: Any, bias: Any = None, mask: Any = None,
+               scale: Any = None) -> Any:  # fmt: skip
+    """``DotProductAttention`` as its two products, of scores and of values, and what is between them."""
+    ops = keras.ops
+
+    def named(tensor: Any, part: str) -> Any:
+        tensor._keras_history.operation.name = f"{name}.{part}"
+        return tensor
+
+    groups = query.shape[2] // key.shape[2]
+    if groups > 1:
+        key = named(ops.repeat(key, groups, axis=2), "keys")
+        value = named(ops.repeat(value, groups, axis=2), "repeated_values")
+    factor = 1 / math.sqrt(key.shape[-1]) if scale is None else scale
+    scores = named(ops.einsum("btnh,bsnh->bnts", query, key), "scores")
+    scores = named(ops.multiply(scores, factor), "scale")
+    if bias is not None:
+        scores = named(ops.add(scores, bias), "bias")
+    lowest = float(np.finfo(np.float32).min) * 0.7
+    if mask is not None:
+        scores = named(ops.where(mask, scores, lowest), "mask")
+    if op.is_causal:
+        ones = named(ops.ones_like(scores), "ones")  # lengths may not be known here
+        places = [named(ops.cumsum(ones, axis=axis), f"places{axis}") for axis in (2, 3)]
+        visible = named(ops.greater_equal(*places), "visible")
+        scores = named(ops.where(visible, scores, lowest), "causal")
+    weights = named(ops.softmax(scores, axis=-1), "softmax")
+    return named(ops.einsum("bnts,bsnh->btnh", weights, value), "values")
 
 
 def _channels_last(op: Any) -> bool:

@@ -123,13 +123,65 @@ def _expanded(layer: Any, *args: Any, **kwargs: Any) -> Any:
         raise _NotTraceableError(str(error).splitlines()[0]) from error
 
 
+def _inside(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The outputs of a composite layer as those of what is inside it."""
+    try:
+        return _expanded(layer, *args, **kwargs)
+    except _NotTraceableError:
+        # With dropout, which is for training, Keras makes causal masks in a way that has no symbolic form. With a mask of
+        # tokens the two ways differ in the rows of tokens that are masked themselves, so that such a layer stays whole.
+        rate = getattr(layer, "_dropout", 0.0) if type(layer).__name__ == "MultiHeadAttention" else 0.0
+        if not rate or any(value is not None for name, value in kwargs.items() if name.endswith("_mask") and
+                           name != "use_causal_mask"):  # fmt: skip
+            raise
+        try:
+            layer._dropout = 0.0
+            return _expanded(layer, *args, **kwargs)
+        finally:
+            layer._dropout = rate
+
+
 def _visit(op: Any, *args: Any, **kwargs: Any) -> Any:
+    masks = _masks(op, args, kwargs)
+    kwargs |= masks
     if is_composite(op):
         try:
-            return _expanded(op, *args, **kwargs)
+            outputs = _inside(op, args, kwargs)
         except _NotTraceableError:
-            pass
+            return op(*args, **kwargs)
+        if masks and op.supports_masking:
+            op._set_mask_metadata(args[0], outputs, tree.map_structure(_mask_of, args[0]))
+        return outputs
     return op(*args, **kwargs)
+
+
+def _masks(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The masks that Keras hands from layer to layer beside tensors (``Embedding(mask_zero=True)``), as arguments: they
+    would get lost where a layer is replaced by what is inside it."""
+    if not isinstance(layer, keras.Layer):
+        return {}
+    signature = inspect.signature(layer.call)
+    given = signature.bind_partial(*args, **kwargs).arguments
+    tensors = {
+        name: value
+        for name, value in given.items()
+        if any(isinstance(t, keras.KerasTensor) for t in tree.flatten(value))
+    }
+    found = {}
+    for name, value in tensors.items():
+        wanted = "mask" if len(tensors) == 1 and "mask" in signature.parameters else f"{name}_mask"
+        mask = tree.map_structure(_mask_of, value)
+        if (
+            wanted in signature.parameters
+            and given.get(wanted) is None
+            and any(m is not None for m in tree.flatten(mask))
+        ):
+            found[wanted] = mask
+    return found
+
+
+def _mask_of(tensor: Any) -> Any:
+    return getattr(tensor, "_keras_mask", None)
 
 
 def is_composite(op: Any) -> bool:

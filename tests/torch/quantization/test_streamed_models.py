@@ -9,7 +9,7 @@ import torch
 from neural_compressor.errors import ConfigError, FormatError
 from neural_compressor.torch import load_empty_model
 from neural_compressor.torch.files.streaming import WeightSource
-from neural_compressor.torch.methods.weight_only import block_quantizer, lockstep
+from neural_compressor.torch.methods.weight_only import block_quantizer, lockstep, quantizer
 from neural_compressor.torch.methods.weight_only.methods import LayerMethod
 from neural_compressor.torch.modules import WeightOnlyLinear
 from neural_compressor.torch.quantization import GPTQConfig, HQQConfig, RTNConfig, quantize
@@ -122,6 +122,7 @@ def test_layers_of_one_input_with_different_bits_are_read_again(folder):
 def test_a_block_is_run_through_in_bfloat16_with_the_same_result(folder, monkeypatch):
     for module in (block_quantizer, lockstep):
         monkeypatch.setattr(module, "gains_from_bf16", lambda block: True)
+    monkeypatch.setattr(quantizer, "is_fast_at_bf16", lambda device: True)
     ids = torch.randint(0, 64, (4, 16), generator=torch.Generator().manual_seed(0))
     config = GPTQConfig(bits=4, group_size=32, model_path=str(folder), amp=True)
     collect, kinds = block_quantizer.collect, []

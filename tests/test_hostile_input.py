@@ -98,6 +98,12 @@ ADMITTED = {
         "tolerable_loss": SHARE | {"negative"},  # a gain
         "group_size double_quant_group_size scale_quant_group_size weight_group_size": COUNT,
         "iters warmup": COUNT | {"0"},
+        "dynamic_max_gap": COUNT | {"0", "negative", "None"},
+        "lr_scheduler": {"None"},
+        "dataset": {"None", "empty list", "list of None", "nested", "set"},  # batches, whatever the model takes
+        "export_format static_kv_dtype": {"None"},
+        "output_dir": {"None", "empty text", "word"},
+        "tokenizer": {"None", "word", "NUL", "class", "function"},  # those are asked when there are texts
         "gradient_accumulate_steps iteration": COUNT,
         "num_of_instance cores_per_instance inter_num_of_threads intra_num_of_threads": COUNT | {"None"},
         "input_names output_names": NAMES,

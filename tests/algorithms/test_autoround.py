@@ -18,6 +18,7 @@ from neural_compressor.errors import ConfigError
         ("lr", 0.0),
         ("lr", float("nan")),
         ("minmax_lr", -0.1),
+        ("dynamic_max_gap", -2),
         ("momentum", 1.0),
         ("momentum", -0.1),
     ],
@@ -31,6 +32,22 @@ def test_rates_fall_linearly_to_zero():
     options = AutoRoundOptions(iters=4, lr=0.4, minmax_lr=0.2)
     found = [options.rates(i, bits=4) for i in range(5)]
     assert found == [pytest.approx((0.4 * left, 0.2 * left)) for left in (1, 0.75, 0.5, 0.25, 0)]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [("cosine", [1, 0.75, 0.25]), ("constant", [1, 1, 1]), ((0.5, 2.0, 0.0), [0.5, 2, 0])],
+)
+def test_rates_follow_the_schedule(schedule, expected):
+    options = AutoRoundOptions(iters=3, lr=0.4, minmax_lr=0.2, lr_scheduler=schedule)
+    found = [options.rates(i, bits=4) for i in range(3)]
+    assert found == [pytest.approx((0.4 * left, 0.2 * left)) for left in expected]
+
+
+@pytest.mark.parametrize("schedule", ["steep", (1.0,), [-1.0, 1.0, 1.0]])
+def test_schedules_that_make_no_sense_are_refused(schedule):
+    with pytest.raises(ConfigError, match="lr_scheduler"):
+        AutoRoundOptions(iters=3, lr_scheduler=schedule)
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8])

@@ -1,8 +1,11 @@
 """Names that AutoRoundConfig takes elsewhere: each acts, or is refused with the reason."""
 
+import json
+
 import pytest
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import StepLR
 
 from neural_compressor.algorithms import AutoRoundOptions
 from neural_compressor.errors import ConfigError
@@ -38,9 +41,7 @@ OTHERS = {
     "device": "cuda",
     "nblocks": 2,
     "sampler": "iter",
-    "lr_scheduler": object(),
     "disable_opt_rtn": 1,
-    "dynamic_max_gap": 5,
     "scale_dtype": "fp16",
     "enable_norm_bias_tuning": True,
     "enable_alg_ext": True,
@@ -99,6 +100,29 @@ def test_layers_of_their_own():
 def test_a_step_may_see_several_batches():
     method = AutoRoundConfig(batch_size=4, gradient_accumulate_steps=3).method()
     assert AutoRoundOptions(**method.options).samples_per_step == 12
+
+
+def test_schedules_of_the_learning_rate():
+    halved = AutoRoundConfig(iters=4, lr_scheduler=lambda optimizer: StepLR(optimizer, 2, gamma=0.5))
+    assert AutoRoundOptions(**halved.method().options).lr_scheduler == (1.0, 1.0, 0.5, 0.5)
+    assert AutoRoundConfig.from_dict(json.loads(halved.to_json_string())).identity == halved.identity
+    assert AutoRoundConfig(lr_scheduler=None).identity == AutoRoundConfig(lr_scheduler="linear").identity
+    wild = {"iters": 4, "lr": 0.3, "not_use_best_mse": True}
+    codes = [quantized(**wild, lr_scheduler=name).fc1.weight_array().codes for name in ("linear", "constant")]
+    assert not torch.equal(*codes)
+    bound = StepLR(torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0), 2)
+    for wrong in ("steep", bound, lambda optimizer: 0.5, [], [-1.0]):
+        with pytest.raises(ConfigError, match="lr_scheduler"):
+            AutoRoundConfig(lr_scheduler=wrong)
+    with pytest.raises(ConfigError, match="2 factors for 5 steps"):
+        AutoRoundConfig(iters=5, lr_scheduler=[1.0, 0.5]).method()
+
+
+def test_training_that_gains_nothing_ends():
+    assert AutoRoundConfig(dynamic_max_gap=None).identity == AutoRoundConfig().identity
+    wild = {"iters": 40, "lr": 1.0, "not_use_best_mse": True}
+    codes = [quantized(**wild, dynamic_max_gap=gap).fc1.weight_array().codes for gap in (-1, 1)]
+    assert not torch.equal(*codes)
 
 
 def test_other_names():

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import math
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from neural_compressor.algorithms.catalogue import (
     ALGORITHMS,
@@ -13,6 +14,9 @@ from neural_compressor.algorithms.catalogue import (
     LayerOptions,
     WeightOnlyAlgorithm,
 )
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class AutoRoundOptions(LayerOptions):
@@ -25,7 +29,6 @@ class AutoRoundOptions(LayerOptions):
     iters: NonNegativeInt = Field(
         default=100, description="steps of signed gradient descent; 0: nearest rounding with searched scales"
     )
-    # It falls linearly to zero, so that the last steps settle what the first found.
     lr: PositiveFloat | None = Field(
         default=None, description="how far the first step moves a rounding, in steps of the grid; None: 1 / iters"
     )
@@ -33,6 +36,14 @@ class AutoRoundOptions(LayerOptions):
     minmax_lr: PositiveFloat | None = Field(
         default=None,
         description="how far it moves a scale, as a fraction of it; None: so that the largest code moves by lr",
+    )
+    # Where it falls to zero, the last steps settle what the first found.
+    lr_scheduler: (
+        Literal["linear", "cosine", "constant"] | Annotated[tuple[NonNegativeFloat, ...], Field(strict=False)]
+    ) = Field(default="linear", description="how both fall: to 0 by a line or a cosine, not at all, or a factor a step")
+    dynamic_max_gap: Annotated[int, Field(ge=-1)] = Field(
+        default=-1,
+        description="so many steps without a smaller loss than the least end training; -1 or 0: all are made",
     )
     # Few samples do: the noise of small steps averages out, and a step costs less.
     batch_size: PositiveInt = Field(default=2, description="samples that run at a time in training")
@@ -52,6 +63,14 @@ class AutoRoundOptions(LayerOptions):
         default=True, description="train on inputs that come from quantized layers, not on those of the float model"
     )
 
+    @model_validator(mode="after")
+    def _a_factor_for_each_step(self) -> Self:
+        if not isinstance(self.lr_scheduler, str) and len(self.lr_scheduler) != self.iters:
+            raise ValueError(
+                f"lr_scheduler has {len(self.lr_scheduler)} factors for {self.iters} steps; give one a step"
+            )
+        return self
+
     @property
     def samples_per_step(self) -> int:
         """How many samples each step is taken on."""
@@ -59,10 +78,38 @@ class AutoRoundOptions(LayerOptions):
 
     def rates(self, iteration: int, bits: int) -> tuple[float, float]:
         """How far step number ``iteration`` moves the roundings and the scales of a weight of so many bits."""
-        left = 1 - iteration / max(self.iters, 1)
+        left = self._left(iteration)
         lr = 1 / max(self.iters, 1) if self.lr is None else self.lr
         minmax_lr = lr / (1 << (bits - 1)) if self.minmax_lr is None else self.minmax_lr
         return lr * left, (minmax_lr * left if self.enable_minmax_tuning else 0.0)
+
+    def _left(self, iteration: int) -> float:
+        """The factor of the rates in a step."""
+        if not isinstance(self.lr_scheduler, str):
+            return self.lr_scheduler[iteration]
+        done = iteration / max(self.iters, 1)
+        return {"linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2, "constant": 1.0}[self.lr_scheduler]
+
+
+class Patience:
+    """Tells when training has gone on for ``most`` steps without a smaller loss than the least; never below 1.
+
+    >>> patience = Patience(2)
+    >>> [patience.ends(loss) for loss in (3.0, 2.0, 2.5, 2.0)]
+    [False, False, False, True]
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most, self._least, self._since = most, math.inf, 0
+
+    def __bool__(self) -> bool:
+        return self._most > 0
+
+    def ends(self, loss: float) -> bool:
+        """Whether the step with this loss is the last."""
+        self._since = 0 if loss < self._least else self._since + 1
+        self._least = min(loss, self._least)
+        return 0 < self._most <= self._since
 
 
 ALGORITHMS.add(

@@ -23,6 +23,7 @@ REFUSED, SAME, IDLE_HERE, OUTPUTS = "refused", "same", "idle here", "outputs"
 AMP = [{"amp": True}, {"amp": False}, *([] if is_fast_at_bf16("cpu") else [IDLE_HERE])]
 SCALES = {"use_double_quant": True}
 EIGHT = {"act_bits": 8}
+WILD = {"not_use_best_mse": True, "lr": 1.0, "minmax_lr": 1.0}
 NORM = {"blocks.0.norm": ["blocks.0.up", "blocks.0.gate"]}
 
 WEIGHT = {
@@ -119,8 +120,10 @@ SETTINGS = {
         "use_full_range": [{"use_full_range": False}],
         "amp": AMP,
         "gradient_accumulate_steps": [{"gradient_accumulate_steps": 2}],
+        "lr_scheduler": [{"lr_scheduler": "constant"}],
+        "dynamic_max_gap": [{"dynamic_max_gap": 1, **WILD, "iters": 20}, {**WILD, "iters": 20}],
         # Steps so large that the error grows.
-        "not_use_best_mse": [{"not_use_best_mse": True, "lr": 1.0, "minmax_lr": 1.0}, {"lr": 1.0, "minmax_lr": 1.0}],
+        "not_use_best_mse": [WILD, {"lr": 1.0, "minmax_lr": 1.0}],
     },
 }
 USUAL = {cls: {"group_size": 16} for cls in SETTINGS} | {

@@ -46,10 +46,10 @@ def check_dataset(dataset: Any) -> None:
     if isinstance(dataset, str | os.PathLike):
         if not Path(dataset).is_file():
             raise ConfigError(
-                f"{str(dataset)!r} is not a text file here, and nothing is downloaded; pass a text file, a list of "
+                f"{str(dataset)!r} is not a text file here, and nothing is downloaded; expected a text file, a list of "
                 "texts or batches for the model"
             )
-    elif not isinstance(dataset, Iterable) or isinstance(dataset, Mapping):
+    elif not isinstance(dataset, Iterable) or isinstance(dataset, Mapping | bytes):
         raise ConfigError(
             f"got a {type(dataset).__name__}; expected a text file, a list of texts or batches for the model"
         )

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from neural_compressor.algorithms import AutoRoundOptions, InputStatistics, LayerResult, quadratic_loss
+from neural_compressor.algorithms.autoround import Patience
 from neural_compressor.algorithms.weight_qparams import weight_qparams
 from neural_compressor.errors import CalibrationError, ConfigError, NeuralCompressorError, QuantizationError
 from neural_compressor.schemes import QParams, TensorScheme
@@ -134,13 +135,15 @@ def train(
         return before, before
     order = batches(samples, options.samples_per_step, options.seed)
     untouched = set(weights)
+    patience = Patience(options.dynamic_max_gap)
     for iteration in range(options.iters):
         batch = next(order)
-        count = sum(target.numel() for _, target in batch)
+        count, total = sum(target.numel() for _, target in batch), 0.0
         for call, target in batch:
             loss = recorded.loss(call, target, weights) / count
             if loss.requires_grad:
                 torch.autograd.backward(loss)
+            total += float(loss.detach()) if patience else 0.0
         with torch.no_grad():
             for name, weight in weights.items():
                 if weight.grad is None:  # an expert that no sample of this batch went to
@@ -149,6 +152,8 @@ def train(
                 rounding.step(weight.grad, *options.rates(iteration, rounding.scheme.dtype.bits), out=weight)
                 weight.grad = None
                 untouched.discard(name)
+        if patience.ends(total):
+            break
     if untouched:
         _note_untouched(sorted(untouched), all_of_them=len(untouched) == len(weights))
     after = mean_error(recorded, compared, weights)
@@ -236,9 +241,12 @@ def tune_layer(
     rounding = LearnedRounding(weight, scheme, qparams, options.momentum or _MOMENTUM)
     values = rounding.values()
     before = quadratic_loss(weight, values, hessian)
+    patience = Patience(options.dynamic_max_gap)
     for iteration in range(options.iters):
         rates = options.rates(iteration, scheme.dtype.bits)
         rounding.step((values - weight) @ hessian, *rates, out=values)
+        if patience.ends(quadratic_loss(weight, values, hessian) if patience else 0.0):
+            break
     if options.keep_best and not quadratic_loss(weight, values, hessian) <= before:
         rounding.reset()
     return LayerResult(rounding.result())

@@ -29,7 +29,10 @@ from neural_compressor.torch.quantization.config.autoround_names import (
     cache_dtype,
     checked,
     data_of,
+    factors,
     layer_rules,
+    schedule,
+    tokenizer_of,
     written_format,
 )
 from neural_compressor.torch.quantization.config.fields import (
@@ -107,7 +110,9 @@ class AutoRoundConfig(WeightOnlyConfig):
     the weights are (``scheme`` MXFP4, MXFP8, NVFP4). Weights are trained on float ones.
     With ``iters=0`` weights go to the nearest value of grids whose scales were searched. A step sees
     ``gradient_accumulate_steps`` batches of ``batch_size`` samples. What was learned is given up where the error of a block
-    is no smaller than before, unless ``not_use_best_mse``. ``layer_config`` (fields by name of layer) and ``ignore_layers``
+    is no smaller than before, unless ``not_use_best_mse``. ``lr_scheduler`` is ``"linear"``, ``"cosine"``, ``"constant"``, a
+    factor for each step, or a function that makes a scheduler of torch for an optimizer; ``dynamic_max_gap`` steps without
+    a smaller loss end the training of a block. ``layer_config`` (fields by name of layer) and ``ignore_layers``
     (names, of which parts do) become local rules.
     ``dataset`` (a text file, a list of texts, batches) runs through the model when it is prepared, by the ``tokenizer`` or
     that of the model's folder; without it, calibrate as with other algorithms. ``export_format`` and ``output_dir`` have
@@ -143,7 +148,9 @@ class AutoRoundConfig(WeightOnlyConfig):
     hadamard: FoldedHadamard = False
     gradient_accumulate_steps: Count = _USUAL.gradient_accumulate_steps
     not_use_best_mse: Flag = not _USUAL.keep_best
-    tokenizer: Any = None
+    dynamic_max_gap: Annotated[int, one_or_more(at_least(-1))] = _USUAL.dynamic_max_gap
+    lr_scheduler: Annotated[str | tuple[float, ...], PlainValidator(schedule)] = "linear"
+    tokenizer: Annotated[Any, PlainValidator(tokenizer_of)] = None
     dataset: Annotated[Any, PlainValidator(data_of)] = None
     export_format: Annotated[str | None, PlainValidator(written_format)] = None
     output_dir: Annotated[str | None, PlainValidator(optional(path_text))] = None
@@ -153,6 +160,10 @@ class AutoRoundConfig(WeightOnlyConfig):
         rules = layer_rules(values)
         if "enable_full_range" in values:
             values.setdefault("use_full_range", values.pop("enable_full_range"))
+        if callable(maker := values.get("lr_scheduler")):
+            values["lr_scheduler"] = factors(maker, values.get("iters", type(self).model_fields["iters"].default))
+        if values.get("dynamic_max_gap", 0) is None:
+            del values["dynamic_max_gap"]
         super().__init__(*args, **checked(values))
         for selector, fields in rules.items():
             said = {name: getattr(self, name) for name in self.model_fields_set - _RULES}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Mapping
+from os import PathLike
 from typing import Any
 
 import torch
@@ -34,9 +36,7 @@ NOT_HERE: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "device": ((None, "auto"), _DEVICE),
     "nblocks": ((None, 1), "one block is trained at a time"),
     "sampler": ((None, "rand"), "samples are drawn at random, by the seed"),
-    "lr_scheduler": ((None,), "the learning rate falls linearly to 0"),
     "disable_opt_rtn": ((None, False), "with iters=0 scales are searched; RTNConfig rounds without"),
-    "dynamic_max_gap": ((None, -1), "all iters steps are made"),
     "scale_dtype": (
         (None, "fp32"),
         "scales are float32; AutoRoundConfig of neural_compressor.transformers rounds them",
@@ -73,8 +73,8 @@ _FP8 = ("fp8", "fp8_e4m3", "float8_e4m3fn")
 
 def written_format(value: Any) -> str | None:
     """A format of files that can be written."""
-    if value is None or value in EXPORTS:
-        return value  # type: ignore[no-any-return]
+    if value is None or (isinstance(value, str) and value in EXPORTS):
+        return value
     more = "; a GGUF file has the types that bits and group_size say: 'gguf'" if str(value).startswith("gguf") else ""
     raise ConfigError(f"got {value!r}, which is not written here{more}; {close_matches(str(value), EXPORTS)}")
 
@@ -87,11 +87,61 @@ def cache_dtype(value: Any) -> str | None:
     raise ConfigError(f"got {value!r}, expected 'fp8', of which checkpoints have the scales of keys and values")
 
 
+def tokenizer_of(value: Any) -> Any:
+    """What makes tokens of texts, or the folder where it is."""
+    if value is None or callable(value) or (isinstance(value, str | PathLike) and str(value)):
+        return value
+    raise ConfigError(f"got {value!r}, expected a tokenizer, or the folder where it is")
+
+
 def data_of(value: Any) -> Any:
     """Data to calibrate on; a list is held as a tuple, as it is no choice of values."""
     if value is not None:
         check_dataset(value)
     return tuple(value) if isinstance(value, list) else value
+
+
+SCHEDULES = ("linear", "cosine", "constant")
+
+
+def schedule(value: Any) -> Any:
+    """The name of a schedule of learning rates, or a factor for each step; a list is no choice of values."""
+    if value is None:
+        return "linear"
+    listed_factors = isinstance(value, list | tuple) and all(
+        type(each) in (int, float) and 0 <= each < math.inf for each in value
+    )
+    if (isinstance(value, str) and value in SCHEDULES) or (listed_factors and value):
+        return value if isinstance(value, str) else tuple(map(float, value))
+    raise ConfigError(
+        f"got {value!r}, expected one of {', '.join(SCHEDULES)}, a factor for each step, or a function that makes a "
+        "scheduler of an optimizer, as in lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 200)"
+    )
+
+
+def factors(maker: Any, iters: Any) -> tuple[float, ...]:
+    """What the scheduler that ``maker(optimizer)`` gives makes of a learning rate of 1 in each of ``iters`` steps.
+
+    >>> factors(lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5), 4)
+    (1.0, 1.0, 0.5, 0.5)
+    """
+    if not isinstance(iters, int) or iters < 1:
+        raise ConfigError(f"AutoRoundConfig.lr_scheduler: a function is asked for each step, and iters is {iters!r}")
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    expected = "expected a scheduler of torch.optim.lr_scheduler for the optimizer that the function is called with"
+    try:
+        scheduler = maker(optimizer)
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"AutoRoundConfig.lr_scheduler: {maker!r} raised {said}; {expected}") from error
+    if not isinstance(scheduler, torch.optim.lr_scheduler.LRScheduler):
+        raise ConfigError(f"AutoRoundConfig.lr_scheduler: {maker!r} gave a {type(scheduler).__name__}, {expected}")
+    found = []
+    for _ in range(iters):
+        found.append(float(optimizer.param_groups[0]["lr"]))
+        optimizer.step()
+        scheduler.step()
+    return tuple(found)
 
 
 _IGNORED = ("ignore_layers", "fp_layers")

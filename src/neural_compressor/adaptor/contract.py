@@ -282,6 +282,6 @@ def adaptor_for(model: Model) -> type[Adaptor]:
     known = f"registered adaptors: {', '.join(ADAPTORS.names())}"
     what = f"a model of type {kind}"
     if isinstance(model, str | Path):
-        there = "holds no model of a kind that is known" if Path(model).exists() else "is not there"
-        what = f"the path {str(model)!r}, which {there}"
+        there = "holds none of a kind that is known" if Path(model).exists() else "is not there"
+        what = f"a model at the path {str(model)!r}, which {there}"
     raise ConfigError("; ".join([f"no adaptor handles {what}", known, *missing]))

@@ -128,6 +128,7 @@ def test_a_calibrated_input_cannot_be_changed_by_a_method(model) -> None:
     scheme = OpScheme(nvfp4, nvfp4, "static", Method("gptq", {"hadamard": True}))
     with pytest.raises(ConfigError, match="hadamard=True changes the input"):
         check(model, Plan({("0.q", "Linear"): scheme}))
-    integers = OpScheme(TensorScheme(dtype("int8")), TensorScheme(dtype("uint8"), False), "static", Method("gptq"))
-    with pytest.raises(ConfigError, match="rounded to nearest"):
+    moved = Method("gptq", {"hadamard": True, "full_range": False})
+    integers = OpScheme(TensorScheme(dtype("int8")), TensorScheme(dtype("uint8"), False), "static", moved)
+    with pytest.raises(ConfigError, match="hadamard=True changes the input"):
         check(model, Plan({("0.q", "Linear"): integers}))

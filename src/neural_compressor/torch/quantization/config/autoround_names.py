@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Mapping
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -89,9 +90,10 @@ def cache_dtype(value: Any) -> str | None:
 
 def tokenizer_of(value: Any) -> Any:
     """What makes tokens of texts, or the folder where it is."""
-    if value is None or callable(value) or (isinstance(value, str | PathLike) and str(value)):
+    is_folder = isinstance(value, str | PathLike) and bool(str(value)) and Path(value).is_dir()
+    if value is None or is_folder or (callable(value) and not isinstance(value, type)):
         return value
-    raise ConfigError(f"got {value!r}, expected a tokenizer, or the folder where it is")
+    raise ConfigError(f"got {value!r}, expected a tokenizer, or the folder where it is (nothing is fetched from a hub)")
 
 
 def data_of(value: Any) -> Any:

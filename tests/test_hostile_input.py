@@ -103,7 +103,7 @@ ADMITTED = {
         "dataset": {"None", "empty list", "list of None", "nested", "set"},  # batches, whatever the model takes
         "export_format static_kv_dtype": {"None"},
         "output_dir": {"None", "empty text", "word"},
-        "tokenizer": {"None", "word", "NUL", "class", "function"},  # those are asked when there are texts
+        "tokenizer": {"None", "word", "function"},
         "gradient_accumulate_steps iteration": COUNT,
         "num_of_instance cores_per_instance inter_num_of_threads intra_num_of_threads": COUNT | {"None"},
         "input_names output_names": NAMES,

@@ -7,7 +7,6 @@ import math
 import re
 from collections.abc import Mapping
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -90,8 +89,9 @@ def cache_dtype(value: Any) -> str | None:
 
 def tokenizer_of(value: Any) -> Any:
     """What makes tokens of texts, or the folder where it is."""
-    is_folder = isinstance(value, str | PathLike) and bool(str(value)) and Path(value).is_dir()
-    if value is None or is_folder or (callable(value) and not isinstance(value, type)):
+    # Whether the folder is there is asked where it is read: a configuration may come from another machine.
+    is_path = isinstance(value, str | PathLike) and bool(str(value)) and "\0" not in str(value)
+    if value is None or is_path or (callable(value) and not isinstance(value, type)):
         return value
     raise ConfigError(f"got {value!r}, expected a tokenizer, or the folder where it is (nothing is fetched from a hub)")
 

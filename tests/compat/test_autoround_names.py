@@ -33,9 +33,6 @@ def quantized(**fields):
 OTHERS = {
     "reloading": 1,
     "model_free": True,
-    "target_bits": 5,
-    "options": ("MXFP4", "MXFP8"),
-    "shared_layers": [["q", "k"]],
     "static_attention_dtype": "fp8",
     "device_map": "0",
     "device": "cuda",

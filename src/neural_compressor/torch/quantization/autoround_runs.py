@@ -45,13 +45,14 @@ def named_data(config: Any) -> Callable[[nn.Module], None] | None:
 
     @torch.no_grad()
     def run(model: nn.Module) -> None:
-        for batch in _batches(part, model):
+        for batch in named_batches(part, model):
             feed(model, batch)
 
     return run
 
 
-def _batches(part: AutoRoundConfig, model: nn.Module) -> Iterator[Any]:
+def named_batches(part: AutoRoundConfig, model: nn.Module) -> Iterator[Any]:
+    """The data that ``part`` names, as batches for the model."""
     folder = getattr(getattr(model, "config", None), "_name_or_path", None)
     sizes = {"nsamples": part.nsamples, "seqlen": part.seqlen, "batch_size": part.batch_size}
     for args, kwargs in calls_from(part.dataset, part.tokenizer, folder, **sizes):
@@ -84,7 +85,7 @@ class Export:
         if options["format"] == "gguf":
             options["tokenizer"] = tokenizer
         if self.part.static_kv_dtype is not None:
-            options["kv_cache"] = list(_batches(self.part, model))
+            options["kv_cache"] = list(named_batches(self.part, model))
         if name == "auto_round":
             logger.warning("export_format 'auto_round' is written with the tensors it has and GPTQ's config.json")
         save(model, folder, **options)

@@ -26,6 +26,7 @@ from neural_compressor.torch.plan_check import check
 from neural_compressor.torch.pt2e.exported import is_exported
 from neural_compressor.torch.pt2e.graph_race import slower_in_graph
 from neural_compressor.torch.pt2e.ops import find_graph_ops, graph_opwise
+from neural_compressor.torch.quantization.bit_budget import with_chosen_schemes
 from neural_compressor.torch.quantization.config import FP8Config
 from neural_compressor.torch.quantization.config.fp8 import RUN_FIELDS
 from neural_compressor.torch.quantization.products import are_named, product_names
@@ -45,6 +46,7 @@ def plan_for(model: nn.Module, config: Any, without_runs: str = "") -> tuple[Pla
     if not isinstance(config, Composition):
         what = f"the class {config.__name__}" if isinstance(config, type) else f"a {type(config).__name__}"
         raise ConfigError(f"quant_config is {what}; expected a configuration such as RTNConfig()")
+    config = with_chosen_schemes(model, config, lambda each: plan_for(model, each, without_runs)[0])
     is_graph = is_exported(model)
     found: Mapping[OpKey, Any]
     if isinstance(model, GraphModule) and is_graph:

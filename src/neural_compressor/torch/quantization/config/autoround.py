@@ -25,11 +25,14 @@ from neural_compressor.config.validators import (
 from neural_compressor.errors import ConfigError
 from neural_compressor.schemes import PER_TENSOR, PER_TOKEN, OpScheme, PerGroup, TensorScheme
 from neural_compressor.torch.quantization.config.autoround_names import (
+    BUDGET_FIELDS,
     RUN_FIELDS,
+    average_bits,
     cache_dtype,
     checked,
     data_of,
     factors,
+    layer_groups,
     layer_rules,
     schedule,
     tokenizer_of,
@@ -57,7 +60,7 @@ _BLOCK_SCHEMES = {"MXFP4": "mxfp4", "MXFP8": "mxfp8", "NVFP4": "nvfp4"}
 """Schemes named after the format of both weights and activations."""
 _FLOAT_BITS = (16, 32)
 _ACTIVATION = ("act_dtype", "act_group_size", "act_sym", "act_dynamic")
-_RULES = frozenset({"white_list", "local", "scheme", *RUN_FIELDS})
+RULES = frozenset({"white_list", "local", "scheme", *RUN_FIELDS})
 """Fields that a rule for some layers does not take over from the whole: ``scheme`` says what others say."""
 _USUAL = AutoRoundOptions()
 
@@ -81,6 +84,16 @@ def _scheme(value: Any) -> str:
         f"got {value!r}, expected the bits of weights and activations as in 'W4A16', with a group size as in 'W2A16G64', "
         f"or one of {', '.join(_BLOCK_SCHEMES)}"
     )
+
+
+def _schemes(value: Any) -> tuple[str, ...] | None:
+    """Schemes to choose from; a list, or text with commas."""
+    listed = value.split(",") if isinstance(value, str) else value
+    if value is None:
+        return None
+    if not isinstance(listed, list | tuple) or not listed:
+        raise ConfigError(f"got {value!r}, expected schemes to choose from, as in ['W4A16', 'W8A16']")
+    return tuple(dict.fromkeys(_scheme(each.strip() if isinstance(each, str) else each) for each in listed))
 
 
 def scheme_fields(name: str) -> dict[str, Any]:
@@ -118,6 +131,9 @@ class AutoRoundConfig(WeightOnlyConfig):
     that of the model's folder; without it, calibrate as with other algorithms. ``export_format`` and ``output_dir`` have
     the result written when it is converted, the tokenizer beside it, with ``static_kv_dtype="fp8"`` also scales of keys
     and values on that data.
+    With ``target_bits`` each layer gets one of the schemes ``options``, such that weights have at most so many bits on
+    average, scales included, and layers lose least, on ``dataset`` where there is one; ``shared_layers`` are groups of
+    layers, by the ends of their names, that get the same (``[["q_proj", "k_proj", "v_proj"]]``).
     ``amp`` is that of :class:`GPTQConfig`, of the training too, and on. ``use_full_range`` is that of :class:`RTNConfig`,
     and on by default for symmetric integers: a scale may be negative.
 
@@ -155,6 +171,9 @@ class AutoRoundConfig(WeightOnlyConfig):
     export_format: Annotated[str | None, PlainValidator(written_format)] = None
     output_dir: Annotated[str | None, PlainValidator(optional(path_text))] = None
     static_kv_dtype: Annotated[str | None, PlainValidator(cache_dtype)] = None
+    target_bits: Annotated[float | None, PlainValidator(average_bits)] = None
+    options: Annotated[tuple[str, ...] | None, PlainValidator(_schemes)] = None
+    shared_layers: Annotated[tuple[tuple[str, ...], ...] | None, PlainValidator(layer_groups)] = None
 
     def __init__(self, *args: Any, **values: Any) -> None:
         rules = layer_rules(values)
@@ -166,7 +185,7 @@ class AutoRoundConfig(WeightOnlyConfig):
             del values["dynamic_max_gap"]
         super().__init__(*args, **checked(values))
         for selector, fields in rules.items():
-            said = {name: getattr(self, name) for name in self.model_fields_set - _RULES}
+            said = {name: getattr(self, name) for name in self.model_fields_set - RULES}
             if "scheme" in self.model_fields_set and "scheme" not in fields:
                 said |= {name: getattr(self, name) for name in ("dtype", "bits", "group_size", "act_bits", "act_dtype")}
             said = fields if fields == {"dtype": FLOAT} else {**said, **fields}
@@ -196,6 +215,8 @@ class AutoRoundConfig(WeightOnlyConfig):
     @property
     def wanted(self) -> OpScheme:
         """How an op computes: weights are trained, activations stay in float or are rounded to blocks."""
+        if idle := self.changed(*BUDGET_FIELDS):
+            raise ConfigError(f"AutoRoundConfig.{next(iter(idle))}: schemes are chosen by prepare, which has the model")
         activation = self.activation_scheme()
         if activation is not None:
             self._check_activation(activation)
@@ -267,4 +288,5 @@ class AutoRoundConfig(WeightOnlyConfig):
         return values
 
     def _distinct(self, values: dict[str, Any]) -> dict[str, Any]:
-        return {name: value for name, value in super()._distinct(values).items() if name not in RUN_FIELDS}
+        kept = super()._distinct(values).items()
+        return {name: value for name, value in kept if name not in RUN_FIELDS or name in BUDGET_FIELDS}

@@ -20,7 +20,6 @@ from neural_compressor.torch.quantization.texts import check_dataset
 logger = logging.getLogger("neural_compressor")
 
 _DEVICE = "a model is quantized where it is: move it before prepare"
-_AUTO_SCHEME = "which layer gets how many bits is found by autotune over a config_set, or said with set_local"
 _IMAGES = "calibration data is what the model is called with, images too"
 _SAME = (True, False, None)
 
@@ -28,9 +27,6 @@ NOT_HERE: Mapping[str, tuple[tuple[Any, ...], str]] = {
     # The result is the model that was quantized, and what is longer than seqlen is cut, whatever these say.
     **dict.fromkeys(("reloading", "truncation"), (_SAME, "")),
     "model_free": ((None, False), "the model is given; quantized_checkpoint streams one that is larger than memory"),
-    "target_bits": ((None,), _AUTO_SCHEME),
-    "options": ((None,), _AUTO_SCHEME),
-    "shared_layers": ((None,), _AUTO_SCHEME),
     "static_attention_dtype": ((None,), "attention computes in float; FP8Config(kv_cache=True) rounds keys and values"),
     "device_map": ((None, "auto"), _DEVICE),
     "device": ((None, "auto"), _DEVICE),
@@ -66,7 +62,9 @@ EXPORTS: Mapping[str, Mapping[str, Any]] = {
 }
 """What ``save`` is told for each ``export_format``. The tensors of ``auto_round`` are those of GPTQ."""
 
-RUN_FIELDS = ("tokenizer", "dataset", "export_format", "output_dir", "static_kv_dtype")
+BUDGET_FIELDS = ("target_bits", "options", "shared_layers")
+"""Fields in whose place rules for layers come, once there is a model."""
+RUN_FIELDS = ("tokenizer", "dataset", "export_format", "output_dir", "static_kv_dtype", *BUDGET_FIELDS)
 """Fields that speak of a run over the whole model, and not of its layers."""
 _FP8 = ("fp8", "fp8_e4m3", "float8_e4m3fn")
 
@@ -85,6 +83,27 @@ def cache_dtype(value: Any) -> str | None:
     if value is None or name in _FP8:
         return None if value is None else "fp8"
     raise ConfigError(f"got {value!r}, expected 'fp8', of which checkpoints have the scales of keys and values")
+
+
+def average_bits(value: Any) -> float | None:
+    """A budget of bits a weight."""
+    if value is None or (type(value) in (int, float) and 1 <= value <= 16):
+        return None if value is None else float(value)
+    raise ConfigError(f"got {value!r}, expected the bits that a weight may have on average, 1 to 16")
+
+
+def layer_groups(value: Any) -> tuple[tuple[str, ...], ...] | None:
+    """Groups of layers by the ends of their names."""
+    if value is None:
+        return None
+    groups = (
+        tuple(tuple(each) if isinstance(each, list | tuple) else () for each in value)
+        if (isinstance(value, list | tuple))
+        else ()
+    )
+    if groups and all(group and all(isinstance(text, str) and text for text in group) for group in groups):
+        return groups
+    raise ConfigError(f"got {value!r}, expected groups of layers, as in [['q_proj', 'k_proj', 'v_proj']]")
 
 
 def tokenizer_of(value: Any) -> Any:

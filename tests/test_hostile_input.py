@@ -138,7 +138,8 @@ ADMITTED = {
         "random_seed": COUNT | {"0", "huge"},
         "white_list": NAMES | {"class"},
         "local": {"empty list"},
-        "act_group_size": COUNT | {"None", "list of None"},
+        "super_bits": {"1", "None", "list of None"},
+        "act_group_size super_group_size": COUNT | {"None", "list of None"},
         "act_sym act_dtype": {"None", "list of None"},
         "accuracy_level": {"1", "0", "None", "list of None"},
         "example_inputs": set(POOL),  # whatever the model takes

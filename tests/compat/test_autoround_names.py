@@ -42,8 +42,6 @@ OTHERS = {
     "scale_dtype": "fp16",
     "enable_norm_bias_tuning": True,
     "enable_alg_ext": True,
-    "super_bits": 6,
-    "super_group_size": 8,
     "processor": object(),
     "image_processor": object(),
     "template": "x",
@@ -120,6 +118,23 @@ def test_training_that_gains_nothing_ends():
     wild = {"iters": 40, "lr": 1.0, "not_use_best_mse": True}
     codes = [quantized(**wild, dynamic_max_gap=gap).fc1.weight_array().codes for gap in (-1, 1)]
     assert not torch.equal(*codes)
+
+
+def test_scales_are_quantized_on_demand():
+    model = quantized(super_bits=6, super_group_size=8)
+    scales = model.fc1.scheme.weight.scales
+    assert (scales.dtype.bits, scales.granularity.size, scales.symmetric) == (6, 8, False)
+    array, plain = model.fc1.weight_array(), quantized().fc1.weight_array()
+    assert torch.equal(array.codes, plain.codes)  # what was trained
+    rounded, floats = array.qparams.scale, plain.qparams.scale
+    assert not torch.equal(rounded, floats)
+    # Half a step of 2^6 over what eight scales span, zero included.
+    spans = floats.reshape(-1, 8)
+    steps = (spans.amax(1).clamp(min=0) - spans.amin(1).clamp(max=0)) / 63
+    assert bool(((rounded - floats).reshape(-1, 8).abs() <= 1.01 * steps[:, None]).all())
+    for wrong in ({"super_bits": 6}, {"super_group_size": 8}, {"super_bits": 6, "super_group_size": 8, "act_bits": 8}):
+        with pytest.raises(ConfigError, match="super_"):
+            quantized(**wrong)
 
 
 def test_other_names():

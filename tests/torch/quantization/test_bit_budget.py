@@ -103,6 +103,13 @@ def test_options_may_have_groups_of_their_own():
     assert {(each.dtype.name, each.granularity.size) for each in weights} == {("mxfp4", 32), ("int8", 64)}
 
 
+def test_quantized_scales_take_fewer_bits():
+    fields = {"target_bits": 5, "options": ["W4A16"], "group_size": 16}
+    with pytest.raises(ConfigError, match="times the bits"):
+        schemes(budget(**fields))  # a scale of 32 bits for 16 weights
+    assert set(schemes(budget(**fields, super_bits=6, super_group_size=64)).values()) == {4}
+
+
 def test_data_in_the_configuration_has_a_say():
     # The inputs of one layer alone are not small: what its weights lose is what the model loses.
     model = net()

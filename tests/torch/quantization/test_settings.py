@@ -121,6 +121,8 @@ SETTINGS = {
         "amp": AMP,
         "gradient_accumulate_steps": [{"gradient_accumulate_steps": 2}],
         "lr_scheduler": [{"lr_scheduler": "constant"}],
+        "super_bits": [{"super_bits": 4, "super_group_size": 8}, {"super_bits": 6, "super_group_size": 8}],
+        "super_group_size": [{"super_bits": 4, "super_group_size": 4}, {"super_bits": 4, "super_group_size": 8}],
         "dynamic_max_gap": [{"dynamic_max_gap": 1, **WILD, "iters": 20}, {**WILD, "iters": 20}],
         # Steps so large that the error grows.
         "not_use_best_mse": [WILD, {"lr": 1.0, "minmax_lr": 1.0}],

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from neural_compressor.algorithms import ALGORITHMS
+from neural_compressor.algorithms import ALGORITHMS, double_quant
 from neural_compressor.config.composed import sum_of
 from neural_compressor.config.composition import Composition
 from neural_compressor.config.op_selector import Assignment, Tier
@@ -200,8 +200,8 @@ def _costs(
 
 def _cost(weight: Tensor, op: OpScheme, option: str, squares: Tensor | None, gain: float) -> Choice:
     assert op.weight is not None
-    scheme = replace(op.weight, algorithm="minmax")
-    result = ALGORITHMS["rtn"](weight, scheme)
+    result = ALGORITHMS["rtn"](weight, replace(op.weight, algorithm="minmax", scales=None, zeros=None))
+    result = replace(result, array=double_quant(result.array, op.weight.scales, op.weight.zeros, weight))
     of_inputs = torch.ones(weight.shape[1]) if squares is None else squares
     of_inputs = of_inputs.to(weight.device, torch.float32)
     noise = float(((result.dequantize() - weight).square() @ of_inputs).double().sum())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -204,7 +204,8 @@ class BlockQuantizer:
         assert isinstance(runner, BlockMethod)
         assert op.method is not None
         calls = stop.calls if option(op, "quantized_input", True) else stop.float_calls
-        schemes = {name: scheme for name in layers if (scheme := self.groups.ops[name].weight) is not None}
+        wanted = {name: scheme for name in layers if (scheme := self.groups.ops[name].weight) is not None}
+        schemes = {name: replace(scheme, scales=None, zeros=None) for name, scheme in wanted.items()}
         found = runner.quantize_block(block, layers, schemes, calls, targets, options_of(op.method))
         self.groups.note_missed(set(layers) - set(found))
         replaced = {name: self.groups.replacement(name, result) for name, result in found.items()}

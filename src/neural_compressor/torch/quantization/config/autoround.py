@@ -49,7 +49,7 @@ from neural_compressor.torch.quantization.config.fields import (
     path_text,
     weight_dtype,
 )
-from neural_compressor.torch.quantization.config.weight_only import WeightOnlyConfig
+from neural_compressor.torch.quantization.config.weight_only import WeightOnlyConfig, scheme_of_scales
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -131,6 +131,7 @@ class AutoRoundConfig(WeightOnlyConfig):
     that of the model's folder; without it, calibrate as with other algorithms. ``export_format`` and ``output_dir`` have
     the result written when it is converted, the tokenizer beside it, with ``static_kv_dtype="fp8"`` also scales of keys
     and values on that data.
+    ``super_bits`` and ``super_group_size`` quantize scales, so many of them together, once weights are trained.
     With ``target_bits`` each layer gets one of the schemes ``options``, such that weights have at most so many bits on
     average, scales included, and layers lose least, on ``dataset`` where there is one; ``shared_layers`` are groups of
     layers, by the ends of their names, that get the same (``[["q_proj", "k_proj", "v_proj"]]``).
@@ -166,6 +167,8 @@ class AutoRoundConfig(WeightOnlyConfig):
     not_use_best_mse: Flag = not _USUAL.keep_best
     dynamic_max_gap: Annotated[int, one_or_more(at_least(-1))] = _USUAL.dynamic_max_gap
     lr_scheduler: Annotated[str | tuple[float, ...], PlainValidator(schedule)] = "linear"
+    super_bits: Annotated[int | None, one_or_more(optional(whole_between(1, 8, "bits")))] = None
+    super_group_size: _ActGroupSize = None
     tokenizer: Annotated[Any, PlainValidator(tokenizer_of)] = None
     dataset: Annotated[Any, PlainValidator(data_of)] = None
     export_format: Annotated[str | None, PlainValidator(written_format)] = None
@@ -231,6 +234,24 @@ class AutoRoundConfig(WeightOnlyConfig):
             return super().said
         tensors = {"weight": self.weight_scheme(), "activation": activation}
         return {(name, "dtype"): tensor.dtype.name for name, tensor in tensors.items()}
+
+    def _parameters(self) -> tuple[TensorScheme | None, TensorScheme | None]:
+        if self.super_bits is None and self.super_group_size is None:
+            return None, None
+        if self.super_bits is None or self.super_group_size is None:
+            missing = "super_bits" if self.super_bits is None else "super_group_size"
+            raise ConfigError(
+                f"AutoRoundConfig.{missing}: scales are quantized to super_bits, super_group_size together"
+            )
+        kind = self.weight_scheme().dtype
+        if kind.scale_type is not None or self.activation_scheme() is not None:
+            why = (
+                f"{kind.name} has scales of a small type"
+                if kind.scale_type
+                else "kernels with rounded inputs want floats"
+            )
+            raise ConfigError(f"AutoRoundConfig.super_bits: {why}; leave it out")
+        return scheme_of_scales(dtype_of("int", self.super_bits), False, self.super_group_size), None
 
     def _check_activation(self, activation: TensorScheme) -> None:
         """Refuse what has no form beside weights that are trained."""

@@ -26,11 +26,14 @@ _SAME = (True, False, None)
 NOT_HERE: Mapping[str, tuple[tuple[Any, ...], str]] = {
     # The result is the model that was quantized, and what is longer than seqlen is cut, whatever these say.
     **dict.fromkeys(("reloading", "truncation"), (_SAME, "")),
-    "model_free": ((None, False), "the model is given; quantized_checkpoint streams one that is larger than memory"),
+    "model_free": (
+        (None, False),
+        "that is nearest rounding: RTNConfig(model_path=...) on an empty model reads layer by layer",
+    ),
     "static_attention_dtype": ((None,), "attention computes in float; FP8Config(kv_cache=True) rounds keys and values"),
     "device_map": ((None, "auto"), _DEVICE),
     "device": ((None, "auto"), _DEVICE),
-    "nblocks": ((None, 1), "one block is trained at a time"),
+    "nblocks": ((None, 1), "one block is trained at a time, as samples wait before each until it is quantized"),
     "sampler": ((None, "rand"), "samples are drawn at random, by the seed"),
     "disable_opt_rtn": ((None, False), "with iters=0 scales are searched; RTNConfig rounds without"),
     "scale_dtype": (
@@ -38,8 +41,6 @@ NOT_HERE: Mapping[str, tuple[tuple[Any, ...], str]] = {
         "scales are float32; AutoRoundConfig of neural_compressor.transformers rounds them",
     ),
     **dict.fromkeys(("enable_norm_bias_tuning", "enable_alg_ext"), ((None, False), "weights alone are trained")),
-    "super_bits": ((None,), "scales stay floats; RTNConfig and GPTQConfig have use_double_quant"),
-    "super_group_size": ((None,), "scales stay floats; RTNConfig and GPTQConfig have use_double_quant"),
     **dict.fromkeys(("processor", "image_processor", "template", "extra_data_dir"), ((None,), _IMAGES)),
     **dict.fromkeys(
         ("is_mllm", "quant_nontext_module"), ((None, False), "say which layers with white_list or set_local")

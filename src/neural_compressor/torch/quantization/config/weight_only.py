@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from neural_compressor.algorithms import needs_data
 from neural_compressor.algorithms.weight_qparams import has_full_range
 from neural_compressor.config.method_options import OptionTable, method_of
+from neural_compressor.dtypes import DType
 from neural_compressor.errors import ConfigError
 from neural_compressor.schemes import PER_CHANNEL, Method, OpScheme, PerGroup, TensorScheme
 from neural_compressor.torch.quantization.config.fields import (
@@ -161,6 +162,11 @@ class WeightOnlyConfig(TorchConfig):
         return {**values, "dtype": dtype_of(self.dtype, self.bits).name}
 
 
+def scheme_of_scales(kind: DType, symmetric: bool, size: int) -> TensorScheme:
+    """How scales are quantized, ``size`` of them together; -1 for all of a weight."""
+    return TensorScheme(kind, symmetric, PER_CHANNEL if size == -1 else PerGroup(size))
+
+
 _NOT_IN_THE_RESULT = ("use_layer_wise", "use_block_wise", "model_path", "block_size")
 
 
@@ -197,9 +203,8 @@ class DoubleQuantConfig(WeightOnlyConfig):
         self.require_single()
         if not self.use_double_quant or not self.quantizes:
             return None
-        size = self.double_quant_group_size
         kind = dtype_of(self.double_quant_dtype, self.double_quant_bits)
-        return TensorScheme(kind, self.double_quant_use_sym, PER_CHANNEL if size == -1 else PerGroup(size))
+        return scheme_of_scales(kind, self.double_quant_use_sym, self.double_quant_group_size)
 
     @classmethod
     def _settled(cls, values: dict[str, Any], given: frozenset[str]) -> dict[str, Any]:

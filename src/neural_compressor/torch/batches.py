@@ -44,6 +44,14 @@ def feed(model: torch.nn.Module, inputs: Any) -> Any:
     return model(inputs)
 
 
+def on_device_of(model: torch.nn.Module, inputs: Any) -> Any:
+    """``inputs`` with their tensors where the model's are; as they are where it has none, or none with values yet."""
+    device = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), None)
+    if device is None or device.type == "meta":
+        return inputs
+    return tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), inputs)
+
+
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     """Every tensor in nested tuples, lists, mappings and objects that hold them as attributes."""
     if isinstance(value, torch.Tensor):

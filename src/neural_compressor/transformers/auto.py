@@ -12,6 +12,7 @@ from torch import nn
 
 from neural_compressor.config.composed import sum_of
 from neural_compressor.errors import CalibrationError, ConfigError, QuantizationError
+from neural_compressor.torch.batches import on_device_of
 from neural_compressor.torch.files.huggingface import empty_model, transformers_module
 from neural_compressor.torch.modules import WeightOnlyLinear
 from neural_compressor.torch.quantization import RTNConfig, load, quantize, save
@@ -116,7 +117,8 @@ def _dataset(config: CalibratedConfig, folder: Path) -> Callable[[Any], Any]:
     @torch.no_grad()
     def run(model: Any) -> None:
         sizes = {"nsamples": config.n_samples, "seqlen": config.seq_len, "batch_size": config.batch_size}
-        for args, kwargs in calls_from(config.dataset, config.tokenizer, folder, **sizes):
+        for call in calls_from(config.dataset, config.tokenizer, folder, **sizes):
+            args, kwargs = on_device_of(model, call)
             model(*args, **kwargs)
 
     return run

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
 from neural_compressor.errors import ConfigError
 from neural_compressor.torch.quantization import (
@@ -17,6 +18,7 @@ from neural_compressor.torch.quantization import (
     prepare,
     quantize,
 )
+from neural_compressor.torch.quantization.autoround_runs import NamedData
 
 transformers = pytest.importorskip("transformers", reason="the transformers extra is not installed")
 
@@ -32,6 +34,10 @@ class Letters:
 
     def save_pretrained(self, folder):
         Path(folder, "letters.json").write_text("{}")
+
+
+def letters(text):
+    return Letters()(text)
 
 
 @pytest.fixture
@@ -109,5 +115,38 @@ def test_it_is_written_down_as_far_as_it_can():
     assert (again.tokenizer, again.dataset, again.output_dir) == ("letters", tuple(TEXTS), "out")
     assert config.identity == AutoRoundConfig().identity
     assert [each.dataset is config.dataset for each in (config.model_copy(deep=True), *config.expand())] == [True, True]
-    with pytest.raises(ConfigError, match="batches cannot be written down"):
-        AutoRoundConfig(dataset=[ids()]).to_dict()
+    for batches in ([ids()], torch.utils.data.DataLoader(ids())):
+        with pytest.raises(ConfigError, match="batches cannot be written down"):
+            AutoRoundConfig(dataset=batches).to_dict()
+
+
+def test_paths_are_written_as_text(tmp_path):
+    (tmp_path / "texts.txt").write_text("".join(TEXTS))
+    written = AutoRoundConfig(tokenizer=tmp_path, dataset=tmp_path / "texts.txt").to_dict()
+    assert (written["tokenizer"], written["dataset"]) == (str(tmp_path), str(tmp_path / "texts.txt"))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"dataset": [ids() + 1]}, {"tokenizer": Letters()}, {"nsamples": 2}, {"seqlen": 8}],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_candidates_are_calibrated_on_the_same_data(llama, tmp_path, other):
+    named = {**SMALL, "tokenizer": letters, "dataset": [ids()]}
+
+    def tuned(*configs, **more):
+        settings = TuningConfig(config_set=list(configs), workspace=str(tmp_path))
+        return autotune(llama, settings, lambda _: 1.0, quiet=True, **more)
+
+    with pytest.raises(ConfigError, match="calibrated on the same data"):
+        tuned(AutoRoundConfig(**named), AutoRoundConfig(**{**named, **other}))
+    with pytest.raises(ConfigError, match="run_fn calibrates"):
+        tuned(AutoRoundConfig(**named), run_fn=lambda model: model(ids()))
+
+
+def test_data_that_is_named_runs_where_the_model_is():
+    config = AutoRoundConfig(dataset=[torch.zeros(1, 4)])
+    with FakeTensorMode(allow_non_fake_inputs=True):  # refuses to compute with tensors of two devices
+        model = torch.nn.PReLU()
+        model.weight = torch.nn.Parameter(torch.empty(1, device="cuda"))
+        NamedData.of(config)(model)

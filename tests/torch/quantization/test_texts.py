@@ -43,7 +43,12 @@ def test_batches_are_taken_as_they_are_up_to_the_limit(tmp_path) -> None:
 
 @pytest.mark.parametrize(
     ("dataset", "said"),
-    [("NeelNanda/pile-10k", "nothing is downloaded"), (3, "got a int"), ({"text": "abc"}, "got a dict")],
+    [
+        ("NeelNanda/pile-10k", "nothing is downloaded"),
+        (3, "got a int"),
+        (iter(["abc"]), "only once"),
+        ({"text": "abc"}, "got a dict"),
+    ],
 )
 def test_what_is_no_data_is_refused(tmp_path, dataset, said: str) -> None:
     with pytest.raises(ConfigError, match=said):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,11 +12,12 @@ from torch import nn
 
 from neural_compressor.config.composition import Composition
 from neural_compressor.errors import ConfigError
-from neural_compressor.torch.batches import feed
+from neural_compressor.torch.batches import feed, on_device_of
 from neural_compressor.torch.quantization.config.autoround import AutoRoundConfig
 from neural_compressor.torch.quantization.config.autoround_names import EXPORTS, RUN_FIELDS
 from neural_compressor.torch.quantization.saving import save
 from neural_compressor.torch.quantization.texts import calls_from
+from neural_compressor.tuning.identity import identity
 
 logger = logging.getLogger("neural_compressor")
 USUAL_FOLDER = "temp_auto_round"
@@ -37,18 +38,42 @@ def runs_of(config: Any) -> AutoRoundConfig | None:
     return found[0] if found else None
 
 
-def named_data(config: Any) -> Callable[[nn.Module], None] | None:
-    """What runs a model on the data that ``config`` names; None where it names none."""
-    part = runs_of(config)
-    if part is None or part.dataset is None:
-        return None
+@dataclass(frozen=True)
+class NamedData:
+    """Runs a model on the data that ``part`` names."""
+
+    part: AutoRoundConfig
+
+    @classmethod
+    def of(cls, config: Any) -> NamedData | None:
+        """That of ``config``; None where it names none."""
+        part = runs_of(config)
+        return None if part is None or part.dataset is None else cls(part)
+
+    @property
+    def known_by(self) -> tuple[Any, ...]:
+        """What tells it from other data, in a journal too."""
+        return self.part.dataset, self.part.tokenizer, self.part.nsamples, self.part.seqlen
 
     @torch.no_grad()
-    def run(model: nn.Module) -> None:
-        for batch in named_batches(part, model):
+    def __call__(self, model: nn.Module) -> None:
+        for batch in named_batches(self.part, model):
             feed(model, batch)
 
-    return run
+
+def data_for_all(configs: Iterable[Any], run_fn: Callable[..., Any] | None) -> Callable[..., Any] | None:
+    """What calibrates every one of ``configs``: ``run_fn``, or the data that some of them name, which has to be the same."""
+    named = list(filter(None, map(NamedData.of, configs)))
+    if run_fn is not None and named:
+        raise ConfigError(
+            "autotune: run_fn calibrates, and AutoRoundConfig.dataset would not be read: leave out one of them"
+        )
+    if len({identity(data) for data in named}) > 1:
+        raise ConfigError(
+            "autotune: all configurations are calibrated on the same data, and those of AutoRoundConfig differ in dataset, "
+            "tokenizer, nsamples or seqlen; say the same in all, or give a run_fn and no dataset"
+        )
+    return run_fn or next(iter(named), None)
 
 
 def named_batches(part: AutoRoundConfig, model: nn.Module) -> Iterator[Any]:
@@ -56,7 +81,7 @@ def named_batches(part: AutoRoundConfig, model: nn.Module) -> Iterator[Any]:
     folder = getattr(getattr(model, "config", None), "_name_or_path", None)
     sizes = {"nsamples": part.nsamples, "seqlen": part.seqlen, "batch_size": part.batch_size}
     for args, kwargs in calls_from(part.dataset, part.tokenizer, folder, **sizes):
-        yield kwargs or args[0]
+        yield on_device_of(model, kwargs or args[0])
 
 
 @dataclass(frozen=True)

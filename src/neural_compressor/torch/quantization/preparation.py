@@ -30,7 +30,7 @@ from neural_compressor.torch.passes.fold import Structure, fold
 from neural_compressor.torch.passes.survey import Survey
 from neural_compressor.torch.pt2e.exported import copied, is_exported, torchao_required
 from neural_compressor.torch.pt2e.records import graph_records
-from neural_compressor.torch.quantization.autoround_runs import Export, named_data
+from neural_compressor.torch.quantization.autoround_runs import Export, NamedData
 from neural_compressor.torch.quantization.fp8_runs import FP8Run, fp8_run
 from neural_compressor.torch.quantization.plans import plan_for
 from neural_compressor.torch.quantization.products import (
@@ -65,7 +65,7 @@ def prepare(model: nn.Module, quant_config: Any, inplace: bool = True, example_i
                 "prepare: an exported graph has the inputs it was exported with; leave out example_inputs"
             )
         return _prepare_graph(*_planned(model, quant_config, inplace, "prepare"))
-    data, export = named_data(quant_config), Export.of(quant_config)
+    data, export = NamedData.of(quant_config), Export.of(quant_config)
     model, plan, left = _planned(model, quant_config, inplace, "prepare", example_inputs)
     run = fp8_run(model, quant_config, plan)
     if run is not None:

@@ -13,7 +13,7 @@ from neural_compressor.config.composable import ComposableConfig
 from neural_compressor.config.composition import Composition
 from neural_compressor.config.op_selector import Claim
 from neural_compressor.schemes import OpKey
-from neural_compressor.torch.batches import fitting
+from neural_compressor.torch.batches import fitting, on_device_of
 from neural_compressor.torch.files.streaming import is_empty
 from neural_compressor.torch.hooks import evaluating
 from neural_compressor.torch.modules.function_products import open_products, opened_products
@@ -43,10 +43,9 @@ def open_function_products(model: nn.Module, example_inputs: Any) -> bool:
     inputs = example_inputs if example_inputs is not None else getattr(model, "dummy_inputs", None)
     if inputs is None:
         return False
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
     try:
         with torch.no_grad(), evaluating(model), fitting("example_inputs", inputs):
-            trace = watch(model, tree_map_only(torch.Tensor, lambda t: t.clone().to(device), inputs))
+            trace = watch(model, on_device_of(model, tree_map_only(torch.Tensor, torch.clone, inputs)))
     except Exception:
         if example_inputs is not None:
             raise

@@ -13,6 +13,7 @@ from neural_compressor.errors import CalibrationError, ConfigError
 from neural_compressor.torch.batches import batch_size as samples_in
 from neural_compressor.torch.files.huggingface import transformers_module
 from neural_compressor.torch.structure.replay import Arguments, CalibrationLimit
+from neural_compressor.tuning.evaluator import require_repeatable
 
 
 def calls_from(
@@ -43,6 +44,7 @@ def calls_from(
 
 def check_dataset(dataset: Any) -> None:
     """Refuse what is neither a text file nor texts nor batches; the name of a data set is none, as nothing is downloaded."""
+    require_repeatable(dataset, "dataset")
     if isinstance(dataset, str | os.PathLike):
         if not Path(dataset).is_file():
             raise ConfigError(

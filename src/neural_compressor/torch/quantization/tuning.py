@@ -19,7 +19,7 @@ from neural_compressor.torch.adaptor import PyTorchAdaptor
 from neural_compressor.torch.checks import require_module, require_values
 from neural_compressor.torch.executor import prepare
 from neural_compressor.torch.pt2e.exported import is_exported, torchao_required
-from neural_compressor.torch.quantization.autoround_runs import Export, named_data
+from neural_compressor.torch.quantization.autoround_runs import Export, data_for_all
 from neural_compressor.torch.quantization.config import TuningConfig
 from neural_compressor.torch.quantization.plans import plan_for
 from neural_compressor.torch.quantization.products import may_name_products, opened_copy
@@ -42,10 +42,10 @@ def autotune(
 ) -> nn.Module:
     """The best model among the configurations of ``tune_config``, by the metric that ``eval_fn(model, *eval_args)`` returns.
 
-    ``run_fn(model, *run_args)`` feeds calibration data to algorithms that need it, or a configuration names data itself;
-    without any these are not tried, nor is a configuration that finds nothing in the model to quantize: a warning says so,
-    and an error where none is left. Where no configuration keeps the promise, single ops of the best one go back to float.
-    The float model is left untouched. A
+    ``run_fn(model, *run_args)`` feeds calibration data to algorithms that need it, or configurations name data themselves,
+    the same for all; without any these are not tried, nor is a configuration that finds nothing in the model to quantize:
+    a warning says so, and an error where none is left. Where no configuration keeps the promise, single ops of the best
+    one go back to float. The float model is left untouched. A
     journal in ``tune_config.workspace`` lets a killed run go on; the returned model has the evidence as its attribute
     ``tuning``, also where the promise was not kept. ``quiet`` leaves out what the terminal shows of it.
 
@@ -68,7 +68,8 @@ def autotune(
         raise ConfigError(
             "autotune: export_format and output_dir are of convert; save the model that comes back with model.save(...)"
         )
-    run_fn = run_fn or next(filter(None, map(named_data, configs)), None)
+    # Before those are left out that differ in their data alone.
+    run_fn = data_for_all((each for config in tune_config.config_set for each in config.expand()), run_fn)
     planned = model
     if not is_graph and any(may_name_products(model, config) for config in configs):
         planned = opened_copy(model, example_inputs)

@@ -201,18 +201,17 @@ class AutoRoundConfig(WeightOnlyConfig):
 
     def to_dict(self) -> dict[str, Any]:
         """As for all configurations; a tokenizer is the folder that it came from."""
-        if (
-            self.dataset is not None
-            and not isinstance(self.dataset, str)
-            and not all(isinstance(each, str) for each in self.dataset)
-        ):
+        is_path = self.dataset is None or isinstance(self.dataset, str | PathLike)
+        is_texts = isinstance(self.dataset, tuple) and all(isinstance(each, str) for each in self.dataset)
+        if not is_path and not is_texts:
             raise ConfigError(
                 "AutoRoundConfig.dataset: batches cannot be written down; a text file or a list of texts can"
             )
         found = super().to_dict()
         fields = found.get("global", found)
         fields["tokenizer"] = getattr(self.tokenizer, "name_or_path", self.tokenizer)
-        fields["dataset"] = str(self.dataset) if isinstance(self.dataset, PathLike) else fields["dataset"]
+        for name in ("tokenizer", "dataset"):
+            fields[name] = str(fields[name]) if isinstance(fields[name], PathLike) else fields[name]
         return found
 
     @property

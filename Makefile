@@ -29,7 +29,8 @@ CPU_TESTS := tests/torch/modules/kernels/test_integer.py tests/torch/modules/tes
 	tests/torch/modules/kernels/test_onednn.py tests/torch/structure/test_int8_race.py \
 	tests/onnx/runtime/test_saturation.py tests/onnx/passes/test_optimisation_levels.py tests/onnx/methods/static \
 	tests/onnx/methods/test_dynamic.py tests/onnx/methods/test_dynamic_race.py \
-	tests/torch/methods/test_qat.py tests/torch/passes/test_correct.py tests/torch/files/test_engine_checkpoints.py
+	tests/torch/methods/test_qat.py tests/torch/passes/test_correct.py tests/torch/files/test_engine_checkpoints.py \
+	tests/torch/methods/test_learned_rounding.py tests/torch/passes/test_range_search.py
 # NumPy's AVX2 sorting crashes in the emulator. Times taken there are of no use to anybody, so they are kept apart.
 EMULATED := OMP_NUM_THREADS=1 NPY_DISABLE_CPU_FEATURES=X86_V3 XDG_CACHE_HOME=$(CURDIR)/out/emulated \
 	qemu-x86_64 -cpu Haswell $(BIN)/python

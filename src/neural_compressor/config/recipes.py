@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -109,8 +109,8 @@ def with_recipes(
         passes["correct_weights"] = Pass("correct_weights")
     if learned := recipes.get("learned_rounding"):
         passes["learn_rounding"] = learned_rounding_pass(learned)
-    if len(passes) > before and "correct_biases" in passes:  # it makes up for weights and inputs as they are by then
-        passes["correct_biases"] = passes.pop("correct_biases")
+    if len(passes) > before:
+        passes = {step.name: step for step in in_order(passes.values())}
     layout = {name: recipes[name] for name in _LAYOUT if recipes.get(name)}
     if types := layout.get("optypes_to_exclude_output_quant"):
         layout["optypes_to_exclude_output_quant"] = as_list(types)
@@ -123,6 +123,19 @@ def with_recipes(
     if adds_in_pairs and word(TARGET_CPUS)(recipes.get("target_cpu", "any")) == "any":
         ops |= {key: any_cpu_op(s) for key, s in ops.items() if key in adds_in_pairs.get(s.mode, ())}
     return replace(plan, ops=ops, passes=tuple(passes.values()))
+
+
+_LAST = ("search_ranges", "correct_weights", "learn_rounding", "correct_biases")
+"""Weights make up for inputs as they are rounded by then, and biases for both."""
+
+
+def in_order(passes: Iterable[Pass]) -> tuple[Pass, ...]:
+    """``passes``, with those behind the others that make up for what the others leave.
+
+    >>> [step.name for step in in_order(map(Pass, ("correct_biases", "learn_rounding", "search_ranges", "fold")))]
+    ['fold', 'search_ranges', 'learn_rounding', 'correct_biases']
+    """
+    return tuple(sorted(passes, key=lambda step: _LAST.index(step.name) if step.name in _LAST else -1))
 
 
 def learned_rounding_pass(scope: Any) -> Pass:

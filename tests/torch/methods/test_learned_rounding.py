@@ -119,7 +119,7 @@ class Residual(nn.Module):
         self.wide, self.narrow = nn.Conv2d(channels, 12, 1), nn.Conv2d(12, channels, 3, padding=1)
 
     def forward(self, x):
-        return x + self.narrow(nn.functional.relu6(self.wide(x)))
+        return x + self.narrow(torch.relu(self.wide(x)))
 
 
 @pytest.fixture(scope="module")
@@ -184,13 +184,27 @@ class Writes(Residual):
     """A block that writes into its input."""
 
     def forward(self, x):
-        x += self.narrow(nn.functional.relu6(self.wide(x)))
+        x += self.narrow(torch.relu(self.wide(x)))
         return x
 
 
 class Detached(Residual):
     def forward(self, x):
         return super().forward(x).detach()
+
+
+class ByKeyword(Residual):
+    def forward(self, x):
+        return x + self.narrow(input=torch.relu(self.wide(input=x)))
+
+
+def test_layers_of_a_block_may_be_called_by_keyword(residual, batches):
+    model = copy.deepcopy(residual)
+    for block in model[1]:
+        block.__class__ = ByKeyword
+    usual, named = (quantized(m, batches, scheme(weight="int3"), BLOCK, kinds=LAYERS) for m in (residual, model))
+    for name in LAYERS:
+        assert torch.equal(named.get_submodule(name).weight, usual.get_submodule(name).weight)
 
 
 def test_blocks_that_write_into_their_input_or_have_no_gradients(residual, batches, caplog):
@@ -254,7 +268,7 @@ def test_plans_it_is_not_for_are_refused(net):
         DynamicQuantConfig(learned_rounding=True)
 
 
-@pytest.mark.parametrize("scope", [True, "layer"])
+@pytest.mark.parametrize("scope", [True, "block"])
 def test_the_fronts_ask_for_the_same(net, batches, scope):
     names = [step.name for step in with_recipes(Plan(passes=USUAL_PASSES), {"learned_rounding": scope}).passes]
     assert names == ["fold", "learn_rounding", "correct_biases"]
@@ -283,16 +297,17 @@ def test_the_fronts_ask_for_the_same(net, batches, scope):
 
 
 RECIPES = {
-    "bias": {"fast_bias_correction": True},
-    "weight": {"weight_correction": True},
-    "equalized": {"equalization": True, "learned_rounding": True},
-    "searched": {"range_search": True, "learned_rounding": "block"},
+    "not bias": ({"fast_bias_correction": False}, ["bias"]),
+    "weight": ({"weight_correction": True}, ["weight_scale"]),
+    "equalized": ({"equalization": True, "learned_rounding": True}, ["weight", "weight_scale"]),
+    "searched": ({"range_search": True, "learned_rounding": "block"}, ["weight", "input_scale"]),
 }
+"""With what each of them changes of layers."""
 
 
-@pytest.mark.parametrize("recipes", RECIPES.values(), ids=RECIPES)
+@pytest.mark.parametrize(("recipes", "acts"), RECIPES.values(), ids=RECIPES)
 def test_recipes_of_fit_leave_weights_safe_where_kernels_add_in_pairs(
-    residual, batches, recipes, monkeypatch, tmp_path
+    residual, batches, recipes, acts, monkeypatch, tmp_path
 ):
     found = [replace(k, exact=lambda kind, act, codes: codes != "all") for k in INTEGER_KERNELS[:-1]]
     monkeypatch.setattr(table, "KERNELS", [*found, INTEGER_KERNELS[-1]])
@@ -304,12 +319,13 @@ def test_recipes_of_fit_leave_weights_safe_where_kernels_add_in_pairs(
             residual, conf, calib_dataloader=data, quiet=True, workspace=str(tmp_path / str(recipes))
         ).model
 
-    model, plain = fit(recipes), fit({"fast_bias_correction": False})
+    model, plain = fit(recipes), fit({})
     layers = {name: model.get_submodule(name) for name in LAYERS}
     assert all(layer.weight_scheme.pair_safe for layer in layers.values())
     assert all(is_pair_safe(layer.weight_array().codes, layer.pairs()) for layer in layers.values())
-    inside, other = model.get_submodule("1.0.narrow"), plain.get_submodule("1.0.narrow")
-    assert not torch.equal(inside.weight * inside.bias.mean(), other.weight * other.bias.mean()), "each recipe acts"
+    for what in acts:
+        pairs = [(getattr(layer, what), getattr(plain.get_submodule(name), what)) for name, layer in layers.items()]
+        assert any(not torch.equal(one, other) for one, other in pairs), f"the recipe changes {what}"
 
 
 def test_what_runs_in_another_order_in_the_float_model_is_refused():

@@ -9,10 +9,12 @@ from torch import nn
 from neural_compressor import quantization as two_x
 from neural_compressor.config import PostTrainingQuantConfig
 from neural_compressor.config.recipes import with_recipes
-from neural_compressor.errors import CalibrationError, ConfigError
+from neural_compressor.errors import CalibrationError, ConfigError, NeuralCompressorError
 from neural_compressor.schemes import OpScheme, Pass, Plan
+from neural_compressor.torch import functional
 from neural_compressor.torch.executor import CORRECT_BIASES, FOLD, USUAL_PASSES, prepare
 from neural_compressor.torch.quantization import StaticQuantConfig, quantize
+from neural_compressor.torch.quantization.plans import plan_for
 
 SEARCH = Pass("search_ranges")
 
@@ -96,8 +98,116 @@ def test_the_error_of_each_range_is_that_of_a_brute_force(batches):
 
 
 def test_only_the_ops_that_are_named(net, batches):
-    plain, some = quantized(net, batches), quantized(net, batches, SEARCH.with_options(ops=["third"]))
-    assert torch.equal(plain.second.input_scale, some.second.input_scale)
+    plain = quantized(net, batches)
+    others, second = (quantized(net, batches, SEARCH.with_options(ops=ops)) for ops in (["first", "third"], ["second"]))
+    assert torch.equal(plain.second.input_scale, others.second.input_scale)
+    assert not torch.equal(plain.second.input_scale, second.second.input_scale)
+
+
+class Product(nn.Module):
+    def __init__(self, b):
+        super().__init__()
+        self.product, self.b = functional.MatMul(), nn.Parameter(b)
+
+    def forward(self, x):
+        return self.product(x, self.b)
+
+
+def test_each_operand_of_a_product_is_summed_over_the_axis_that_it_sums():
+    """Errors of ``b`` that make up for each other along its columns cost nothing, those along its rows do."""
+    torch.manual_seed(0)
+    b, x = torch.randn(8, 64), torch.ones(16, 8)
+    b[0], b[1] = 10, -10  # both are clipped, and what that does to the sum of a column is next to nothing
+    kinds = {("product", "MatMul"): OpScheme.from_dict({"activation": op().to_dict()["activation"]})}
+    plain, model = (quantized(Product(b), [x], *passes, kinds=kinds) for passes in ((), (SEARCH,)))
+    low, high = float(b.min()), float(b.max())
+
+    def cost(share):
+        scale = (high - low) * share / 255
+        rounded = torch.fake_quantize_per_tensor_affine(b, scale, round(-low * share / scale), 0, 255)
+        return float((rounded - b).sum(0).square().sum())
+
+    best = min((1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2), key=cost)
+    assert best < 0.9, "clipping along the rows would cost much"
+    assert float(model.product.b_scale) == pytest.approx((high - low) * best / 255, rel=1e-4)
+    assert float(model.product.b_scale) != pytest.approx(float(plain.product.b_scale), rel=1e-4)
+    vector = quantized(Product(b[:, 0].clone()), [x], SEARCH, kinds=kinds)
+    assert float(vector.product.b_scale) > 0
+
+
+class Branches(nn.Module):
+    """An addition, an expert that some samples go to, and layers that no gradient or no sample comes to."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.expert, self.gate, self.idle = (nn.Linear(4, 4) for _ in range(4))
+        self.add = functional.Add()
+
+    def forward(self, x):
+        y = self.first(x)
+        chosen = self.gate(x).argmax(1) * 0 + (x[:, 0] > 100)
+        seen = self.expert(y[chosen == 1])
+        if len(x) > 50:
+            y = self.idle(y)
+        return torch.cat([self.add(y, x), seen])
+
+
+def test_what_keeps_its_range_is_said(caplog):
+    x = torch.randn(8, 4)
+    x[1, 0] = 101.0  # of the first four samples that run at once, and of no others
+    alone = OpScheme.from_dict({"activation": op().to_dict()["activation"]})
+    layers = dict.fromkeys([(name, "Linear") for name in ("first", "expert", "gate", "idle")], op())
+    kinds = {**layers, ("add", "Add"): alone}
+    with caplog.at_level("INFO", logger="neural_compressor"):
+        searched = quantized(Branches().eval(), [x, torch.randn(51, 4)], SEARCH, kinds=kinds)
+    plain = quantized(Branches().eval(), [x, torch.randn(51, 4)], kinds=kinds)
+    assert torch.equal(searched.add.a_scale, plain.add.a_scale)
+    assert "ranges of add stay as they are: they sum over no channels" in caplog.text
+    assert "ranges of input of 'gate' stay as they are: no gradient comes there" in caplog.text
+    assert "ranges of input of 'idle' stay as they are: none of the samples came there" in caplog.text
+    with pytest.raises(ConfigError, match=r"no static op in integers that sums .* called 'add'"):
+        prepare(Branches(), Plan(kinds, passes=[SEARCH.with_options(ops=["add"])]))
+
+
+def test_a_range_without_end_names_its_op():
+    class Once(nn.Module):
+        """Infinite where gradients are asked for: what calibration saw was finite."""
+
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(3, 2)
+
+        def forward(self, x):
+            return self.inner(x / 0 if len(x) == 4 else x)
+
+    with pytest.raises(NeuralCompressorError, match="the calibrated range of input of 'inner' is"):
+        quantized(Once().eval(), [torch.rand(8, 3)], SEARCH, kinds={("inner", "Linear"): op()})
+
+
+def test_rules_for_some_ops_give_passes_in_order_for_the_ops_they_can_serve():
+    class Texts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rows, self.first, self.second = nn.Embedding(8, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+
+        def forward(self, x):
+            return self.second(torch.relu(self.first(self.rows(x))))
+
+    learned, both = (
+        StaticQuantConfig(learned_rounding=True),
+        StaticQuantConfig(range_search=True, learned_rounding=True),
+    )
+    plan, _ = plan_for(Texts(), StaticQuantConfig(range_search=True).set_local("first", learned))
+    found = {step.name: step.options.get("ops") for step in plan.passes}
+    assert found == {"fold": None, "search_ranges": ["second"], "learn_rounding": ["first"], "correct_biases": None}
+    assert list(found) == ["fold", "search_ranges", "learn_rounding", "correct_biases"]
+    plan, _ = plan_for(Texts(), StaticQuantConfig().set_local("first", learned).set_local("second", both))
+    assert [step.name for step in plan.passes] == ["fold", "search_ranges", "learn_rounding", "correct_biases"]
+    plan, _ = plan_for(Texts(), both)
+    assert all("ops" not in step.options for step in plan.passes)
+    with pytest.raises(ConfigError, match="called 'rows'"):
+        plan_for(Texts(), StaticQuantConfig().set_local("rows", learned))
 
 
 def test_weights_are_corrected_for_the_new_ranges(net, batches):
@@ -106,7 +216,7 @@ def test_weights_are_corrected_for_the_new_ranges(net, batches):
 
 
 def test_plans_it_is_not_for_are_refused(net, batches):
-    with pytest.raises(ConfigError, match="no static op in integers called 'fourth'"):
+    with pytest.raises(ConfigError, match=r"no static op in integers .* called 'fourth'"):
         prepare(net, Plan(KINDS, passes=[SEARCH.with_options(ops=["fourth"])]))
     with pytest.raises(ConfigError, match="put it behind"):
         prepare(net, Plan(KINDS, passes=[CORRECT_BIASES, SEARCH]))

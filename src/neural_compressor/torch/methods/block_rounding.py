@@ -76,11 +76,20 @@ def _round_as(layer: nn.Module, module: WeightedModule) -> None:
     if module.bias is not None:
         layer.bias = nn.Parameter(module.bias.detach().clone(), requires_grad=False)
 
-    def rounded(layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        x, *more = args
-        return straight_through(module.turned(x), module.multiplied_input(x)), *more
+    def rounded(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+        x = layer_input((args, kwargs))
+        more = {name: value for name, value in kwargs.items() if name != "input"}
+        return (straight_through(module.turned(x), module.multiplied_input(x)), *args[1:]), more
 
-    layer.register_forward_pre_hook(rounded)
+    layer.register_forward_pre_hook(rounded, with_kwargs=True)
+
+
+def layer_input(call: Arguments) -> Tensor:
+    """What a layer is given, by place or by name."""
+    args, kwargs = call
+    found: Any = args[0] if args else kwargs["input"]
+    assert isinstance(found, Tensor)
+    return found.dequantize() if found.is_quantized else found
 
 
 def _rounding(layer: nn.Module, module: WeightedModule, start: QuantizedArray) -> LearnedRounding:

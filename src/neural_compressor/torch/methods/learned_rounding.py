@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -23,7 +23,7 @@ from neural_compressor.errors import CalibrationError, ConfigError
 from neural_compressor.registry import close_matches
 from neural_compressor.schemes import PER_TENSOR, OpScheme, PerChannel, Plan
 from neural_compressor.torch.methods.autoround.block import first_tensor
-from neural_compressor.torch.methods.block_rounding import learn_block
+from neural_compressor.torch.methods.block_rounding import layer_input, learn_block
 from neural_compressor.torch.methods.weight_only.lockstep import Lockstep, Stop
 from neural_compressor.torch.modules.weighted import WeightedModule
 from neural_compressor.torch.passes.model_pass import PASSES, ModelPass, PassOptions, PassState
@@ -57,7 +57,7 @@ class LearnRoundingOptions(PassOptions):
     """How rounding is learned."""
 
     scope: Literal["layer", "block"] = Field(
-        default="block", description="what stays what it is in float: what each layer gives, or what each block gives"
+        default="layer", description="what stays what it is in float: what each layer gives, or what each block gives"
     )
     sweeps: int = Field(default=4, ge=1, description="how often at most the weights of a layer are gone through")
     iters: int = Field(default=100, ge=1, description="steps of training a block, where the scope is that")
@@ -78,6 +78,10 @@ class LearnRounding(ModelPass):
     calls_alone: ClassVar[bool] = True
     limit: ClassVar[CalibrationLimit] = CalibrationLimit(samples=SAMPLES)
     options: LearnRoundingOptions
+
+    @classmethod
+    def serves(cls, kind: str, op: OpScheme) -> bool:
+        return is_learned(kind, op)
 
     def check(self, model: nn.Module, plan: Plan) -> None:
         can = [name for (name, kind), op in plan.items() if is_learned(kind, op)]
@@ -223,19 +227,12 @@ def _moments(module: WeightedModule, original: nn.Module, stop: Stop, reference:
     matrix = module.to_matrix(module.for_changed_inputs(original.weight.detach().float()))
     moments, samples = InputMoments(matrix.reshape(groups, -1, matrix.shape[1])), 0
     for call, other in zip(stop.calls, reference.calls, strict=True):
-        for x, r in zip(*(_samples(original, _input(each)) for each in (call, other)), strict=True):
+        for x, r in zip(*(_samples(original, layer_input(each)) for each in (call, other)), strict=True):
             rounded, turned = module.multiplied_input(x).float(), module.turned(r).float()
             moments.update(patches(original, rounded, _POSITIONS), patches(original, turned, _POSITIONS))
             samples += len(x)
     enough = not isinstance(original, nn.Linear) and moments.count >= _FEWEST_POSITIONS * samples
     return moments, enough
-
-
-def _input(call: Arguments) -> Tensor:
-    args, kwargs = call
-    found: Any = args[0] if args else kwargs["input"]
-    assert isinstance(found, Tensor)
-    return found.dequantize() if found.is_quantized else found
 
 
 def _samples(layer: nn.Module, x: Tensor) -> Sequence[Tensor]:

@@ -11,7 +11,7 @@ from torch import nn
 
 from neural_compressor.errors import ConfigError
 from neural_compressor.registry import Registry
-from neural_compressor.schemes import Pass, Plan
+from neural_compressor.schemes import OpScheme, Pass, Plan
 from neural_compressor.torch.modules.input_change import InputChange
 from neural_compressor.torch.passes.fold import Structure, fold
 from neural_compressor.torch.passes.survey import Survey
@@ -77,6 +77,11 @@ class ModelPass:
 
     def __init__(self, options: Any) -> None:
         self.options = options
+
+    @classmethod
+    def serves(cls, kind: str, op: OpScheme) -> bool:
+        """Whether an op of that type is one of those that the option ``ops``, where there is one, can name."""
+        return True
 
     def check(self, model: nn.Module, plan: Plan) -> None:
         """Refuse, before any work, what the pass cannot do to ``model``."""

@@ -2,14 +2,14 @@
 
 An estimator such as KL looks at the values of one tensor. What clipping costs depends on who reads it: with ``d`` the error
 of a tensor and ``g`` the gradient of the outputs by it, an error of ``sum(d g)`` comes out to first order. Channels of one
-place are summed, as the layer behind sums them; places and samples are squared apart from each other.
+place are summed, as the op sums them; places and samples are squared apart from each other.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, ClassVar
 
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from neural_compressor.errors import CalibrationError, ConfigError
 from neural_compressor.registry import close_matches
 from neural_compressor.schemes import PER_TENSOR, OpScheme, Plan, QParams
+from neural_compressor.torch import functional
 from neural_compressor.torch.batches import batch_size, tensors_in
 from neural_compressor.torch.hooks import evaluating
 from neural_compressor.torch.modules.activation import calibrated_qparams, simulate
@@ -37,12 +38,14 @@ _SHARES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
 """Of the range of all values seen; the range that the estimator found is tried as well."""
 Site = tuple[str, str]
 """An op, and which of its tensors: one of its inputs, or its output."""
+_ELEMENTWISE = ("Add", "Mul")
+"""They sum over nothing: along which axis their errors meet is for those to say who read what they give."""
 
 
-def is_searched(op: OpScheme) -> bool:
-    """Whether an op has a range that can be searched for."""
+def is_searched(kind: str, op: OpScheme) -> bool:
+    """Whether an op of that type has a range that can be searched for."""
     activation = op.activation
-    if op.mode != "static" or activation is None:
+    if op.mode != "static" or activation is None or kind in _ELEMENTWISE:
         return False
     return activation.dtype.is_integer and activation.granularity == PER_TENSOR
 
@@ -57,7 +60,8 @@ class SearchRangesOptions(PassOptions):
 class SearchRanges(ModelPass):
     """Each static op gets the range, of those tried, with which the outputs of the model change least, to first order.
 
-    Ops whose input is multiplied or turned first keep the range of what they then read.
+    Ops whose input is multiplied or turned first keep the range of what they then read; additions and products element by
+    element keep theirs.
     """
 
     Options = SearchRangesOptions
@@ -66,16 +70,20 @@ class SearchRanges(ModelPass):
     limit: ClassVar[CalibrationLimit] = CalibrationLimit(samples=SAMPLES)
     options: SearchRangesOptions
 
+    @classmethod
+    def serves(cls, kind: str, op: OpScheme) -> bool:
+        return is_searched(kind, op)
+
     def check(self, model: nn.Module, plan: Plan) -> None:
-        can = [name for (name, _), op in plan.items() if is_searched(op)]
+        can = [name for (name, kind), op in plan.items() if is_searched(kind, op)]
+        what = "static op in integers that sums (a layer or a matrix product)"
         for name in self.options.ops or ():
             if name not in can:
                 raise ConfigError(
-                    f"the pass search_ranges: the plan has no static op in integers called {name!r}; "
-                    f"{close_matches(name, can)}"
+                    f"the pass search_ranges: the plan has no {what} called {name!r}; {close_matches(name, can)}"
                 )
         if not can:
-            raise ConfigError("the pass search_ranges: the plan has no static op in integers, whose range it searches")
+            raise ConfigError(f"the pass search_ranges: the plan has no {what}, whose range it searches")
         order = [step.name for step in plan.passes]
         for other in ("learn_rounding", "correct_biases"):
             if other in order and order.index(other) < order.index("search_ranges"):
@@ -97,21 +105,31 @@ class SearchRanges(ModelPass):
         logger.info("ranges searched for %d tensors, of which %d have another one now", len(sites), changed)
 
     def _sites(self, state: PassState) -> dict[Site, QuantModule]:
-        found, kept = dict[Site, QuantModule](), list[str]()
-        for (name, _), op in state.plan.items():
-            module = state.model.get_submodule(name)
-            if not is_searched(op) or not isinstance(module, QuantModule):
-                continue
+        found, kept = dict[Site, QuantModule](), defaultdict[str, list[str]](list)
+        for (name, kind), op in state.plan.items():
             if self.options.ops is not None and name not in self.options.ops:
+                continue
+            if kind in _ELEMENTWISE and op.mode == "static":
+                kept["they sum over no channels"].append(name)
+            module = state.model.get_submodule(name)
+            if not is_searched(kind, op) or not isinstance(module, QuantModule):
                 continue
             names = (*module.inputs, "output")
             if getattr(module, "input_change", None):
-                kept.append(name)
+                kept["inputs are multiplied or turned first"].append(name)
                 names = ("output",)
             found |= {(name, each): module for each in names if module.qparams(each) is not None}
-        if kept:
-            logger.info("ranges of %s stay as they are: inputs are multiplied or turned first", ", ".join(kept))
+        for why, ops in kept.items():
+            _say_kept(ops, why)
         return found
+
+
+def _say_kept(names: Iterable[str], why: str) -> None:
+    logger.info("ranges of %s stay as they are: %s", ", ".join(names), why)
+
+
+def _named(site: Site) -> str:
+    return f"{site[1]} of {site[0]!r}"
 
 
 class _Search:
@@ -143,10 +161,7 @@ class _Search:
             found = [t for t in tensors_in(output) if t.requires_grad]
             kept = [(site, tensor) for site, tensors in seen.items() for tensor in tensors]
             if not found or not kept:
-                raise CalibrationError(
-                    "search_ranges: no gradient comes from the outputs of the model to its ops; what stands between is not "
-                    "differentiable, so leave the pass out (recipe range_search)"
-                )
+                return
             draw = torch.Generator().manual_seed(seed)
             signs = [torch.randint(2, t.shape, generator=draw).to(t) * 2 - 1 for t in found]
             gradients = torch.autograd.grad(found, [t for _, t in kept], signs, allow_unused=True)
@@ -157,6 +172,17 @@ class _Search:
 
     def settle(self) -> int:
         """Give each op the range that costs least; how many are new."""
+        if self.sites and not self._costs:
+            raise CalibrationError(
+                "search_ranges: no gradient comes from the outputs of the model to its ops; what stands between is not "
+                "differentiable, so leave the pass out (recipe range_search)"
+            )
+        for why, kept in (
+            ("none of the samples came there", self.sites.keys() - self._bounds.keys()),
+            ("no gradient comes there from the outputs of the model", self._bounds.keys() - self._costs.keys()),
+        ):
+            if kept:
+                _say_kept((_named(site) for site in self.sites if site in kept), why)
         changed = 0
         for site, costs in self._costs.items():
             best = int(costs.argmin())
@@ -170,11 +196,11 @@ class _Search:
         assert scheme is not None
         if site not in self._tried:
             low, high = self._bounds[site]
-            ranges = [calibrated_qparams((low * share, high * share), scheme, site[1]) for share in _SHARES]
+            ranges = [calibrated_qparams((low * share, high * share), scheme, _named(site)) for share in _SHARES]
             present = module.qparams(site[1])
             assert present is not None
             self._tried[site], self._costs[site] = [present, *ranges], torch.zeros(1 + len(ranges), dtype=torch.float64)
-        axis = input_axis(self.model.get_submodule(site[0]))
+        axis = _summed_axis(self.model.get_submodule(site[0]), site[1], x)
         for place, qparams in enumerate(self._tried[site]):
             errors = (simulate(x, scheme, qparams) - x).mul_(gradient).sum(axis)
             self._costs[site][place] += float(errors.square_().sum())
@@ -186,6 +212,8 @@ class _Search:
 
         def kept(site: Site, tensor: Any) -> Any:
             if site not in self.sites or not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+                return tensor
+            if not tensor.numel():  # an expert that no token came to
                 return tensor
             # A tensor of its own: others may read the same value, and have a range of their own for it.
             own = tensor.clone() if tensor.requires_grad or not gradients else tensor.clone().requires_grad_()
@@ -210,6 +238,11 @@ class _Search:
             args, kwargs = independent(call, lambda t: t.clone() if t.is_inference() else t)
             output = self.model(*args, **kwargs)
         yield output, seen
+
+
+def _summed_axis(module: nn.Module, name: str, x: Tensor) -> int:
+    """The axis over which an op sums what it reads; of what it gives, that of the channels."""
+    return -2 if isinstance(module, functional.MatMul) and name == "b" and x.dim() > 1 else input_axis(module)
 
 
 def _parts(calls: Any) -> Iterator[Arguments]:

@@ -16,6 +16,7 @@ from neural_compressor.config.composition import Composition
 from neural_compressor.config.op_plans import config_request, plan_ops
 from neural_compressor.config.op_request import Request
 from neural_compressor.config.op_selector import Assignment
+from neural_compressor.config.recipes import in_order
 from neural_compressor.config.resolver import OpSpace, op_space
 from neural_compressor.errors import ConfigError, NothingToQuantizeError
 from neural_compressor.schemes import OpKey, OpScheme, Pass, Plan
@@ -68,11 +69,11 @@ def plan_for(model: nn.Module, config: Any, without_runs: str = "") -> tuple[Pla
                 left[key] = f"{reason}; a rule that speaks of it has it quantized"
     if not ops:
         raise _nothing(model, bool(found), left, planned.refusals)
-    steps: dict[Pass, list[str]] = {}
-    for name, _ in ops:
-        config_of: Any = planned.assigned[name].config
+    steps: dict[Pass, list[OpKey]] = {}
+    for key in ops:
+        config_of: Any = planned.assigned[key[0]].config
         for step in config_of.passes:
-            steps.setdefault(step, []).append(name)
+            steps.setdefault(step, []).append(key)
     static = any(map(_is_static_integer, ops.values()))
     usual = (CORRECT_BIASES,) if is_graph else USUAL_PASSES
     plan = Plan(ops, passes=_passes(steps, ops, usual if static else ()))
@@ -111,15 +112,21 @@ def _check_fp8(model: nn.Module, found: Mapping[OpKey, Any], config: Composition
 
 
 def _passes(
-    steps: Mapping[Pass, list[str]], ops: Mapping[OpKey, OpScheme], usual: tuple[Pass, ...]
+    steps: Mapping[Pass, list[OpKey]], ops: Mapping[OpKey, OpScheme], usual: tuple[Pass, ...]
 ) -> tuple[Pass, ...]:
     """What configurations do to the whole model, then what is usual, then what is done for layers, named if not all."""
     of_layers = {step: "ops" in PASSES[step.name].Options.model_fields for step in steps}
     whole = tuple(step for step in steps if not of_layers[step])
-    named = {step: names for step, names in steps.items() if of_layers[step]}
-    single = (step if len(names) == len(ops) else step.with_options(ops=names) for step, names in named.items())
-    # Biases make up for weights as all other steps leave them.
-    return tuple(sorted((*whole, *usual, *single), key=lambda step: step == CORRECT_BIASES))
+    single = (_for_layers(step, keys, ops) for step, keys in steps.items() if of_layers[step])
+    return in_order((*whole, *usual, *single))
+
+
+def _for_layers(step: Pass, keys: list[OpKey], ops: Mapping[OpKey, OpScheme]) -> Pass:
+    """``step`` for those of ``keys`` that it can serve; where it can serve none, its check has all of them to name."""
+    served = {key for key, op in ops.items() if PASSES[step.name].serves(key[1], op)}
+    if served <= set(keys):
+        return step
+    return step.with_options(ops=[name for name, kind in keys if (name, kind) in served] or [name for name, _ in keys])
 
 
 def _heads(model: nn.Module, found: Mapping[OpKey, Any]) -> list[OpKey]:

@@ -90,9 +90,9 @@ class StaticQuantConfig(ActivationConfig):
     With ``fp8_config`` the call gives an :class:`FP8Config`. ``equalize`` makes layers in a row equally large in each
     channel first, for weights with one scale for all channels. ``range_search`` has the range of each activation with which
     the outputs of the model change least: for CNNs that int8 hurts. ``learned_rounding`` rounds weights up or down so that
-    outputs of blocks (True, ``"block"``), or of layers alone (``"layer"``, faster), change least, and not to nearest: for
-    weights with one scale, and for fewer bits. An ``act_algo`` that is
-    given holds, ``"minmax"`` too; where it is not, each op has the one that the framework YAML lists first for it.
+    outputs of layers (True, ``"layer"``), or of blocks too (``"block"``, slower, for 4 bits and fewer), change least, and
+    not to nearest: for weights with one scale, and for fewer bits. An ``act_algo`` that is given holds, ``"minmax"`` too;
+    where it is not, each op has the one that the framework YAML lists first for it.
 
     >>> StaticQuantConfig().left_open, StaticQuantConfig(act_algo="minmax").left_open
     ((('activation', 'algorithm'),), ())

@@ -2,11 +2,11 @@
 
     python benchmarks/keras_cpu.py [--data DIR] [--images 500] [--rows digits,resnet8,mobilenet]
 
-In the environment of ``make test-tensorflow``. A CNN on scikit-learn's digits is trained here; with ``--data`` come
-ResNet-8 for CIFAR-10 (``keras/resnet8_cifar10.h5``, ``cifar10/cifar10_test2k.npz``, ``cifar10_train512_calib.npz``) and
-MobileNetV2 (``imagenet/mobilenet_v2.safetensors`` of torchvision's names, built here in Keras, with JPEG images). All is one
-run: accuracy over the same images; time at batch 1, CPU time of one thread in turns, as a multiple of float LiteRT's; file
-size; seconds to make it.
+In the environment of ``make test-tensorflow``, with ``pip install safetensors pillow`` for MobileNetV2. A CNN on
+scikit-learn's digits is trained here; with ``--data`` come ResNet-8 for CIFAR-10 (``keras/resnet8_cifar10.h5``,
+``cifar10/cifar10_test2k.npz``, ``cifar10_train512_calib.npz``) and MobileNetV2 (``imagenet/mobilenet_v2.safetensors`` of
+torchvision's names, built here in Keras, with JPEG images). All is one run: accuracy over the same images; time at batch 1,
+CPU time of one thread in turns, as a multiple of float LiteRT's; file size; seconds to make it.
 """
 
 from __future__ import annotations

@@ -87,6 +87,15 @@ def write_errors(path: Path, needed: int | None = None) -> Iterator[None]:
         ) from (None if full else error)
 
 
+def check_writable(path: Path) -> None:
+    """Refuse a ``path`` at which nothing can be written, before work whose result goes there; nothing is left behind."""
+    found = output_folder(path).absolute().parent
+    while not found.exists():
+        found = found.parent
+    with write_errors(path), tempfile.TemporaryDirectory(dir=found):
+        pass
+
+
 def is_full(error: BaseException) -> bool:
     """Whether ``error`` says that a disk is full; libraries that write for themselves say it only in words."""
     return getattr(error, "errno", None) in _FULL or "no space left" in str(error).lower()

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 
-from neural_compressor.errors import ConfigError
+from neural_compressor.errors import ConfigError, NeuralCompressorError
 from neural_compressor.torch.quantization import (
     AutoRoundConfig,
     TuningConfig,
@@ -107,6 +107,41 @@ def test_what_cannot_be_had_is_said(llama, tmp_path):
         assert not hasattr(llama, "_prepared")  # it is the float model that it was
     with pytest.raises(ConfigError, match="of convert"):
         autotune(llama, TuningConfig(config_set=[AutoRoundConfig(output_dir="x")]), lambda _: 1.0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"export_format": "awq", "bits": 8}, "takes 4 bits"),
+        ({"export_format": "gptq", "bits": 5}, "takes 2, 3, 4 or 8 bits"),
+        ({"export_format": "fp8"}, "cannot be stored as fp8"),
+        ({"layer_config": {"model.layers.0.self_attn.q_proj": {"bits": 8}}}, "quantized alike"),
+        ({"export_format": "gptq", "static_kv_dtype": "fp8", "dataset": [ids()]}, "no scales of a cache"),
+        ({"export_format": "gguf", "static_kv_dtype": "fp8", "dataset": [ids()]}, "no scales of a cache"),
+        ({"output_dir": "file/below"}, "cannot be written"),
+        ({"output_dir": "file/below", "export_format": "gguf"}, "cannot be written"),
+        ({"output_dir": "file"}, "no folder"),
+        ({"output_dir": "float"}, "not quantized"),
+    ],
+)
+def test_files_that_cannot_be_written_are_refused_beforehand(llama, tmp_path, monkeypatch, fields, said):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    llama.save_pretrained("float")
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(NeuralCompressorError, match=said):
+        prepare(llama, AutoRoundConfig(**{"output_dir": "out", **SMALL, **fields}))
+    assert not hasattr(llama, "_prepared")
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_model_is_not_lost_with_its_files(llama, tmp_path, caplog):
+    config = AutoRoundConfig(**SMALL, dataset=[ids()], output_dir=str(tmp_path / "out"))
+    prepared = prepare(llama, config)
+    (tmp_path / "out").touch()
+    model = convert(prepared, quiet=True)
+    assert model.model.layers[0].mlp.down_proj.weight_packed.numel()
+    assert "is no folder" in caplog.text
 
 
 def test_it_is_written_down_as_far_as_it_can():

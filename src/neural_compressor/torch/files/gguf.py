@@ -14,6 +14,7 @@ from neural_compressor.dtypes import dtype
 from neural_compressor.errors import ConfigError, FormatError
 from neural_compressor.formats import GGUF, LinearWeight, export_llama_gguf
 from neural_compressor.formats.gguf_blocks import BLOCK
+from neural_compressor.paths import check_writable, output_file
 from neural_compressor.schemes import PerGroup, TensorScheme, quantize
 from neural_compressor.torch.files.checkpoint import unique_state
 from neural_compressor.torch.modules import WeightOnlyLinear
@@ -40,11 +41,7 @@ def write_gguf_model(
     ``tokenizer`` is a folder with a ``tokenizer.json``, or a tokenizer of transformers; without one the file has no
     vocabulary.
     """
-    config = getattr(model, "config", None)
-    if config is None or not hasattr(config, "to_dict"):
-        raise ConfigError(f"a {type(model).__name__} has no transformers config, which a GGUF file is made from")
-    path = Path(path)
-    file = path if path.suffix == ".gguf" else path / "model.gguf"
+    config, file = _config_and_file(model, path)
     rounded: dict[str, list[str]] = {}
     with tempfile.TemporaryDirectory() as scratch:
         if hasattr(tokenizer, "save_pretrained"):
@@ -62,6 +59,19 @@ def write_gguf_model(
     for reason, layers in rounded.items():
         logger.warning("rounded once more for the GGUF file, because %s: %s", reason, ", ".join(layers))
     return types
+
+
+def check_gguf(model: nn.Module, path: str | Path) -> None:
+    """Refuse what :func:`write_gguf_model` will, as far as it is known before ``model`` is quantized."""
+    check_writable(output_file(_config_and_file(model, path)[1]))
+
+
+def _config_and_file(model: nn.Module, path: str | Path) -> tuple[Any, Path]:
+    config = getattr(model, "config", None)
+    if config is None or not hasattr(config, "to_dict"):
+        raise ConfigError(f"a {type(model).__name__} has no transformers config, which a GGUF file is made from")
+    path = Path(path)
+    return config, path if path.suffix == ".gguf" else path / "model.gguf"
 
 
 def _tensors(model: nn.Module, rounded: dict[str, list[str]]) -> Iterator[tuple[str, Tensor | LinearWeight]]:

@@ -17,16 +17,20 @@ from neural_compressor.formats.base import Spec
 from neural_compressor.formats.json_files import read_json
 from neural_compressor.formats.kv_cache import kv_cache_scheme
 from neural_compressor.formats.safetensors_writer import shards_in
+from neural_compressor.paths import check_writable
 from neural_compressor.registry import close_matches
-from neural_compressor.schemes import Scaling
+from neural_compressor.schemes import Plan, Scaling
 from neural_compressor.torch.files.checkpoint import unique_state
 from neural_compressor.torch.files.checkpoint_layers import checkpoint_layer, layers_of_one_input, observed_input_scales
 from neural_compressor.torch.files.fused_experts import layers_of_experts
+from neural_compressor.torch.files.streaming import is_empty
 from neural_compressor.torch.modules import QuantModule
+from neural_compressor.torch.modules.build import quantized_module
 from neural_compressor.torch.modules.embedding import QuantEmbedding
 from neural_compressor.torch.modules.half import HalfModule
-from neural_compressor.torch.modules.kv_cache import kv_scales_of, observed_kv_scales
+from neural_compressor.torch.modules.kv_cache import kv_scales_of, observed_kv_scales, require_attentions
 from neural_compressor.torch.modules.matrix_stack import QuantMatrixStack
+from neural_compressor.torch.modules.weight_only import is_conv1d
 from neural_compressor.torch.modules.weighted import FLOATS
 from neural_compressor.torch.structure.ops import output_head
 
@@ -52,11 +56,7 @@ def write_checkpoint(
     in fp8. A model that was loaded with such scales has them in its checkpoint again. ``input_data`` are batches too, from
     which layers with NVFP4 inputs that were quantized dynamically get the global scale that engines want beforehand.
     """
-    if layout not in LAYOUTS:
-        raise ConfigError(f"unknown layout {layout!r}; {close_matches(layout, LAYOUTS)}")
-    config = getattr(model, "config", None)
-    if config is None or not hasattr(config, "to_dict"):
-        raise ConfigError(f"a {type(model).__name__} has no transformers config; save it with format='default'")
+    config = _checked_config(model, layout)
     format = FORMATS[LAYOUTS[layout]]
     quantized = {name: module for name, module in model.named_modules() if isinstance(module, QuantModule)}
     as_float = {name: module for name, module in quantized.items() if isinstance(module, (QuantEmbedding, HalfModule))}
@@ -73,8 +73,8 @@ def write_checkpoint(
     ignore = [*halves, *(name for name, module in model.named_modules() if isinstance(module, nn.Linear))]
     ignore = [name for name in ignore if not name.endswith(".module") or name.removesuffix(".module") not in halves]
     caches = kv_scales_of(model) if kv_cache is None else observed_kv_scales(model, kv_cache)
-    if caches and layout not in _FOR_ENGINES:
-        raise ConfigError(f"the layout {layout!r} has no scales of a cache; {', '.join(_FOR_ENGINES)} have")
+    if caches:
+        _require_scales_of_caches(layout)
     block = format.config(specs, ignore, complete=True)
     if caches:
         block["kv_cache_scheme"] = kv_cache_scheme()
@@ -109,6 +109,56 @@ def write_checkpoint(
         (fresh / "config.json").write_text(json.dumps(settings, indent=2, default=str), encoding="utf-8")
         for file, content in format.files(block).items():
             (fresh / file).write_text(json.dumps(content, indent=2), encoding="utf-8")
+
+
+def check_checkpoint(model: nn.Module, plan: Plan, folder: str | Path, layout: str, kv_cache: bool) -> None:
+    """Refuse what :func:`write_checkpoint` will, as far as it is known of a float ``model`` and its ``plan``."""
+    _checked_config(model, layout)
+    if kv_cache:
+        _require_scales_of_caches(layout)
+        require_attentions(model)
+    path = Path(folder)
+    if path.exists() and not path.is_dir():
+        raise WorkspaceError(f"{path} is no folder; give the path of a new one")
+    check_writable(path)
+    _require_no_float_model(path)
+    specs: dict[str, Spec] = {}
+    modules = dict(model.named_modules())
+    quantized = {name: scheme for (name, _), scheme in plan.items() if not scheme.is_float}
+    for name, scheme in quantized.items():
+        module = modules.get(name)
+        is_linear = type(module) is nn.Linear or (module is not None and is_conv1d(module))
+        if is_linear and scheme.mode != "static":  # scales of static inputs come from data
+            specs |= _storable(model, name, quantized_module(_stand_in(module), scheme), layout, None)
+    if layout in _FOR_ENGINES and specs.keys() == quantized.keys() and not is_empty(model):
+        _require_alike(model, specs)
+
+
+def _stand_in(module: Any) -> nn.Module:
+    """A layer of the kind of ``module`` with values of both signs: formats ask for its inputs, and its outputs modulo 32."""
+    rows, columns = module.weight.shape[::-1] if is_conv1d(module) else module.weight.shape
+    rows = 32 + rows % 32
+    values = torch.arange(rows * columns, dtype=torch.float32).sin()
+    with torch.device("meta"):  # which draws no random numbers
+        new = type(module)(rows, columns) if is_conv1d(module) else nn.Linear(columns, rows, module.bias is not None)
+    new.weight = nn.Parameter(values.reshape(new.weight.shape))
+    new.bias = None if new.bias is None else nn.Parameter(torch.zeros(rows))
+    return new
+
+
+def _checked_config(model: nn.Module, layout: str) -> Any:
+    """The transformers configuration of a model that is written in a ``layout`` there is."""
+    if layout not in LAYOUTS:
+        raise ConfigError(f"unknown layout {layout!r}; {close_matches(layout, LAYOUTS)}")
+    config = getattr(model, "config", None)
+    if config is None or not hasattr(config, "to_dict"):
+        raise ConfigError(f"a {type(model).__name__} has no transformers config; save it with format='default'")
+    return config
+
+
+def _require_scales_of_caches(layout: str) -> None:
+    if layout not in _FOR_ENGINES:
+        raise ConfigError(f"the layout {layout!r} has no scales of a cache; {', '.join(_FOR_ENGINES)} have")
 
 
 def _layers_of(model: nn.Module, name: str, module: QuantModule, input_scale: torch.Tensor | None) -> dict[str, Layer]:
@@ -200,7 +250,7 @@ def _tell_scales_of_transformers(layers: Mapping[str, QuantModule]) -> None:
 def _tell_tied_head(model: nn.Module, settings: Mapping[str, Any]) -> None:
     """Say so where transformers ties an output head that is quantized, whatever its configuration says (T5)."""
     config: Any = model.config
-    if type(config).from_dict(dict(settings)).tie_word_embeddings:
+    if getattr(type(config).from_dict(dict(settings)), "tie_word_embeddings", False):
         logger.warning(
             "transformers ties the output head of every %s to its embedding, and may fail to load one that is quantized; "
             "leave it in float with set_local and RTNConfig(dtype='fp32')",

@@ -12,7 +12,10 @@ from torch import nn
 
 from neural_compressor.config.composition import Composition
 from neural_compressor.errors import ConfigError
+from neural_compressor.schemes import Plan
 from neural_compressor.torch.batches import feed, on_device_of
+from neural_compressor.torch.files.gguf import check_gguf
+from neural_compressor.torch.files.huggingface_writer import check_checkpoint
 from neural_compressor.torch.quantization.config.autoround import AutoRoundConfig
 from neural_compressor.torch.quantization.config.autoround_names import EXPORTS, RUN_FIELDS
 from neural_compressor.torch.quantization.saving import save
@@ -102,9 +105,38 @@ class Export:
             raise ConfigError("AutoRoundConfig.static_kv_dtype: scales are found on data; give dataset too")
         return cls(part)
 
+    @property
+    def _name(self) -> str:
+        return self.part.export_format or "compressed-tensors"
+
+    @property
+    def _folder(self) -> str:
+        return self.part.output_dir or USUAL_FOLDER
+
+    def check(self, model: nn.Module, plan: Plan) -> None:
+        """Refuse what cannot be written of ``model``, as far as it is known before it is quantized."""
+        with_cache, layout = self.part.static_kv_dtype is not None, EXPORTS[self._name].get("layout")
+        if layout is not None:
+            check_checkpoint(model, plan, self._folder, layout, with_cache)
+            return
+        if with_cache:
+            raise ConfigError("AutoRoundConfig.static_kv_dtype: a GGUF file has no scales of a cache; leave it out")
+        check_gguf(model, self._folder)
+
     def write(self, model: nn.Module) -> None:
-        """Write ``model``."""
-        name, folder = self.part.export_format or "compressed-tensors", self.part.output_dir or USUAL_FOLDER
+        """Write ``model``; where that fails, a warning says why, as the model is not to be lost for it."""
+        try:
+            self._write(model)
+        except Exception as error:  # noqa: BLE001  training may have taken hours
+            logger.warning(
+                "the quantized model is not in %s: %s: %s. Write it with model.save(folder, format=..., layout=...)",
+                self._folder,
+                type(error).__name__,
+                error,
+            )
+
+    def _write(self, model: nn.Module) -> None:
+        name, folder = self._name, self._folder
         options: dict[str, Any] = {"format": "huggingface", **EXPORTS[name]}
         tokenizer = self.part.tokenizer
         if options["format"] == "gguf":

@@ -67,6 +67,8 @@ def prepare(model: nn.Module, quant_config: Any, inplace: bool = True, example_i
         return _prepare_graph(*_planned(model, quant_config, inplace, "prepare"))
     data, export = NamedData.of(quant_config), Export.of(quant_config)
     model, plan, left = _planned(model, quant_config, inplace, "prepare", example_inputs)
+    if export is not None:
+        export.check(model, plan)
     run = fp8_run(model, quant_config, plan)
     if run is not None:
         run.place()

@@ -39,7 +39,6 @@ OTHERS = {
     "nblocks": 2,
     "sampler": "iter",
     "disable_opt_rtn": 1,
-    "scale_dtype": "fp16",
     "enable_norm_bias_tuning": True,
     "enable_alg_ext": True,
     "processor": object(),

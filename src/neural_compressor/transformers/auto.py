@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from neural_compressor.config.composed import sum_of
-from neural_compressor.errors import CalibrationError, ConfigError, QuantizationError
+from neural_compressor.errors import CalibrationError, ConfigError
 from neural_compressor.torch.batches import on_device_of
 from neural_compressor.torch.files.huggingface import empty_model, transformers_module
-from neural_compressor.torch.modules import WeightOnlyLinear
+from neural_compressor.torch.modules.weight_only import hold_scales_in
 from neural_compressor.torch.quantization import RTNConfig, load, quantize, save
 from neural_compressor.torch.quantization.saving import is_quantized_folder
 from neural_compressor.torch.quantization.texts import calls_from
@@ -138,33 +138,6 @@ def _runner(calibration: Iterable[Any] | Callable[[Any], Any] | None) -> Callabl
                 model(batch)
 
     return run
-
-
-def hold_scales_in(model: nn.Module, dtype: torch.dtype) -> None:
-    """Round the float scales of all weight-only layers to ``dtype``: in 16 bits they take half the memory.
-
-    >>> from neural_compressor.schemes import OpScheme
-    >>> scheme = OpScheme.from_dict({"weight": {"dtype": "int4", "group_size": 32}})
-    >>> model = nn.Sequential(WeightOnlyLinear.from_float(nn.Linear(64, 8), scheme))
-    >>> hold_scales_in(model, torch.bfloat16)
-    >>> model[0].weight_scale.dtype
-    torch.bfloat16
-    """
-    for name, layer in model.named_modules():
-        if not isinstance(layer, WeightOnlyLinear):
-            continue
-        scale = layer._buffers.get("weight_scale")
-        if scale is None or not scale.is_floating_point():
-            raise QuantizationError(f"layer {name!r} has scales of a small type already; leave out the type of scales")
-        new = scale.to(dtype)
-        lost = ~torch.isfinite(new) | ((new == 0) & (scale != 0))
-        if bool(lost.any()):
-            raise QuantizationError(
-                f"layer {name!r} has scales from {float(scale.abs().min()):.3g} to {float(scale.abs().max()):.3g}, which "
-                f"{dtype} cannot hold; use bf16 or fp32 for the scales"
-            )
-        layer.register_buffer("weight_scale", new)
-        layer._settle()
 
 
 def _saving(model: Any) -> Any:

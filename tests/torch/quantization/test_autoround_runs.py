@@ -52,6 +52,29 @@ def ids():
     return torch.tensor([[ord(letter) % 64 for letter in "".join(TEXTS)][:64]]).reshape(4, 16)
 
 
+@pytest.mark.parametrize("name", ["fp16", torch.bfloat16])
+def test_scales_are_held_in_16_bits(llama, tmp_path, name):
+    fields = {**SMALL, "dataset": [ids()]}
+    expected = convert(prepare(copy.deepcopy(llama), AutoRoundConfig(**fields)), quiet=True)
+    config = AutoRoundConfig(**fields, scale_dtype=name, output_dir=str(tmp_path))
+    assert config.identity != AutoRoundConfig(**fields).identity
+    found = convert(prepare(copy.deepcopy(llama), config), quiet=True)
+    kind = torch.float16 if name == "fp16" else name
+    layers = [model.model.layers[1].mlp.down_proj for model in (found, expected)]
+    assert layers[0].weight_scale.dtype == kind
+    assert torch.equal(layers[0].weight_scale, layers[1].weight_scale.to(kind))
+    assert torch.equal(layers[0].weight_packed, layers[1].weight_packed)
+    with torch.no_grad():
+        assert torch.allclose(load(str(tmp_path), format="huggingface")(ids()).logits, found(ids()).logits, atol=1e-2)
+
+
+def test_scales_that_are_no_floats_have_no_type_of_floats(llama):
+    assert AutoRoundConfig(scale_dtype="fp32").identity == AutoRoundConfig().identity
+    for wrong in ({"act_bits": 8}, {"scheme": "MXFP4"}, {"super_bits": 6, "super_group_size": 8}):
+        with pytest.raises(ConfigError, match="scale_dtype"):
+            prepare(llama, AutoRoundConfig(**wrong, scale_dtype="fp16"))
+
+
 def test_data_that_is_named_is_that_which_runs(llama, tmp_path):
     (tmp_path / "texts.txt").write_text("".join(TEXTS))
     expected = quantize(copy.deepcopy(llama), AutoRoundConfig(**SMALL), run_fn=lambda model: model(ids()), quiet=True)

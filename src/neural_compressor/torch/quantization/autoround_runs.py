@@ -11,13 +11,14 @@ import torch
 from torch import nn
 
 from neural_compressor.config.composition import Composition
-from neural_compressor.errors import ConfigError
+from neural_compressor.errors import ConfigError, QuantizationError
 from neural_compressor.schemes import Plan
 from neural_compressor.torch.batches import feed, on_device_of
 from neural_compressor.torch.files.gguf import check_gguf
 from neural_compressor.torch.files.huggingface_writer import check_checkpoint
-from neural_compressor.torch.quantization.config.autoround import AutoRoundConfig
-from neural_compressor.torch.quantization.config.autoround_names import EXPORTS, RUN_FIELDS
+from neural_compressor.torch.modules.weight_only import hold_scales_in
+from neural_compressor.torch.quantization.config.autoround import AutoRoundConfig, scheme_fields
+from neural_compressor.torch.quantization.config.autoround_names import EXPORTS, RUN_FIELDS, SCALE_TYPES
 from neural_compressor.torch.quantization.saving import save
 from neural_compressor.torch.quantization.texts import calls_from
 from neural_compressor.tuning.identity import identity
@@ -89,7 +90,7 @@ def named_batches(part: AutoRoundConfig, model: nn.Module) -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class Export:
-    """Files that are written of the quantized model."""
+    """What is done to the quantized model: the type of its scales, and files that are written of it."""
 
     part: AutoRoundConfig
 
@@ -97,9 +98,13 @@ class Export:
     def of(cls, config: Any) -> Export | None:
         """What ``config`` asks for; None where that is nothing."""
         part = runs_of(config)
-        if part is None or (part.export_format is None and part.output_dir is None):
-            if part is not None and part.static_kv_dtype is not None:
-                raise ConfigError("AutoRoundConfig.static_kv_dtype: scales are written into files; give output_dir too")
+        if part is None:
+            return None
+        if part.static_kv_dtype is not None and not part.changed("export_format", "output_dir"):
+            raise ConfigError("AutoRoundConfig.static_kv_dtype: scales are written into files; give output_dir too")
+        if part.scale_dtype is not None:
+            _check_scales(part)
+        if not part.changed("export_format", "output_dir", "scale_dtype"):
             return None
         if part.static_kv_dtype is not None and part.dataset is None:
             raise ConfigError("AutoRoundConfig.static_kv_dtype: scales are found on data; give dataset too")
@@ -113,8 +118,14 @@ class Export:
     def _folder(self) -> str:
         return self.part.output_dir or USUAL_FOLDER
 
+    @property
+    def _writes(self) -> bool:
+        return bool(self.part.changed("export_format", "output_dir"))
+
     def check(self, model: nn.Module, plan: Plan) -> None:
         """Refuse what cannot be written of ``model``, as far as it is known before it is quantized."""
+        if not self._writes:
+            return
         with_cache, layout = self.part.static_kv_dtype is not None, EXPORTS[self._name].get("layout")
         if layout is not None:
             check_checkpoint(model, plan, self._folder, layout, with_cache)
@@ -123,8 +134,15 @@ class Export:
             raise ConfigError("AutoRoundConfig.static_kv_dtype: a GGUF file has no scales of a cache; leave it out")
         check_gguf(model, self._folder)
 
-    def write(self, model: nn.Module) -> None:
-        """Write ``model``; where that fails, a warning says why, as the model is not to be lost for it."""
+    def finish(self, model: nn.Module) -> None:
+        """Round scales, then write ``model``; where that fails, a warning says why, as the model is not to be lost for it."""
+        if self.part.scale_dtype is not None:
+            try:
+                hold_scales_in(model, SCALE_TYPES[self.part.scale_dtype], method=self.part.algorithm)
+            except QuantizationError as error:
+                logger.warning("not all scales are in %s: %s", self.part.scale_dtype, error)
+        if not self._writes:
+            return
         try:
             self._write(model)
         except Exception as error:  # noqa: BLE001  training may have taken hours
@@ -149,3 +167,15 @@ class Export:
         if options["format"] == "huggingface" and hasattr(tokenizer, "save_pretrained"):
             tokenizer.save_pretrained(folder)
         logger.info("the quantized model is in %s (%s)", folder, name)
+
+
+def _check_scales(part: AutoRoundConfig) -> None:
+    """Refuse a type of scales where they are none of floats, or kernels want them in float32."""
+    of_rules = [rule.config for rule in part.local if isinstance(rule.config, AutoRoundConfig)]
+    activations = {each.act_bits for each in (part, *of_rules)}
+    activations |= {scheme_fields(option)["act_bits"] for option in part.options or ()}
+    if min(activations) < 16 or any(each.super_bits is not None for each in (part, *of_rules)):
+        raise ConfigError(
+            f"AutoRoundConfig.scale_dtype: got {part.scale_dtype!r}, which is for float scales of weights alone; leave out "
+            "super_bits, and schemes with activations in few bits"
+        )

@@ -310,7 +310,7 @@ def _converted(
     new.save = functools.partial(save, new)
     _warn_if_training(new)
     if (export := taken.get(_EXPORT)) is not None:
-        export.write(new)
+        export.finish(new)
     if not quiet:
         print_ops(graph_records(new) if is_graph else op_records(new, None, None, {}))
     return new

@@ -66,7 +66,8 @@ def autotune(
     configs = list(tune_config.candidates())
     if any(Export.of(config) is not None for config in configs):
         raise ConfigError(
-            "autotune: export_format and output_dir are of convert; save the model that comes back with model.save(...)"
+            "autotune: export_format, output_dir and scale_dtype are of convert; save the model that comes back with "
+            "model.save(...)"
         )
     # Before those are left out that differ in their data alone.
     run_fn = data_for_all((each for config in tune_config.config_set for each in config.expand()), run_fn)

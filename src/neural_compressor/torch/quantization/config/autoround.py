@@ -34,6 +34,7 @@ from neural_compressor.torch.quantization.config.autoround_names import (
     factors,
     layer_groups,
     layer_rules,
+    scale_type,
     schedule,
     tokenizer_of,
     written_format,
@@ -131,7 +132,8 @@ class AutoRoundConfig(WeightOnlyConfig):
     that of the model's folder; without it, calibrate as with other algorithms. ``export_format`` and ``output_dir`` have
     the result written when it is converted, the tokenizer beside it, with ``static_kv_dtype="fp8"`` also scales of keys
     and values on that data.
-    ``super_bits`` and ``super_group_size`` quantize scales, so many of them together, once weights are trained.
+    ``super_bits`` and ``super_group_size`` quantize scales, so many of them together, once weights are trained;
+    ``scale_dtype`` ``"fp16"`` or ``"bf16"`` has them held in 16 bits when the model is converted.
     With ``target_bits`` each layer gets one of the schemes ``options``, such that weights have at most so many bits on
     average, scales included, and layers lose least, on ``dataset`` where there is one; ``shared_layers`` are groups of
     layers, by the ends of their names, that get the same (``[["q_proj", "k_proj", "v_proj"]]``).
@@ -174,6 +176,7 @@ class AutoRoundConfig(WeightOnlyConfig):
     export_format: Annotated[str | None, PlainValidator(written_format)] = None
     output_dir: Annotated[str | None, PlainValidator(optional(path_text))] = None
     static_kv_dtype: Annotated[str | None, PlainValidator(cache_dtype)] = None
+    scale_dtype: Annotated[str | None, PlainValidator(scale_type)] = None
     target_bits: Annotated[float | None, PlainValidator(average_bits)] = None
     options: Annotated[tuple[str, ...] | None, PlainValidator(_schemes)] = None
     shared_layers: Annotated[tuple[tuple[str, ...], ...] | None, PlainValidator(layer_groups)] = None
@@ -309,4 +312,6 @@ class AutoRoundConfig(WeightOnlyConfig):
 
     def _distinct(self, values: dict[str, Any]) -> dict[str, Any]:
         kept = super()._distinct(values).items()
-        return {name: value for name, value in kept if name not in RUN_FIELDS or name in BUDGET_FIELDS}
+        return {
+            name: value for name, value in kept if name not in RUN_FIELDS or name in (*BUDGET_FIELDS, "scale_dtype")
+        }

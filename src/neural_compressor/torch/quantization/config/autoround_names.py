@@ -36,10 +36,6 @@ NOT_HERE: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "nblocks": ((None, 1), "one block is trained at a time, as samples wait before each until it is quantized"),
     "sampler": ((None, "rand"), "samples are drawn at random, by the seed"),
     "disable_opt_rtn": ((None, False), "with iters=0 scales are searched; RTNConfig rounds without"),
-    "scale_dtype": (
-        (None, "fp32"),
-        "scales are float32; AutoRoundConfig of neural_compressor.transformers rounds them",
-    ),
     **dict.fromkeys(("enable_norm_bias_tuning", "enable_alg_ext"), ((None, False), "weights alone are trained")),
     **dict.fromkeys(("processor", "image_processor", "template", "extra_data_dir"), ((None,), _IMAGES)),
     **dict.fromkeys(
@@ -65,7 +61,7 @@ EXPORTS: Mapping[str, Mapping[str, Any]] = {
 
 BUDGET_FIELDS = ("target_bits", "options", "shared_layers")
 """Fields in whose place rules for layers come, once there is a model."""
-RUN_FIELDS = ("tokenizer", "dataset", "export_format", "output_dir", "static_kv_dtype", *BUDGET_FIELDS)
+RUN_FIELDS = ("tokenizer", "dataset", "export_format", "output_dir", "static_kv_dtype", "scale_dtype", *BUDGET_FIELDS)
 """Fields that speak of a run over the whole model, and not of its layers."""
 _FP8 = ("fp8", "fp8_e4m3", "float8_e4m3fn")
 
@@ -114,6 +110,19 @@ def tokenizer_of(value: Any) -> Any:
     if value is None or is_path or (callable(value) and not isinstance(value, type)):
         return value
     raise ConfigError(f"got {value!r}, expected a tokenizer, or the folder where it is (nothing is fetched from a hub)")
+
+
+SCALE_TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+def scale_type(value: Any) -> str | None:
+    """The type in which scales are held; None is fp32."""
+    for name, kind in SCALE_TYPES.items():
+        if value in (name, kind, str(kind).removeprefix("torch."), str(kind)):
+            return None if name == "fp32" else name
+    if value is None:
+        return None
+    raise ConfigError(f"got {value!r}, expected one of {', '.join(SCALE_TYPES)} for scales")
 
 
 def data_of(value: Any) -> Any:

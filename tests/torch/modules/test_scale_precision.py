@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from neural_compressor.errors import QuantizationError
+from neural_compressor.torch.modules.weight_only import hold_scales_in
 from neural_compressor.torch.quantization import RTNConfig, load, quantize
-from neural_compressor.transformers.auto import hold_scales_in
 
 
 def made(config, scale=1.0):

@@ -132,5 +132,6 @@ def _check_blocks(model: nn.Module, ops: Mapping[str, OpScheme]) -> None:
             names = " and ".join(dict.fromkeys(method.name for method in wanted if method is not None))
             raise ConfigError(
                 f"the layers {sorted(wanted.values())} are trained together with {names}, and their configurations differ "
-                "in more than the data type; give them the same iters, lr, minmax_lr, batch_size, seed and enable_ fields"
+                "in more than the data type; give them the same iters, lr, minmax_lr, batch_size, seed and enable_ fields, "
+                "and use_full_range=False beside layers with activations in few bits"
             )

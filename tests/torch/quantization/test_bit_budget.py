@@ -103,6 +103,13 @@ def test_options_may_have_groups_of_their_own():
     assert {(each.dtype.name, each.granularity.size) for each in weights} == {("mxfp4", 32), ("int8", 64)}
 
 
+def test_options_with_and_without_activations_in_few_bits():
+    fields = {"options": ["W4A16", "W8A8"], "target_bits": 6, "iters": 1}
+    assert set(schemes(budget(**fields, use_full_range=False)).values()) == {4, 8}
+    with pytest.raises(ConfigError, match="use_full_range=False"):
+        schemes(budget(**fields))
+
+
 def test_quantized_scales_take_fewer_bits():
     fields = {"target_bits": 5, "options": ["W4A16"], "group_size": 16}
     with pytest.raises(ConfigError, match="times the bits"):

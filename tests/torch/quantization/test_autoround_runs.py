@@ -68,6 +68,14 @@ def test_scales_are_held_in_16_bits(llama, tmp_path, name):
         assert torch.allclose(load(str(tmp_path), format="huggingface")(ids()).logits, found(ids()).logits, atol=1e-2)
 
 
+def test_a_model_is_not_lost_for_scales_that_do_not_fit(llama, caplog):
+    with torch.no_grad():
+        llama.model.layers[1].mlp.down_proj.weight.mul_(1e-9)
+    found = convert(prepare(llama, AutoRoundConfig(**SMALL, dataset=[ids()], scale_dtype="fp16")), quiet=True)
+    assert "not all scales are in fp16: layer 'model.layers.1.mlp.down_proj'" in caplog.text
+    assert found.model.layers[1].mlp.down_proj.weight_scale.dtype == torch.float32
+
+
 def test_scales_that_are_no_floats_have_no_type_of_floats(llama):
     assert AutoRoundConfig(scale_dtype="fp32").identity == AutoRoundConfig().identity
     for wrong in ({"act_bits": 8}, {"scheme": "MXFP4"}, {"super_bits": 6, "super_group_size": 8}):

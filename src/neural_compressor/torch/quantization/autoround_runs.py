@@ -135,7 +135,7 @@ class Export:
         check_gguf(model, self._folder)
 
     def finish(self, model: nn.Module) -> None:
-        """Round scales, then write ``model``; where that fails, a warning says why, as the model is not to be lost for it."""
+        """Round scales, write ``model``; where that fails, a warning says why, as the model is not to be lost for it."""
         if self.part.scale_dtype is not None:
             try:
                 hold_scales_in(model, SCALE_TYPES[self.part.scale_dtype], method=self.part.algorithm)

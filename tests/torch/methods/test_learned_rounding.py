@@ -175,6 +175,23 @@ def test_blocks_and_layers_outside_of_them_learn_in_the_order_they_run(residual,
     assert torch.equal(layer[0].weight, block[0].weight), "a layer outside of blocks learns alone"
 
 
+def test_biases_stay_those_that_a_block_was_trained_with(residual, batches, monkeypatch):
+    seen, gains = [], []
+
+    def learn(block, layers, *more):
+        errors = learn_block(block, layers, *more)
+        seen.extend(layer.bias.clone() for layer in layers.values())
+        gains.append(errors[0] - errors[1])
+        return errors
+
+    monkeypatch.setattr(learned_rounding, "learn_block", learn)
+    signed, op = [(x - x.mean()) * 4 for x in batches], scheme("per_tensor", weight="int2")
+    model = quantized(residual, signed, op, BLOCK.with_options(iters=100), CORRECT_BIASES, kinds=LAYERS)
+    assert max(gains) > 0, "a block has other codes than its layers found"
+    layers = [layer for block in model[1] for layer in (block.wide, block.narrow)]
+    assert all(torch.equal(layer.bias, bias) for layer, bias in zip(layers, seen, strict=True))
+
+
 def test_layers_of_a_model_without_blocks_learn_alone(net, batches):
     layer, block = (quantized(net, batches, scheme(), LEARN.with_options(scope=scope)) for scope in ("layer", "block"))
     assert all(torch.equal(layer.get_submodule(name).weight, block.get_submodule(name).weight) for name in KINDS)

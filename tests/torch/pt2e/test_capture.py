@@ -1,6 +1,7 @@
 """Export: inputs in every form, dimensions that vary, and why a model cannot be exported."""
 
 import logging
+import sys
 
 import pytest
 import torch
@@ -108,6 +109,21 @@ def test_dynamic_shapes_of_the_user():
     assert exported(torch.ones(7, 4)).shape == (7, 2)
     with pytest.raises(ConfigError, match="dynamic_shapes do not fit"):
         export(nn.Linear(4, 2), X, dynamic_shapes=({1: torch.export.Dim("features")},))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_is_printed_meanwhile_is_kept(fails, branching, caplog, capsys, monkeypatch):
+    own = torch.export.export
+
+    def printing(*args, **kwargs):
+        print("of another thread", file=sys.stderr)
+        return own(*args, **kwargs)
+
+    monkeypatch.setattr(torch.export, "export", printing)
+    with caplog.at_level(logging.DEBUG, "neural_compressor"):
+        export(branching if fails else nn.Linear(4, 2), torch.ones(2, 4))
+    assert ("of another thread" in capsys.readouterr().err) != fails
+    assert ("printed: of another thread" in caplog.text) == fails
 
 
 def test_what_cannot_be_exported_runs_on_eager_kernels(branching, caplog, capsys):

@@ -1,6 +1,7 @@
 """Quantized graphs on disk: bit-equal when read back, nothing unpickled, damage noticed."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -98,6 +99,23 @@ def test_formats_of_eager_models_are_refused(saved, tmp_path):
         save(torch.nn.Linear(2, 2), tmp_path / "x", format="aoti")
     with pytest.raises(FormatError, match="does not exist"):
         load(tmp_path / "nothing", format="aoti")
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ({}, r"model.pt2 has nothing under 'neural_compressor.exported' .* an earlier release, or not by save"),
+        ({"neural_compressor.exported": "{"}, r"model.pt2: .*JSONDecodeError.*save the quantized model again"),
+        ({"neural_compressor.exported": '{"parameters": []}'}, r"model.pt2: .* \(KeyError: 'positional'\)"),
+        ({"neural_compressor.exported": "[1]"}, r"model.pt2: .* \(TypeError: "),
+    ],
+)
+def test_a_package_that_does_not_say_what_its_inputs_are(metadata, message, tmp_path, monkeypatch):
+    package = SimpleNamespace(get_metadata=lambda: metadata)
+    monkeypatch.setattr(torch._inductor, "aoti_load_package", lambda file: package)
+    (tmp_path / "model.pt2").touch()
+    with pytest.raises(FormatError, match=message):
+        load(tmp_path, format="aoti")
 
 
 def test_a_float_graph_has_nothing_to_save(mlp, tmp_path):

@@ -50,10 +50,7 @@ def load_package(path: str | Path) -> Any:
     if not file.is_file():
         raise FormatError(f"{file} does not exist; save(model, path, format='aoti') writes it")
     package = torch._inductor.aoti_load_package(str(file))
-    found = package.get_metadata().get(_KEY)
-    if found is None:
-        raise FormatError(f"{file} does not say what its inputs are: it was not written by save(format='aoti')")
-    exported = Exported.from_dict(json.loads(found))
+    exported = _read(package.get_metadata().get(_KEY), file)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = exported.arranged(args, kwargs)
@@ -62,6 +59,22 @@ def load_package(path: str | Path) -> Any:
             return package(*pytree.tree_map(torch.Tensor.contiguous, (args, kwargs)))
 
     return run
+
+
+def _read(said: str | None, file: Path) -> Exported:
+    """What the metadata of a package says of its inputs."""
+    if said is None:
+        raise FormatError(
+            f"{file} has nothing under {_KEY!r} in its metadata, which says what its inputs are: it was written by an "
+            "earlier release, or not by save(model, path, format='aoti'); save the quantized model again"
+        )
+    try:
+        return Exported.from_dict(json.loads(said))
+    except (ValueError, KeyError, TypeError) as error:
+        raise FormatError(
+            f"{file}: {_KEY!r} in its metadata is not what save(format='aoti') writes ({type(error).__name__}: {error}): "
+            f"{said[:80]!r}; save the quantized model again"
+        ) from error
 
 
 def _check(exported: Exported, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

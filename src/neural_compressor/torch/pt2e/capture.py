@@ -6,6 +6,7 @@ import inspect
 import io
 import logging
 import re
+import sys
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, redirect_stderr
@@ -124,8 +125,15 @@ def _exported(model: nn.Module, given: Inputs, dynamic_shapes: Any) -> tuple[tor
 
 def _traced(model: nn.Module, inputs: Inputs, dynamic_shapes: Any) -> torch.export.ExportedProgram:
     # Where it fails it prints all of the graph that there is; what counts is said in one line.
-    with redirect_stderr(io.StringIO()):
-        return torch.export.export(model, *inputs, dynamic_shapes=dynamic_shapes)
+    printed = io.StringIO()
+    try:
+        with redirect_stderr(printed):
+            program = torch.export.export(model, *inputs, dynamic_shapes=dynamic_shapes)
+    except Exception:
+        logger.debug("export of %s printed: %s", type(model).__name__, printed.getvalue())
+        raise
+    sys.stderr.write(printed.getvalue())
+    return program
 
 
 def _doubled(model: nn.Module, inputs: Inputs) -> Inputs | None:

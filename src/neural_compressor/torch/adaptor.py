@@ -80,8 +80,8 @@ class PyTorchAdaptor(Adaptor):
 
     ``framework_specific_info`` may hold ``dataloader`` (calibration batches), ``example_inputs``, ``calib_func`` (whose
     first inputs are the example where there is no other), ``framework_yaml`` (over the built-in capability), ``workspace``;
-    ``passes`` of plans that say nothing of them (batch normalisation is folded), and ``reasons``, which says of a plan why
-    ops that it does not name stay in float.
+    ``passes`` of plans that say nothing of them (batch normalisation is folded), ``products`` by functions that plans may
+    name, and ``reasons``, which says of a plan why ops that it does not name stay in float.
     """
 
     def __init__(self, framework_specific_info: Mapping[str, Any] | None = None) -> None:
@@ -141,7 +141,7 @@ class PyTorchAdaptor(Adaptor):
         survey = self._surveyed(model, data)
         source = self._number_of(q_func if q_func is not None else data)
         new = copy_of(model).eval()
-        if survey.open_products(new, plan):
+        if survey.open_products(new, self.info.get("products", {}), plan):
             self._folded = None
         execution = prepare(
             new,

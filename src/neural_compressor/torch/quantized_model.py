@@ -14,7 +14,7 @@ from neural_compressor.schemes import OpKey, OpScheme, Plan, QuantizedArray
 from neural_compressor.torch.modules import QuantModule, quantized_module
 from neural_compressor.torch.modules.build import replace_module
 from neural_compressor.torch.modules.direct_forward import run_as_written, run_directly
-from neural_compressor.torch.modules.function_products import opened_products
+from neural_compressor.torch.modules.function_products import seen_products
 from neural_compressor.torch.modules.input_change import InputChange
 from neural_compressor.torch.modules.relay import Relays, relay, relayed, restore
 from neural_compressor.torch.modules.weighted import WeightedModule
@@ -67,7 +67,7 @@ def build(
         return new
 
     new = _replaced(model, ops, structure, make)
-    products = {name: (product.kind, product.site) for name, product in opened_products(new).items()}
+    products = {name: (product.kind, product.site) for name, product in seen_products(new).items()}
     structure = replace(structure, products=products)
     done = replace(plan, ops={key: scheme for key, scheme in plan.items() if key not in missed})
     new.quantization = Quantization(done, structure, {**reasons, **missed}, relayed(new))  # type: ignore[assignment]

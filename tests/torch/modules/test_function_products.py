@@ -8,8 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from neural_compressor.errors import FormatError
 from neural_compressor.torch.functional import ScaledDotProductAttention
-from neural_compressor.torch.modules.function_products import close_products, open_products, opened_products
+from neural_compressor.torch.modules.function_products import (
+    close_products,
+    open_products,
+    opened_products,
+    seen_products,
+)
 from neural_compressor.torch.structure.ops import find_products
 from neural_compressor.torch.structure.watch import watch
 
@@ -148,15 +154,32 @@ def test_a_way_that_was_not_seen_is_computed_in_float_and_said(caplog):
     torch.testing.assert_close(result, model(x, other=True))
 
 
-def test_a_product_that_is_closed_again_is_known():
+def test_a_product_that_is_closed_again_is_known(caplog):
     model, x = Ways().eval(), torch.randn(4, 4)
     new = opened(model, x)
     close_products(new, ["matmul_2"])
     assert list(opened_products(new)) == ["matmul_2"]
+    assert set(seen_products(new)) == {"matmul", "matmul_1", "matmul_2", "matmul_3"}
     assert [name for name, _ in new.named_children()] == ["fc", "matmul_2"]
+    with caplog.at_level(logging.WARNING):
+        for each in (new, copy.deepcopy(new)):
+            found, result = calls_of(each, lambda m: m(x))
+            assert found == ["matmul_2"]
+            torch.testing.assert_close(result, model(x))
+    assert "was not seen" not in caplog.text
     close_products(new)
     assert "forward" not in vars(new)
     assert [name for name, _ in new.named_children()] == ["fc"]
+
+
+def test_products_that_cannot_be_opened_leave_the_others_alone():
+    model, x = nn.Sequential(Ways(), Ways()).eval(), torch.randn(4, 4)
+    products = find_products(model, [watch(model, x)])
+    model[1].matmul = nn.Identity()
+    with pytest.raises(FormatError, match="products of '1'"):
+        open_products(model, products)
+    assert not opened_products(model)
+    assert [name for name, _ in model[0].named_children()] == ["fc"]
 
 
 @pytest.mark.parametrize("weights", [True, False])

@@ -1,6 +1,7 @@
 """Products inside attention, quantized where a configuration names them."""
 
 import copy
+import importlib
 import json
 import subprocess
 import sys
@@ -22,9 +23,11 @@ from neural_compressor.torch.quantization import (
     load,
     prepare,
     prepare_qat,
+    quantize,
     save,
 )
 
+preparation = importlib.import_module("neural_compressor.torch.quantization.preparation")
 transformers = pytest.importorskip("transformers")
 IDS = torch.arange(24).reshape(2, 12)
 
@@ -157,6 +160,114 @@ def test_a_rule_that_matches_no_product_is_an_error_and_leaves_the_model_alone()
     assert "forward" not in vars(model)
 
 
+def fails(*_, **__):
+    raise ZeroDivisionError("on purpose")
+
+
+@pytest.mark.parametrize("at", ["run_fn", "prepare", "prepare_qat", "convert", "no failure, but only measured"])
+def test_a_model_that_is_not_quantized_after_all_is_left_as_it_was(at, tmp_path, monkeypatch):
+    model, x = Attention(), torch.randn(2, 4, 8)
+    if at == "run_fn":
+        with pytest.raises(Exception, match="on purpose"):
+            quantize(model, CONFIGS["fp8 static"](), fails, example_inputs=x)
+    elif at == "prepare":
+        monkeypatch.setattr(preparation, "fp8_run", fails)
+        with pytest.raises(Exception, match="on purpose"):
+            prepare(model, CONFIGS["fp8 static"](), example_inputs=x)
+    elif at == "prepare_qat":
+        monkeypatch.setattr(preparation, "trained", fails)
+        with pytest.raises(Exception, match="on purpose"):
+            prepare_qat(model, CONFIGS["int8 static"](), example_inputs=x)
+    elif at == "convert":
+        monkeypatch.setattr(preparation.Execution, "apply", fails)
+        with pytest.raises(Exception, match="on purpose"):
+            quantize(model, CONFIGS["fp8 static"](), lambda m: m(x), example_inputs=x)
+    else:
+        config = FP8Config(mode="MEASURE", dump_stats_path=str(tmp_path / "s"), allowlist={"types": ["MatMul"]})
+        prepared = prepare(model, config, example_inputs=x)
+        prepared(x)
+        finalize(prepared)
+    assert list(model._modules) == ["query", "key"]
+    assert "forward" not in vars(model)
+
+
+def test_products_left_in_float_are_known(tmp_path, caplog):
+    model, x = Attention().eval(), torch.randn(2, 4, 8)
+    config = FP8Config(allowlist={"types": ["MatMul"]}, blocklist={"names": ["matmul_1"]})
+    prepared = prepare(model, config, inplace=False, example_inputs=x)
+    prepared(x)
+    converted = convert(prepared, quiet=True)
+    save(converted, tmp_path / "model")
+    tuning = TuningConfig(config_set=config, workspace=tmp_path / "tuning")
+    tuned = autotune(model, tuning, lambda m: 1.0, run_fn=lambda m: m(x), example_inputs=x, quiet=True)
+    for new in (converted, load(tmp_path / "model", model), tuned):
+        assert products_of(new) == ["matmul"]
+        new(x)
+    assert "was not seen" not in caplog.text
+
+
+class TwoWays(nn.Module):
+    """Takes one of two products first, by its input."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+
+    def forward(self, x):
+        y = self.fc(x)
+        return y.mT @ y if len(x) == 1 else y @ y.mT
+
+
+def test_autotune_quantizes_the_product_that_the_rule_named(tmp_path):
+    model, x, other = TwoWays().eval(), torch.randn(2, 4, 8), torch.randn(1, 4, 8)
+    model.dummy_inputs = x
+    tuning = TuningConfig(config_set=FP8Config(allowlist={"names": ["matmul"]}), workspace=tmp_path)
+
+    def run(m):
+        m(other)  # what the tuning sees first goes another way
+        m(x)
+
+    best = autotune(model, tuning, lambda m: 1.0, run_fn=run, quiet=True)
+    assert products_of(best) == ["matmul"]
+    with torch.no_grad():
+        assert torch.equal(best(other), model(other))
+        assert not torch.equal(best(x), model(x))
+
+
+SOURCE = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+{lines}
+    def forward(self, x):{more}
+        return self.of(self.fc(x))
+
+    def of(self, y):
+        return {product}
+"""
+
+
+def model_from(lines="", more="", product="y @ y.mT"):
+    scope = {"nn": nn, "__name__": "written_by_the_test"}
+    exec(SOURCE.format(lines=lines, more=more, product=product), scope)
+    torch.manual_seed(0)
+    return scope["Model"]().eval()
+
+
+def test_a_file_for_other_code_is_refused(tmp_path):
+    model, x = model_from(), torch.randn(2, 4, 8)
+    prepared = prepare(model, FP8Config(allowlist={"types": ["MatMul"]}), inplace=False, example_inputs=x)
+    prepared(x)
+    new = convert(prepared, quiet=True)
+    save(new, tmp_path / "model")
+    moved = load(tmp_path / "model", model_from(lines="\n" * 7))
+    assert torch.equal(moved(x), new(x))  # what stands around a function is nothing to it
+    for change in ({"more": "\n"}, {"product": "y.abs() @ y.mT"}):
+        with pytest.raises(FormatError, match=r"1 products \(matmul\) .* would run in float: .* another version"):
+            load(tmp_path / "model", model_from(**change))
+
+
 def test_autotune_tries_products(tmp_path):
     model, x = Attention().eval(), torch.randn(2, 4, 8)
     tuning = TuningConfig(config_set=FP8Config(allowlist={"types": ["MatMul"]}), workspace=tmp_path)
@@ -210,10 +321,12 @@ def test_measuring_and_quantizing_in_runs_of_their_own(tmp_path):
         code = script.format(here=here, mode=mode, stats=str(tmp_path / "stats"))
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         printed.append(done.stdout.strip())
-    assert printed[1] == printed[2]
+    count, total = printed[1].split()
+    assert printed[2].split()[0] == count == "4"
+    assert float(printed[2].split()[1]) == pytest.approx(float(total), rel=1e-4)
     with torch.no_grad():
         whole = quantized(llama("sdpa"), FP8Config(allowlist={"types": ["MatMul", "Linear"]}))
-        assert printed[1] == f"4 {float(whole(IDS).logits.double().sum())}"
+        assert float(total) == pytest.approx(float(whole(IDS).logits.double().sum()), rel=1e-4)
 
 
 def test_engines_have_no_place_for_quantized_products(tmp_path):

@@ -28,7 +28,13 @@ from neural_compressor.schemes import Plan
 from neural_compressor.torch.checks import copy_of, require_module
 from neural_compressor.torch.modules import QuantModule
 from neural_compressor.torch.modules.build import replace_module
-from neural_compressor.torch.modules.function_products import FunctionProduct, open_products
+from neural_compressor.torch.modules.function_products import (
+    FunctionProduct,
+    check_sites,
+    close_products,
+    open_products,
+    opened_products,
+)
 from neural_compressor.torch.modules.kernels.integer import fits_kernel
 from neural_compressor.torch.modules.kv_cache import kv_scales_of
 from neural_compressor.torch.modules.matrix_stack import open_stacks
@@ -127,6 +133,8 @@ def load_model(path: str | Path, model: nn.Module) -> nn.Module:
             tensors[name] = tensors[target]
         open_products(base, {name: FunctionProduct(*each) for name, each in structure.products.items()})
         _check_types(base, done.plan)
+        close_products(base, [name for name, _ in done.plan])
+        check_sites(base, opened_products(base))
         open_stacks(base, (name for name, _ in done.plan))
         for norm, layer in structure.folded.items():
             replace_module(base, norm, nn.Identity())

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import functools
 import logging
+import platform
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from types import CodeType, FunctionType
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 from neural_compressor.errors import FormatError
 from neural_compressor.torch.functional import MatMul, ScaledDotProductAttention
+from neural_compressor.torch.modules.code_places import is_gone, place
 from neural_compressor.torch.modules.kv_cache import is_held, mark_held
 from neural_compressor.torch.modules.object_forward import ObjectForward
 
@@ -60,10 +62,7 @@ def product_kind(func: Any, kwargs: Mapping[str, Any]) -> str:
 
 
 def call_site() -> tuple[str, Any]:
-    """Where the function was called that is being handled, from the forward of a module on, and that module.
-
-    Lines are counted from that of the function, so that what stands around it in its file is nothing to it.
-    """
+    """The site of the function that is being handled, from the forward of a module on, and that module."""
     places: list[str] = []
     frame: Any = sys._getframe(1)
     while frame is not None:
@@ -73,22 +72,9 @@ def call_site() -> tuple[str, Any]:
         if code is ProductsForward.redirected.__code__:
             return "<".join(places), frame.f_locals["self"].module
         if not module.startswith(_LIBRARY):
-            places.append(_place(code, frame.f_lasti, frame.f_lineno))
+            places.append(place(code, frame.f_lasti, frame.f_lineno))
         frame = frame.f_back
     return "", None
-
-
-_PLACES: dict[tuple[int, int], tuple[CodeType, str]] = {}
-
-
-def _place(code: CodeType, instruction: int, line: int) -> str:
-    key = (id(code), instruction)
-    if key not in _PLACES:
-        positions = getattr(code, "co_positions", None)  # Python 3.11 and later
-        columns = list(positions())[instruction // 2][2:] if positions is not None else (instruction,)
-        name = getattr(code, "co_qualname", code.co_name)
-        _PLACES[key] = code, f"{name}:{line - code.co_firstlineno}:{'-'.join(map(str, columns))}"
-    return _PLACES[key][1]
 
 
 @functools.cache
@@ -160,27 +146,30 @@ def _computed(kind: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[
 
 
 class ProductsForward(ObjectForward):
-    """The attribute ``forward`` of a module some of whose products are modules below it; ``products`` are these by name."""
+    """The attribute ``forward`` of a module some of whose products are modules below it; ``products`` are these by name.
+
+    ``closed`` are others that were seen and stay functions, of which nothing needs to be said.
+    """
 
     def __init__(self, module: nn.Module, products: Mapping[str, FunctionProduct]) -> None:
         super().__init__(module)
         self.products = dict(products)
-        self.known: set[str] = set()
+        self.closed: dict[str, FunctionProduct] = {}
         self._told = False
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"module": self.module, "products": self.products, "known": self.known}
+        return {"module": self.module, "products": self.products, "closed": self.closed}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["module"], state["products"])  # type: ignore[misc]
-        self.known = state["known"]
+        self.closed = state["closed"]
 
     def child(self, kind: str, site: str) -> str:
         """The module for a product; empty for one that stays a function."""
         for name, product in self.products.items():
             if product.site == site:
                 return name
-        if site not in self.known and not self._told:
+        if not self._told and all(product.site != site for product in self.closed.values()):
             self._told = True
             logger.warning(
                 "a %s of %s, at %s, was not seen when its products were looked for: it is computed in float",
@@ -200,30 +189,24 @@ class ProductsForward(ObjectForward):
             return self.own(*args, **kwargs)
 
 
-def open_products(
-    model: nn.Module, products: Mapping[str, FunctionProduct], known: Iterable[FunctionProduct] = ()
-) -> None:
-    """Make modules of ``products``, by name, below the modules whose forwards compute them.
-
-    ``known`` are others that were seen, of which nothing needs to be said when they are computed by functions.
-    """
+def open_products(model: nn.Module, products: Mapping[str, FunctionProduct]) -> None:
+    """Make modules of ``products``, by name, below the modules whose forwards compute them: of all of them or of none."""
     owners: dict[str, dict[str, FunctionProduct]] = {}
     for name, product in products.items():
         owner, _, own = name.rpartition(".")
         owners.setdefault(owner, {})[own] = product
-    sites = {product.site for product in known}
     for owner, own_products in owners.items():
         module = model.get_submodule(owner)
-        if "forward" in vars(module) or any(hasattr(module, own) for own in own_products):
+        if not can_open(module) or any(hasattr(module, own) for own in own_products):
             raise FormatError(
                 f"products of {owner!r} cannot be made modules: its forward was set on the object, or it has attributes "
                 f"of the names {sorted(own_products)}"
             )
+    for owner, own_products in owners.items():
+        module = model.get_submodule(owner)
         for own, product in own_products.items():
             module.add_module(own, _opened(product).train(module.training))
-        forward = ProductsForward(module, own_products)
-        forward.known |= sites
-        forward.install()
+        ProductsForward(module, own_products).install()
 
 
 def _opened(product: FunctionProduct) -> nn.Module:
@@ -241,12 +224,20 @@ def can_open(module: nn.Module) -> bool:
 
 def opened_products(model: nn.Module) -> dict[str, FunctionProduct]:
     """The products of ``model`` that are modules now, by name."""
-    found: dict[str, FunctionProduct] = {}
+    return {name: product for name, product, is_open in _products(model) if is_open}
+
+
+def seen_products(model: nn.Module) -> dict[str, FunctionProduct]:
+    """The products of ``model`` that are modules now, and those closed beside them."""
+    return {name: product for name, product, _ in _products(model)}
+
+
+def _products(model: nn.Module) -> Iterator[tuple[str, FunctionProduct, bool]]:
     for name, module in model.named_modules():
         forward = vars(module).get("forward")
         if isinstance(forward, ProductsForward):
-            found |= {f"{name}.{own}" if name else own: product for own, product in forward.products.items()}
-    return found
+            for own, product in [*forward.products.items(), *forward.closed.items()]:
+                yield f"{name}.{own}" if name else own, product, own in forward.products
 
 
 def close_products(model: nn.Module, kept: Collection[str] = ()) -> None:
@@ -257,7 +248,21 @@ def close_products(model: nn.Module, kept: Collection[str] = ()) -> None:
         owner, _, own = name.rpartition(".")
         module = model.get_submodule(owner)
         forward = vars(module)["forward"]
-        del forward.products[own], module._modules[own]
-        forward.known.add(product.site)
+        del module._modules[own]
+        forward.closed[own] = forward.products.pop(own)
         if not forward.products:
             forward.remove()
+
+
+def check_sites(model: nn.Module, products: Mapping[str, FunctionProduct]) -> None:
+    """Refuse products that the code of ``model`` computes at other places than it did when they were found."""
+    places = {name: (each.site, type(model.get_submodule(name.rpartition(".")[0]))) for name, each in products.items()}
+    missing = {each for each in set(places.values()) if is_gone(*each)}
+    gone = [name for name, each in places.items() if each in missing]
+    if gone:
+        some = ", ".join([*gone[:4], *(["..."] if len(gone) > 4 else [])])
+        raise FormatError(
+            f"{len(gone)} products ({some}) were quantized at places where the code of the model has none, so they would "
+            f"run in float: it was another version of that code, or of Python (this is {platform.python_version()}). Load "
+            "with the versions that the model was saved with, or quantize it again"
+        )

@@ -24,8 +24,8 @@ class Structure:
 
     ``folded`` maps a batch norm to the layer it went into; ``relus`` maps a layer to the ReLU that follows it; ``summed``
     are layers whose output is added to something. ``unfolded`` says of a layer why a norm that follows it in some runs of
-    the model stays where it is. ``products`` are modules that stand for products by functions: the function, and the place
-    of its call.
+    the model stays where it is. ``products`` by functions have the function and the place of its call: those that modules
+    stand for, as the plan has them, and others in the same forwards, which stay as they are.
     """
 
     folded: dict[str, str] = field(default_factory=dict)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import linecache
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,9 +16,13 @@ from torch.utils._pytree import tree_map_only
 from neural_compressor.schemes import Plan
 from neural_compressor.torch.batches import feed, tensors_in
 from neural_compressor.torch.checks import copy_of
-from neural_compressor.torch.modules.function_products import close_products, open_products, opened_products
+from neural_compressor.torch.modules.function_products import (
+    FunctionProduct,
+    close_products,
+    open_products,
+    opened_products,
+)
 from neural_compressor.torch.passes.fold import Structure, find_structure, fold
-from neural_compressor.torch.structure.ops import find_products
 from neural_compressor.torch.structure.watch import Call, Run, Trace, watched
 
 _COMPARED = 8
@@ -71,18 +76,16 @@ class Survey:
         if self.structure.folded and len(self.traces) <= _COMPARED:
             self._compare(run)
 
-    def open_products(self, model: nn.Module, plan: Plan) -> bool:
-        """Make modules of the products that ``plan`` names, in ``model`` and in its own; whether any is new."""
-        named = {name for name, _ in plan} - dict(model.named_modules()).keys()
-        if not named:
-            return False
-        found = find_products(model, self.traces)
-        wanted = {name: each for name, each in found.items() if any(name + part in named for part in each.parts)}
-        open_products(model, wanted)
-        known = opened_products(self.model)
+    def open_products(self, model: nn.Module, products: Mapping[str, FunctionProduct], plan: Plan) -> bool:
+        """Make modules of those of ``products`` that ``plan`` names, in ``model`` and in its own; whether any is new."""
+        named = [name for name, _ in plan]
+        open_products(model, products)
+        close_products(model, named)
+        before = opened_products(self.model)
         close_products(self.model)
-        open_products(self.model, {**known, **wanted})
-        return bool(wanted.keys() - known.keys())
+        open_products(self.model, products)
+        close_products(self.model, [*named, *(name + part for name, each in before.items() for part in each.parts)])
+        return bool(opened_products(self.model).keys() - before.keys())
 
     def _find(self) -> None:
         found = find_structure(self.model, *self.traces, refused=self._refused)

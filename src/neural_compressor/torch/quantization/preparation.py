@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
@@ -67,30 +68,31 @@ def prepare(model: nn.Module, quant_config: Any, inplace: bool = True, example_i
         return _prepare_graph(*_planned(model, quant_config, inplace, "prepare"))
     data, export = NamedData.of(quant_config), Export.of(quant_config)
     model, plan, left = _planned(model, quant_config, inplace, "prepare", example_inputs)
-    if export is not None:
-        export.check(model, plan)
-    run = fp8_run(model, quant_config, plan)
-    if run is not None:
-        run.place()
-    every, ranges = (1, None) if run is None else (run.config.calibration_sample_interval, run.ranges())
-    execution = Execution(
-        model,
-        plan,
-        reasons=left,
-        ranges=ranges,
-        weights=_weights(model, quant_config),
-        example=example_inputs,
-        every=every,
-    )
-    if example_inputs is not None and plan.passes:
-        execution.survey = _seen(model, example_inputs)
-    if execution.needs_data and (run is None or run.config.quantize):
-        execution.listen()
-    if run is not None:
-        run.begin(execution)
-    setattr(model, _ATTRIBUTE, execution)
-    setattr(model, _FP8_RUN, run)
-    setattr(model, _EXPORT, export)
+    with _products_closed_on_failure(model):
+        if export is not None:
+            export.check(model, plan)
+        run = fp8_run(model, quant_config, plan)
+        if run is not None:
+            run.place()
+        every, ranges = (1, None) if run is None else (run.config.calibration_sample_interval, run.ranges())
+        execution = Execution(
+            model,
+            plan,
+            reasons=left,
+            ranges=ranges,
+            weights=_weights(model, quant_config),
+            example=example_inputs,
+            every=every,
+        )
+        if example_inputs is not None and plan.passes:
+            execution.survey = _seen(model, example_inputs)
+        if execution.needs_data and (run is None or run.config.quantize):
+            execution.listen()
+        if run is not None:
+            run.begin(execution)
+        setattr(model, _ATTRIBUTE, execution)
+        setattr(model, _FP8_RUN, run)
+        setattr(model, _EXPORT, export)
     if data is not None and execution.is_listening:
         try:
             data(model)
@@ -124,14 +126,15 @@ def prepare_qat(
     model, plan, left = _planned(model, quant_config, inplace, "prepare_qat", example_inputs)
     if is_graph:
         return _prepare_graph(model, plan, left, training=True)
-    check_trainable(plan)
-    structure = Structure()
-    if example_inputs is not None:
-        survey = _seen(model, example_inputs)
-        structure = survey.structure
-        fold(model, structure)
-    trainable = trained(plan, learned_step_size=learned_step_size)
-    setattr(model, _ATTRIBUTE, QatSession(model.train(), trainable, structure, left, example_inputs))
+    with _products_closed_on_failure(model):
+        check_trainable(plan)
+        structure = Structure()
+        if example_inputs is not None:
+            survey = _seen(model, example_inputs)
+            structure = survey.structure
+            fold(model, structure)
+        trainable = trained(plan, learned_step_size=learned_step_size)
+        setattr(model, _ATTRIBUTE, QatSession(model.train(), trainable, structure, left, example_inputs))
     return model
 
 
@@ -162,6 +165,16 @@ def _planned(
         raise
     close_products(model, [name for name, _ in plan])
     return model, plan, {key: why for key, why in left.items() if why != BY_FUNCTION}
+
+
+@contextmanager
+def _products_closed_on_failure(model: nn.Module) -> Iterator[None]:
+    """Leave no modules for products by functions on a model that what is done meanwhile fails on."""
+    try:
+        yield
+    except BaseException:
+        close_products(model)
+        raise
 
 
 def _seen(model: nn.Module, example_inputs: Any) -> Survey:
@@ -232,6 +245,7 @@ def _stop(model: nn.Module, converting: bool) -> None:
         execution.stop()
     if run is not None and not run.config.quantize and not converting:
         _forget(model)
+        close_products(model)
 
 
 def _abandon(model: nn.Module) -> None:
@@ -241,6 +255,7 @@ def _abandon(model: nn.Module) -> None:
         run.abandon()
     execution.stop()
     _forget(model)
+    close_products(model)
 
 
 def _forget(model: nn.Module) -> dict[str, Any]:
@@ -298,11 +313,14 @@ def _converted(
             run.settle_caches()
         new = execution.finish() if isinstance(execution, QatSession) else execution.apply(on_block)
     finally:
-        failed = new is None and again and not any(isinstance(module, QuantModule) for module in model.modules())
+        unfinished = new is None
+        failed = unfinished and again and not any(isinstance(module, QuantModule) for module in model.modules())
         if failed or (is_exported(model) and not inplace):
             vars(model).update(taken)
         if failed and listened and not execution.runs:
             _execution(prepared).listen()  # data was forgotten, and can run now
+        if unfinished and not again:
+            close_products(model)
     if run is not None:
         run.keep_scales(new)
         run.attach_caches(new)

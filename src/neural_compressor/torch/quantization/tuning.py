@@ -18,6 +18,7 @@ from neural_compressor.strategy.listed import ListedFallbackStrategy, candidates
 from neural_compressor.torch.adaptor import PyTorchAdaptor
 from neural_compressor.torch.checks import require_module, require_values
 from neural_compressor.torch.executor import prepare
+from neural_compressor.torch.modules.function_products import opened_products
 from neural_compressor.torch.pt2e.exported import is_exported, torchao_required
 from neural_compressor.torch.quantization.autoround_runs import Export, data_for_all
 from neural_compressor.torch.quantization.config import TuningConfig
@@ -86,7 +87,13 @@ def autotune(
         plans.setdefault(plan, Proposal(plan, str(config)))
         left.setdefault(plan, {key: why for key, why in reasons.items() if why != BY_FUNCTION})
     workspace = str(options.folder(tune_config.workspace))
-    info = {"example_inputs": example_inputs, "workspace": workspace, "passes": (), "reasons": partial(_reasons, left)}
+    info = {
+        "example_inputs": example_inputs,
+        "workspace": workspace,
+        "passes": (),
+        "products": {} if is_graph else opened_products(planned),
+        "reasons": partial(_reasons, left),
+    }
     best, result = tune(
         _adaptor(info, is_graph),
         model,

@@ -51,7 +51,7 @@ class QuantizedModel(Model):
 
     def export_compressed_model(self, **options: Any) -> Any:
         """The framework's model: its weights are packed already. ``options`` may say what they are without."""
-        if other := [name for name, value in options.items() if _PACKED.get(name, "") != str(value)]:
+        if other := [name for name, value in options.items() if name not in _PACKED or _PACKED[name] != str(value)]:
             raise ConfigError(
                 f"export_compressed_model: got {', '.join(other)}; weights are packed as kernels here read them. For the "
                 "layouts of other programs use neural_compressor.torch.quantization.save(model, folder, "

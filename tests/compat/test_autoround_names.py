@@ -74,6 +74,13 @@ def test_what_only_changes_the_speed_is_taken(caplog):
     assert AutoRoundConfig(enable_torch_compile=True).identity == AutoRoundConfig().identity
     assert "not compiled" in caplog.text
     assert AutoRoundConfig(disable_opt_rtn=True).identity == AutoRoundConfig().identity  # it is about iters=0
+    with pytest.raises(ConfigError, match="scales are searched"):
+        AutoRoundConfig(disable_opt_rtn=True, iters=[0, 200])
+
+
+def test_the_cpu_is_a_device_of_every_machine(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert AutoRoundConfig(device="cpu").identity == AutoRoundConfig(device_map="cpu").identity
 
 
 def test_layers_of_their_own():

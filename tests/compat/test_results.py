@@ -115,6 +115,8 @@ def test_attributes_of_results(tmp_path):
     assert q_model.export_compressed_model() is q_model.model
     with pytest.raises(ConfigError, match="layout='gptq'"):
         q_model.export_compressed_model(use_optimum_format=False)
+    with pytest.raises(ConfigError, match="got unknown"):
+        q_model.export_compressed_model(unknown="")
     assert q_model.export_compressed_model(compression_dtype=torch.int32, use_optimum_format=True) is q_model.model
     ops = q_model.q_config["op"]
     assert ops[("0", "Conv2d")]["weight"]["dtype"] == "int8"

@@ -58,6 +58,7 @@ def test_a_level_is_one_of_the_same_pass():
         ),
         ({"rtn_args": {"enable_full_range": True}}, "rtn", {}),
         ({"gptq_args": {"use_max_length": False, "pad_max_length": 64}}, "gptq", {"seqlen": 64}),
+        ({"gptq_args": {"pad_max_length": 64, "use_max_length": None}}, "gptq", {"seqlen": 64}),
         (
             {"autoround_args": {"n_samples": 4, "seq_len": 8, "not_use_best_mse": True, "enable_quanted_input": False}},
             "autoround",
@@ -87,6 +88,8 @@ def test_an_argument_that_is_unknown_is_an_error():
         with_recipes(Plan(), {"gptq_args": {"percdamp": 7}})
     with pytest.raises(ConfigError, match=r"gptq_args: use_max_length=True leaves out"):
         with_recipes(Plan(), {"gptq_args": {"use_max_length": True}})
+    with pytest.raises(ConfigError, match=r"gptq_args: n_samples and nsamples say the same"):
+        with_recipes(Plan(), {"gptq_args": {"n_samples": 4, "nsamples": 8}})
 
 
 def test_arguments_that_were_not_given_are_none():

@@ -90,6 +90,8 @@ class ComposableConfig(Composition):
 
     params_list: ClassVar[list[str]] = []
     """The names of its parameters."""
+    apart: ClassVar[frozenset[str]] = frozenset()
+    """The names of those that are no part of its identity."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
@@ -157,6 +159,7 @@ class ComposableConfig(Composition):
     @property
     def identity(self) -> str:
         values = self._values() if self.spans else self._distinct(self._values())
+        values = {name: value for name, value in values.items() if name not in self.apart}
         rules = [[rule.selector.to_plain(), rule.config.identity] for rule in self.local]
         parts = [f"{self.framework}.{self.name}", plain(values), self._plain_white_list(), rules]
         return json.dumps(parts, default=repr)

@@ -28,7 +28,7 @@ def _whole_samples(value: Any) -> dict[str, Any]:
     """No option: samples are taken as they come, cut at ``pad_max_length`` where that is given."""
     if value:
         raise ConfigError("use_max_length=True leaves out shorter samples; give calibration data without them")
-    return {"seqlen": None} if value is None else {}  # None asks what it is about
+    return {}
 
 
 RECIPE_OPTIONS: OptionTable = {
@@ -71,12 +71,19 @@ def method_from_args(algorithm: str, args: Mapping[str, Any]) -> Method:
     neural_compressor.errors.ConfigError: recipe gptq_args has no 'actoder'; did you mean 'actorder', ...
     """
     options = ALGORITHMS[algorithm].options_model.model_fields
-    spelled = {name for name in RECIPE_OPTIONS if _stands_for(RECIPE_OPTIONS[name], options)}
+    spelled = {name for name, spelling in RECIPE_OPTIONS.items() if _stands_for(spelling, options)}
     for name in args:
         if name not in spelled and name not in options:
             raise ConfigError(
                 f"recipe {algorithm}_args has no {name!r}; {close_matches(str(name), {*spelled, *options})}"
             )
+    by_option: dict[str, str] = {}
+    for name in args:
+        spelling = RECIPE_OPTIONS.get(name, name)
+        if isinstance(spelling, str) and (other := by_option.setdefault(spelling, name)) != name:
+            raise ConfigError(f"recipe {algorithm}_args: {other} and {name} say the same; leave one out")
+    # A yes or no that is None was not given.
+    args = {name: value for name, value in args.items() if value is not None or not callable(RECIPE_OPTIONS.get(name))}
     try:
         return method_of(algorithm, args, RECIPE_OPTIONS)
     except ConfigError as error:
@@ -84,4 +91,6 @@ def method_from_args(algorithm: str, args: Mapping[str, Any]) -> Method:
 
 
 def _stands_for(spelling: Spelling, options: Mapping[str, Any]) -> bool:
+    if spelling is _whole_samples:  # which makes no option, and is about samples
+        return "seqlen" in options
     return any(name in options for name in (spelling(None) if callable(spelling) else (spelling,)))

@@ -45,6 +45,14 @@ def test_transformers_ties_the_head_of_t5(tmp_path, caplog, head):
         torch.testing.assert_close(theirs, new(**TOKENS).logits, rtol=1e-4, atol=1e-4)
 
 
+def test_a_configuration_need_not_speak_of_ties(tmp_path, caplog, monkeypatch):
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "vocab_size": 64}
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, num_attention_heads=2)).eval()
+    monkeypatch.setattr(transformers.LlamaConfig, "from_dict", lambda settings: object())
+    written(model, RTNConfig(group_size=32, quant_lm_head=True), tmp_path / "model")
+    assert "ties the output head" not in caplog.text
+
+
 def test_int8_by_token_has_another_scale_in_compressed_tensors(tmp_path, caplog):
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}

@@ -180,6 +180,7 @@ def test_it_is_written_down_as_far_as_it_can():
     again = AutoRoundConfig.from_dict(json.loads(json.dumps(config.to_dict())))
     assert (again.tokenizer, again.dataset, again.output_dir) == ("letters", tuple(TEXTS), "out")
     assert config.identity == AutoRoundConfig().identity
+    assert AutoRoundConfig(bits=[4, 8], dataset=TEXTS).identity == AutoRoundConfig(bits=[4, 8]).identity
     assert [each.dataset is config.dataset for each in (config.model_copy(deep=True), *config.expand())] == [True, True]
     for batches in ([ids()], torch.utils.data.DataLoader(ids())):
         with pytest.raises(ConfigError, match="batches cannot be written down"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from os import PathLike
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field, PlainValidator
 
@@ -143,6 +143,8 @@ class AutoRoundConfig(WeightOnlyConfig):
     >>> AutoRoundConfig(scheme="W2A16G64").group_size, AutoRoundConfig(bits=3).scheme
     (64, 'W3A16')
     """
+
+    apart: ClassVar[frozenset[str]] = frozenset(RUN_FIELDS) - {*BUDGET_FIELDS, "scale_dtype"}
 
     use_sym: Flag = True
     group_size: GroupSize = 128
@@ -309,9 +311,3 @@ class AutoRoundConfig(WeightOnlyConfig):
                 ", ".join(idle),
             )
         return values
-
-    def _distinct(self, values: dict[str, Any]) -> dict[str, Any]:
-        kept = super()._distinct(values).items()
-        return {
-            name: value for name, value in kept if name not in RUN_FIELDS or name in (*BUDGET_FIELDS, "scale_dtype")
-        }

@@ -31,8 +31,8 @@ NOT_HERE: Mapping[str, tuple[tuple[Any, ...], str]] = {
         "that is nearest rounding: RTNConfig(model_path=...) on an empty model reads layer by layer",
     ),
     "static_attention_dtype": ((None,), "attention computes in float; FP8Config(kv_cache=True) rounds keys and values"),
-    "device_map": ((None, "auto"), _DEVICE),
-    "device": ((None, "auto"), _DEVICE),
+    # Models are on the CPU until they are moved.
+    **dict.fromkeys(("device_map", "device"), ((None, "auto", "cpu", torch.device("cpu")), _DEVICE)),
     "nblocks": ((None, 1), "one block is trained at a time, as samples wait before each until it is quantized"),
     "sampler": ((None, "rand"), "samples are drawn at random, by the seed"),
     "disable_opt_rtn": ((None, False), "with iters=0 scales are searched; RTNConfig rounds without"),
@@ -185,13 +185,12 @@ def checked(values: dict[str, Any]) -> dict[str, Any]:
         logger.warning(
             "AutoRoundConfig: enable_torch_compile is not read: training is not compiled, with the same result"
         )
-    if values.get("disable_opt_rtn") and values.get("iters") != 0:
+    if values.get("disable_opt_rtn") and 0 not in as_list(values.get("iters")):
         del values["disable_opt_rtn"]  # it is about iters=0 alone
     for name in [name for name in values if name in NOT_HERE]:
         admitted, reason = NOT_HERE[name]
         value = values.pop(name)
-        here = name in ("device", "device_map") and str(value) == "cpu" and not torch.cuda.is_available()
-        if not here and not any(value is each or (type(value) is type(each) and value == each) for each in admitted):
+        if not any(value is each or (type(value) is type(each) and value == each) for each in admitted):
             said = reason or f"expected one of {listed(admitted)}"
             raise ConfigError(f"AutoRoundConfig.{name}: got {value!r}: {said}")
     return values

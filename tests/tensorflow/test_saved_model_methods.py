@@ -15,6 +15,7 @@ from neural_compressor.schemes import Method, OpScheme, Pass, Plan
 from neural_compressor.tensorflow.adaptor import TensorFlowAdaptor
 from neural_compressor.tensorflow.executor import Executor
 from neural_compressor.tensorflow.litert.file_graph import FileGraph
+from neural_compressor.tensorflow.litert.flatbuffer import op_kinds
 from neural_compressor.tensorflow.litert.model import read_saved_model
 
 STATIC = {"weight": {"dtype": "int8", "granularity": "per_channel"}, "activation": {"dtype": "int8", "scheme": "asym"}}
@@ -196,6 +197,22 @@ def test_tensors_of_files_are_shown_as_floats_and_set(saved):
         adaptor.set_tensor(saved[Mlp], {f"{last}.bais": 1.0})
     with pytest.raises(ConfigError, match="set it in the float model"):
         adaptor.set_tensor(quantized, {f"{last}.weight": np.zeros((4, 24))})
+
+
+def test_records_say_what_runs_each_op(saved):
+    adaptor, keys = prepared(saved[Mlp])
+    dynamic = {**STATIC, "activation": {"dtype": "int8", "scheme": "asym", "quant_mode": "dynamic"}}
+    half = {"weight": {"dtype": "fp16"}, "activation": {"dtype": "fp16"}}
+    for scheme, kernel in (
+        (STATIC, "LiteRT FULLY_CONNECTED"),
+        (dynamic, "LiteRT FULLY_CONNECTED"),
+        (half, "LiteRT DEQUANTIZE + FULLY_CONNECTED"),
+        (weight_only(keys, "rtn")[keys[0]], "LiteRT DEQUANTIZE + FULLY_CONNECTED"),
+    ):
+        quantized = adaptor.quantize({"op": dict.fromkeys(keys, scheme)}, saved[Mlp], [correlated()])
+        kernels = {record.kernel for record in adaptor.summary(quantized) if record.op_type == keys[0][1]}
+        assert kernels == {kernel}
+        assert ("DEQUANTIZE" in op_kinds(quantized.content)[:-1]) == ("DEQUANTIZE" in kernel)
 
 
 def test_one_tensor_has_one_quantizer_and_records_say_whose(saved):

@@ -29,7 +29,7 @@ from neural_compressor.tensorflow.structure.ops import (
     weights_of,
 )
 from neural_compressor.tensorflow.structure.simplify import copy_of, simplify
-from neural_compressor.tensorflow.structure.trace import rebuild
+from neural_compressor.tensorflow.structure.trace import free_name, rebuild
 
 _CORRECTED = ("Dense", *CONVOLUTIONS, *DEPTHWISE)
 
@@ -227,8 +227,4 @@ class _Builder:
     def _free(self, name: str) -> str:
         """``name``, numbered where another quantizer has it."""
         taken = {tensor._keras_history.operation.name for tensor in self.quantizers.values()}
-        number, found = 0, name
-        while found in taken:
-            number += 1
-            found = f"{name}{number}"
-        return found
+        return free_name(name, taken)

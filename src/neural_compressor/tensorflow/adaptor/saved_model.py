@@ -137,8 +137,14 @@ class TensorFlowAdaptor(GraphAdaptor):
         return self.ready(model).content
 
     def _kernel(self, key: OpKey, model: Any) -> tuple[str, str]:
+        from neural_compressor.tensorflow.litert.quantizer import lite_scheme
+        from neural_compressor.tensorflow.litert.stored_weights import kernel_name
+
         assert self._executor is not None
-        return f"LiteRT {self._executor.graph.ops()[key].kind}", ""
+        kind = self._executor.graph.ops()[key].kind
+        told = lite_scheme(kind, self._parts(model).plan[key])
+        assert not isinstance(told, str)  # the plan was checked
+        return f"LiteRT {kernel_name(kind, told.integer)}", ""
 
     def _parts(self, model: LiteModel) -> QuantizedGraph:
         from neural_compressor.tensorflow.float_graph import QuantizedGraph

@@ -283,15 +283,13 @@ class FileGraph(FloatGraph):
             told = lite_scheme(op.kind, scheme)
             assert not isinstance(told, str)  # the plan was checked
             schemes[op.index] = told
-            for name, result in parts.codes.get(key[0], {}).items():
+            for result in parts.codes.get(key[0], {}).values():
                 assert isinstance(result.array, QuantizedArray)
                 if not told.static:
                     array = None if scheme.is_float else result.array
                     stored.append(graph._stored(op, array, told.integer))
                     continue
                 weights[op.index] = result.array.qparams
-                if scheme.method is not None and scheme.method.name != "rtn":
-                    graph.weights(op)[name].assign(np.asarray(result.array.dequantize()))
             if key[0] in parts.biases:
                 tensor = graph._bias(op)
                 assert tensor is not None

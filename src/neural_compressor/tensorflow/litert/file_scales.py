@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
-from neural_compressor.tensorflow.litert.flatbuffer import LiteGraph, LiteOp
+from neural_compressor.tensorflow.litert.flatbuffer import LiteGraph, LiteOp, new_constant, new_op
 
 _HOMOGENEOUS = ("RELU", "MAX_POOL_2D", "AVERAGE_POOL_2D", "PAD")
 """Ops that give twice as much for twice as much, channel by channel."""
@@ -43,47 +43,20 @@ def with_multiplications(lite: LiteGraph, factors: Mapping[int, Any]) -> bytes:
     """The file with a MUL by ``factors``, one a channel, before the first input of ops, which go by their index."""
     model = lite.model_copy()
     graph = model.subgraphs[0]
-    code = _code(model)
     operators = []
     for index, operator in enumerate(graph.operators):
         if index in factors:
             given = int(operator.inputs[0])
             name = f"{lite.names[int(operator.outputs[0])].split(';')[0]}{SUFFIX}"
-            constant = _tensor(model, f"{name}.factors", np.asarray(factors[index], np.float32))
+            values = np.asarray(factors[index], np.float32)
+            constant = new_constant(model, graph, f"{name}.factors", values, schema.TensorType.FLOAT32)
             made = copy.copy(graph.tensors[given])
             made.name, made.buffer = name.encode(), 0
             graph.tensors.append(made)
             operator.inputs = [len(graph.tensors) - 1, *list(operator.inputs)[1:]]
-            operators.append(_multiplication(code, [given, constant], len(graph.tensors) - 1))
+            product = new_op(model, "MUL", [given, constant], [len(graph.tensors) - 1])
+            product.builtinOptionsType, product.builtinOptions = schema.BuiltinOptions.MulOptions, schema.MulOptionsT()
+            operators.append(product)
         operators.append(operator)
     graph.operators = operators
     return LiteGraph.bytes_of(model)
-
-
-def _code(model: Any) -> int:
-    """The place of MUL among the kinds of ops of a file."""
-    for place, each in enumerate(model.operatorCodes):
-        if each.builtinCode == schema.BuiltinOperator.MUL:
-            return place
-    added = schema.OperatorCodeT()
-    added.builtinCode = added.deprecatedBuiltinCode = schema.BuiltinOperator.MUL
-    added.version = 1
-    model.operatorCodes.append(added)
-    return len(model.operatorCodes) - 1
-
-
-def _tensor(model: Any, name: str, values: Any) -> int:
-    buffer, tensor = schema.BufferT(), schema.TensorT()
-    buffer.data = np.frombuffer(values.tobytes(), np.uint8)
-    model.buffers.append(buffer)
-    tensor.name, tensor.shape, tensor.buffer = name.encode(), list(values.shape), len(model.buffers) - 1
-    tensor.type = schema.TensorType.FLOAT32
-    model.subgraphs[0].tensors.append(tensor)
-    return len(model.subgraphs[0].tensors) - 1
-
-
-def _multiplication(code: int, inputs: list[int], output: int) -> Any:
-    made = schema.OperatorT()
-    made.opcodeIndex, made.inputs, made.outputs = code, inputs, [output]
-    made.builtinOptionsType, made.builtinOptions = schema.BuiltinOptions.MulOptions, schema.MulOptionsT()
-    return made

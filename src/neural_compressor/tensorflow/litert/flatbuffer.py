@@ -12,6 +12,7 @@ import numpy as np
 from ai_edge_litert.tools import flatbuffer_utils
 
 from neural_compressor.errors import FormatError
+from neural_compressor.schemes.packing import pack_bits
 
 MOVING = (
     *("RESHAPE", "TRANSPOSE", "SQUEEZE", "EXPAND_DIMS", "PAD", "MAX_POOL_2D", "STRIDED_SLICE", "SLICE", "GATHER"),
@@ -247,6 +248,25 @@ def new_op(model: Any, kind: str, inputs: list[int], outputs: list[int], version
     op = flatbuffer_utils.OperatorT()
     op.opcodeIndex, op.inputs, op.outputs = known.index((code, version)), inputs, outputs
     return op
+
+
+def new_constant(
+    model: Any, graph: Any, name: str, values: Any, kind: Any, parameters: tuple[Any, Any, int] | None = None
+) -> int:
+    """The place of a new tensor with ``values`` in a ``graph`` of ``model``; ``parameters``: scale, zero point, axis."""
+    tensor, buffer = flatbuffer_utils.TensorT(), flatbuffer_utils.BufferT()
+    tensor.name, tensor.shape, tensor.type = name.encode(), list(values.shape), kind
+    flat = np.ascontiguousarray(values).reshape(-1)
+    buffer.data = (pack_bits(flat, 4) if kind == flatbuffer_utils.TensorType.INT4 else flat).view(np.uint8)
+    model.buffers.append(buffer)
+    tensor.buffer = len(model.buffers) - 1
+    if parameters is not None:
+        tensor.quantization = flatbuffer_utils.QuantizationParametersT()
+        scale, zero, tensor.quantization.quantizedDimension = parameters
+        tensor.quantization.scale = np.asarray(scale, np.float32)
+        tensor.quantization.zeroPoint = np.asarray(zero, np.int64)
+    graph.tensors.append(tensor)
+    return len(graph.tensors) - 1
 
 
 def op_kinds(content: bytes) -> list[str]:

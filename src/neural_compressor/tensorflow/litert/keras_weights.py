@@ -12,7 +12,7 @@ from neural_compressor.algorithms import LayerResult
 from neural_compressor.schemes import OpScheme, QuantizedArray
 from neural_compressor.tensorflow.litert.flatbuffer import LiteGraph, LiteOp
 from neural_compressor.tensorflow.litert.quantizer import lite_scheme
-from neural_compressor.tensorflow.litert.stored_weights import StoredWeight, has_rows_to_look_up, layouts
+from neural_compressor.tensorflow.litert.stored_weights import StoredWeight, has_rows_to_look_up, kernel_name, layouts
 
 CHANGED = (
     "the converter made a constant of its weight that has other values, or gave it to another op too: a factor behind the "
@@ -92,4 +92,4 @@ def stored_weights(
     weights, kind = list(stored.values()), places[0].kind
     if kind == "GATHER" and all(has_rows_to_look_up(each.array) for each in weights):
         return "EMBEDDING_LOOKUP", weights
-    return (kind if weights[0].integer else f"DEQUANTIZE + {kind}"), weights
+    return kernel_name(kind, weights[0].integer), weights

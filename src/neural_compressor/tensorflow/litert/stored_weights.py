@@ -18,7 +18,7 @@ from ai_edge_litert.tools import flatbuffer_utils
 from neural_compressor.errors import QuantizationError
 from neural_compressor.schemes import OpScheme, PerChannel, PerGroup, PerTensor, QuantizedArray, TensorScheme
 from neural_compressor.schemes.ranges import scale_shape
-from neural_compressor.tensorflow.litert.flatbuffer import LiteGraph, new_op
+from neural_compressor.tensorflow.litert.flatbuffer import LiteGraph, new_constant, new_op
 
 Array = np.ndarray[Any, Any]
 _KERNELS = {
@@ -243,20 +243,7 @@ class _Edit:
         return next(place for place, each in enumerate(self.graph.operators) if each is op)
 
     def _constant(self, name: str, values: Array, kind: Any, parameters: tuple[Array, Array, int] | None = None) -> int:
-        tensor = flatbuffer_utils.TensorT()
-        tensor.name, tensor.shape, tensor.type = name.encode(), list(values.shape), kind
-        buffer = flatbuffer_utils.BufferT()
-        raw = _nibbles(values) if kind == _TYPES.INT4 else np.ascontiguousarray(values)
-        buffer.data = raw.reshape(-1).view(np.uint8)
-        self.model.buffers.append(buffer)
-        tensor.buffer = len(self.model.buffers) - 1
-        if parameters is not None:
-            tensor.quantization = flatbuffer_utils.QuantizationParametersT()
-            scale, zero, tensor.quantization.quantizedDimension = parameters
-            tensor.quantization.scale = np.asarray(scale, np.float32)
-            tensor.quantization.zeroPoint = np.asarray(zero, np.int64)
-        self.graph.tensors.append(tensor)
-        return len(self.graph.tensors) - 1
+        return new_constant(self.model, self.graph, name, values, kind, parameters)
 
     def _float(self, name: str, shape: Sequence[int]) -> int:
         tensor = flatbuffer_utils.TensorT()
@@ -301,6 +288,11 @@ def has_rows_to_look_up(array: QuantizedArray | None) -> bool:
     return not odd and not _rows(array)[2].any()
 
 
+def kernel_name(kind: str, integer: bool) -> str:
+    """What runs an op of type ``kind``: a kernel that multiplies ``integer`` codes, or a float one behind DEQUANTIZE."""
+    return kind if integer else f"DEQUANTIZE + {kind}"
+
+
 def _part(name: str, part: str) -> str:
     """The name of a tensor beside another: ops go by the first of the names in that of a tensor."""
     return f"{name.split(';', maxsplit=1)[0]}/{part}"
@@ -309,10 +301,3 @@ def _part(name: str, part: str) -> str:
 def _container(array: QuantizedArray) -> Any:
     small = array.scheme.dtype.bits <= 4
     return _TYPES.INT4 if small else _TYPES.INT8
-
-
-def _nibbles(codes: Array) -> Array:
-    """Two codes a byte, the first in the lower half."""
-    flat = np.ascontiguousarray(codes).reshape(-1).view(np.uint8) & 0xF
-    flat = np.append(flat, np.zeros(flat.size % 2, np.uint8))
-    return np.asarray(flat[0::2] | (flat[1::2] << 4), np.uint8)

@@ -83,6 +83,16 @@ def test_the_data_of_the_config_serves_for_calibration(folder):
     assert not torch.equal(state[0], state[2])
 
 
+def test_data_is_given_once(folder):
+    from neural_compressor.transformers import AutoModelForCausalLM, GPTQConfig
+
+    ids = torch.zeros(1, 4, dtype=torch.long)
+    with pytest.raises(ConfigError, match="pass one of them"):
+        AutoModelForCausalLM.from_pretrained(
+            folder, quantization_config=GPTQConfig(bits=4, group_size=32, dataset=[ids]), calibration=[ids]
+        )
+
+
 def test_precisions_of_scales_and_of_the_rest(folder):
     from neural_compressor.transformers import AutoModelForCausalLM, RtnConfig
 

@@ -62,7 +62,11 @@ class _QuantizingAuto:
         if with_images and not cls.multimodal:
             raise ConfigError(f"quant_nontext_module: models of {cls.__name__} read text alone; leave it out")
         names_data = getattr(quantization_config, "dataset", None) is not None
-        if calibration is None and names_data and isinstance(quantization_config, CalibratedConfig):
+        if calibration is not None and names_data:
+            raise ConfigError(
+                f"calibration and {type(quantization_config).__name__}.dataset both give data; pass one of them"
+            )
+        if names_data and isinstance(quantization_config, CalibratedConfig):
             calibration = _dataset(quantization_config, folder)
         if any(part.needs_calibration for part in config.parts) and calibration is None and not names_data:
             raise CalibrationError(

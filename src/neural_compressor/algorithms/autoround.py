@@ -52,7 +52,10 @@ class AutoRoundOptions(LayerOptions):
     momentum: Annotated[float, Field(ge=0, lt=1)] = Field(
         default=0.0, description="how much of earlier gradients is in a step"
     )
-    seed: NonNegativeInt = Field(default=42, description="of the order in which samples are seen")
+    sampler: Literal["rand", "seq"] = Field(
+        default="rand", description="samples at random, or in order, batch after batch and around again"
+    )
+    seed: NonNegativeInt = Field(default=42, description="of the order in which samples are seen at random")
     keep_best: bool = Field(
         default=True, description="give up what was learned where the error is no smaller than before"
     )

@@ -150,13 +150,14 @@ def samples_of(
     ]
 
 
-def batches(samples: Sequence[Sample], size: int, seed: int) -> Iterator[list[Sample]]:
-    """Endless batches of about ``size`` samples, each pass in a new order."""
-    generator = torch.Generator().manual_seed(seed)
+def batches(samples: Sequence[Sample], size: int, seed: int | None) -> Iterator[list[Sample]]:
+    """Endless batches of about ``size`` samples: each pass in a new order, or as they stand where ``seed`` is None."""
+    generator = None if seed is None else torch.Generator().manual_seed(seed)
     batch: list[Sample] = []
     held = 0
     while True:
-        for index in torch.randperm(len(samples), generator=generator).tolist():
+        count = len(samples)
+        for index in range(count) if generator is None else torch.randperm(count, generator=generator).tolist():
             batch.append(samples[index])
             held += _length(samples[index][1])
             if held >= size:

@@ -133,7 +133,7 @@ def train(
     before = mean_error(recorded, compared, weights)
     if not options.iters:
         return before, before
-    order = batches(samples, options.samples_per_step, options.seed)
+    order = batches(samples, options.samples_per_step, options.seed if options.sampler == "rand" else None)
     untouched = set(weights)
     patience = Patience(options.dynamic_max_gap)
     for iteration in range(options.iters):

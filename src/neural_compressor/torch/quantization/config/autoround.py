@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import re
+from dataclasses import replace
 from os import PathLike
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field, PlainValidator
+from torch.optim.lr_scheduler import LRScheduler
 
 from neural_compressor.algorithms import AutoRoundOptions
 from neural_compressor.config.composition import register_config
@@ -34,6 +36,7 @@ from neural_compressor.torch.quantization.config.autoround_names import (
     factors,
     layer_groups,
     layer_rules,
+    sampler,
     scale_type,
     schedule,
     tokenizer_of,
@@ -68,6 +71,7 @@ _USUAL = AutoRoundOptions()
 
 # Outside the class, in which the name is that of a field.
 _BatchSize = Annotated[int, one_or_more(whole_between(1, 65536, "samples"))]
+_Sampler = Annotated[str, one_or_more(sampler)]
 _ActGroupSize = Annotated[int | None, one_or_more(optional(group_size))]
 
 
@@ -122,10 +126,12 @@ class AutoRoundConfig(WeightOnlyConfig):
     ``nsamples`` samples are used, and ``seqlen`` tokens of each; other algorithms beside it may ask for more. Activations
     stay in float, or are rounded as they come: to integers in groups or token by token (``act_bits=8``), or to blocks as
     the weights are (``scheme`` MXFP4, MXFP8, NVFP4). Weights are trained on float ones.
-    With ``iters=0`` weights go to the nearest value of grids whose scales were searched. A step sees
-    ``gradient_accumulate_steps`` batches of ``batch_size`` samples. What was learned is given up where the error of a block
-    is no smaller than before, unless ``not_use_best_mse``. ``lr_scheduler`` is ``"linear"``, ``"cosine"``, ``"constant"``, a
-    factor for each step, or a function that makes a scheduler of torch for an optimizer; ``dynamic_max_gap`` steps without
+    With ``iters=0`` weights go to the nearest value of grids whose scales were searched, and with ``disable_opt_rtn`` (which
+    says nothing of training) of grids that span the weights: :class:`RTNConfig`, without data. A step sees
+    ``gradient_accumulate_steps`` batches of ``batch_size`` samples, drawn at random or in order (``sampler="seq"``). What
+    was learned is given up where the error of a block is no smaller than before, unless ``not_use_best_mse``.
+    ``lr_scheduler`` is ``"linear"``, ``"cosine"``, ``"constant"``, a factor for each step, a scheduler of torch (the factors
+    are those of a copy), or a function that makes one for an optimizer; ``dynamic_max_gap`` steps without
     a smaller loss end the training of a block. ``layer_config`` (fields by name of layer) and ``ignore_layers``
     (names, of which parts do) become local rules.
     ``dataset`` (a text file, a list of texts, batches) runs through the model when it is prepared, by the ``tokenizer`` or
@@ -171,6 +177,8 @@ class AutoRoundConfig(WeightOnlyConfig):
     not_use_best_mse: Flag = not _USUAL.keep_best
     dynamic_max_gap: Annotated[int, one_or_more(at_least(-1))] = _USUAL.dynamic_max_gap
     lr_scheduler: Annotated[str | tuple[float, ...], PlainValidator(schedule)] = "linear"
+    sampler: _Sampler = _USUAL.sampler
+    disable_opt_rtn: Flag = False
     super_bits: Annotated[int | None, one_or_more(optional(whole_between(1, 8, "bits")))] = None
     super_group_size: _ActGroupSize = None
     tokenizer: Annotated[Any, PlainValidator(tokenizer_of)] = None
@@ -187,10 +195,9 @@ class AutoRoundConfig(WeightOnlyConfig):
         rules = layer_rules(values)
         if "enable_full_range" in values:
             values.setdefault("use_full_range", values.pop("enable_full_range"))
-        if callable(maker := values.get("lr_scheduler")):
-            values["lr_scheduler"] = factors(maker, values.get("iters", type(self).model_fields["iters"].default))
-        if values.get("dynamic_max_gap", 0) is None:
-            del values["dynamic_max_gap"]
+        scheduler = values.get("lr_scheduler")
+        if callable(scheduler) or isinstance(scheduler, LRScheduler):
+            values["lr_scheduler"] = factors(scheduler, values.get("iters", type(self).model_fields["iters"].default))
         super().__init__(*args, **checked(values))
         for selector, fields in rules.items():
             said = {name: getattr(self, name) for name in self.model_fields_set - RULES}
@@ -220,6 +227,17 @@ class AutoRoundConfig(WeightOnlyConfig):
         return found
 
     @property
+    def algorithm(self) -> str:
+        """The registered algorithm that finds the weights: without steps and a search of scales that is nearest rounding."""
+        return "rtn" if self.iters == 0 and self.disable_opt_rtn is True else super().algorithm
+
+    def _option_fields(self) -> dict[str, Any]:
+        fields = super()._option_fields()
+        if self.algorithm == "rtn":  # which sees no data, whatever is said of it
+            return {name: value for name, value in fields.items() if name in ("use_full_range", "hadamard")}
+        return fields
+
+    @property
     def wanted(self) -> OpScheme:
         """How an op computes: weights are trained, activations stay in float or are rounded to blocks."""
         if idle := self.changed(*BUDGET_FIELDS):
@@ -227,7 +245,10 @@ class AutoRoundConfig(WeightOnlyConfig):
         activation = self.activation_scheme()
         if activation is not None:
             self._check_activation(activation)
-            return self._beside(activation, "dynamic" if self.act_dynamic else "static")
+            found = self._beside(activation, "dynamic" if self.act_dynamic else "static")
+            return (
+                replace(found, method=None) if self.algorithm == "rtn" else found
+            )  # nearest rounding has no name there
         return super().wanted
 
     @property
@@ -272,6 +293,10 @@ class AutoRoundConfig(WeightOnlyConfig):
             )
         if kind.block_size and (idle := self.changed("act_group_size", "act_sym")):
             raise ConfigError(f"AutoRoundConfig.{next(iter(idle))}: {kind.name} has blocks of its own; leave it out")
+
+    def _distinct(self, values: dict[str, Any]) -> dict[str, Any]:
+        without = () if self.algorithm == "rtn" else ("disable_opt_rtn",)  # it is about iters=0 alone
+        return {name: value for name, value in super()._distinct(values).items() if name not in without}
 
     def activation_scheme(self) -> TensorScheme | None:
         """How activations are quantized: as the weights where nothing else is said; None where they stay in float."""

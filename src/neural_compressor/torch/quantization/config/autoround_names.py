@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 import re
+import warnings
 from collections.abc import Mapping
 from os import PathLike
 from typing import Any
 
 import torch
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from neural_compressor.config.validators import as_list, listed
 from neural_compressor.errors import ConfigError
@@ -34,8 +37,6 @@ NOT_HERE: Mapping[str, tuple[tuple[Any, ...], str]] = {
     # Models are on the CPU until they are moved.
     **dict.fromkeys(("device_map", "device"), ((None, "auto", "cpu", torch.device("cpu")), _DEVICE)),
     "nblocks": ((None, 1), "one block is trained at a time, as samples wait before each until it is quantized"),
-    "sampler": ((None, "rand"), "samples are drawn at random, by the seed"),
-    "disable_opt_rtn": ((None, False), "with iters=0 scales are searched; RTNConfig rounds without"),
     **dict.fromkeys(("enable_norm_bias_tuning", "enable_alg_ext"), ((None, False), "weights alone are trained")),
     **dict.fromkeys(("processor", "image_processor", "template", "extra_data_dir"), ((None,), _IMAGES)),
     **dict.fromkeys(
@@ -145,19 +146,60 @@ def schedule(value: Any) -> Any:
     if (isinstance(value, str) and value in SCHEDULES) or (listed_factors and value):
         return value if isinstance(value, str) else tuple(map(float, value))
     raise ConfigError(
-        f"got {value!r}, expected one of {', '.join(SCHEDULES)}, a factor for each step, or a function that makes a "
-        "scheduler of an optimizer, as in lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 200)"
+        f"got {value!r}, expected one of {', '.join(SCHEDULES)}, a factor for each step, a scheduler of torch, or a "
+        "function that makes one, as in lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 200)"
     )
 
 
-def factors(maker: Any, iters: Any) -> tuple[float, ...]:
-    """What the scheduler that ``maker(optimizer)`` gives makes of a learning rate of 1 in each of ``iters`` steps.
+def factors(given: Any, iters: Any) -> tuple[float, ...]:
+    """What a scheduler makes of a learning rate in each of ``iters`` steps.
+
+    ``given`` makes one for an optimizer with a learning rate of 1, or is one: a copy of it then goes on from where it is,
+    and factors are relative to the learning rate that its optimizer started with.
 
     >>> factors(lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5), 4)
     (1.0, 1.0, 0.5, 0.5)
     """
     if not isinstance(iters, int) or iters < 1:
-        raise ConfigError(f"AutoRoundConfig.lr_scheduler: a function is asked for each step, and iters is {iters!r}")
+        raise ConfigError(f"AutoRoundConfig.lr_scheduler: a scheduler is asked for each step, and iters is {iters!r}")
+    scheduler = _copied(given) if isinstance(given, LRScheduler) else _made(given)
+    if isinstance(scheduler, ReduceLROnPlateau):
+        raise ConfigError(
+            "AutoRoundConfig.lr_scheduler: ReduceLROnPlateau follows a metric, which training here does not have; give a "
+            "scheduler that counts steps, or dynamic_max_gap to end training that gains nothing"
+        )
+    groups = scheduler.optimizer.param_groups
+    starts = [float(group["initial_lr"]) if isinstance(given, LRScheduler) else 1.0 for group in groups]
+    if not all(starts):
+        raise ConfigError(
+            "AutoRoundConfig.lr_scheduler: its optimizer starts with a learning rate of 0; give one above"
+        )
+    found = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # no step of an optimizer comes before that of the scheduler
+        for step in range(iters):
+            rates = [float(group["lr"]) / start for group, start in zip(groups, starts, strict=True)]
+            if not all(math.isclose(rate, rates[0], rel_tol=1e-6) for rate in rates):
+                raise ConfigError(
+                    f"AutoRoundConfig.lr_scheduler: groups of parameters have different factors ({listed(rates)} in step "
+                    f"{step}), and all weights have one here; give a scheduler of one group, or a factor for each step"
+                )
+            found.append(rates[0])
+            scheduler.step()
+    return tuple(found)
+
+
+def _copied(scheduler: LRScheduler) -> LRScheduler:
+    """A scheduler in the same state, of an optimizer that has the same groups and none of the parameters."""
+    groups = []
+    for group in scheduler.optimizer.param_groups:
+        fields = {name: copy.deepcopy(value) for name, value in group.items() if name != "params"}
+        groups.append({**fields, "params": [torch.zeros(1, requires_grad=True)]})
+    stand_in = torch.optim.SGD(groups, lr=1.0)
+    return copy.deepcopy(scheduler, {id(scheduler.optimizer): stand_in})
+
+
+def _made(maker: Any) -> LRScheduler:
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
     expected = "expected a scheduler of torch.optim.lr_scheduler for the optimizer that the function is called with"
     try:
@@ -165,16 +207,22 @@ def factors(maker: Any, iters: Any) -> tuple[float, ...]:
     except Exception as error:
         said = f"{type(error).__name__}: {error}"
         raise ConfigError(f"AutoRoundConfig.lr_scheduler: {maker!r} raised {said}; {expected}") from error
-    if not isinstance(scheduler, torch.optim.lr_scheduler.LRScheduler):
+    if not isinstance(scheduler, LRScheduler) or scheduler.optimizer is not optimizer:
         raise ConfigError(f"AutoRoundConfig.lr_scheduler: {maker!r} gave a {type(scheduler).__name__}, {expected}")
-    found = []
-    for _ in range(iters):
-        found.append(float(optimizer.param_groups[0]["lr"]))
-        optimizer.step()
-        scheduler.step()
-    return tuple(found)
+    return scheduler
 
 
+SAMPLERS = {"rand": "rand", "seq": "seq", "sequential": "seq"}
+
+
+def sampler(value: Any) -> str:
+    """The order in which samples are seen."""
+    if isinstance(value, str) and value in SAMPLERS:
+        return SAMPLERS[value]
+    raise ConfigError(f"got {value!r}, which is no order of samples; {close_matches(str(value), SAMPLERS)}")
+
+
+_NONE_IS_USUAL = ("dynamic_max_gap", "sampler", "disable_opt_rtn")
 _IGNORED = ("ignore_layers", "fp_layers")
 _LAYER_FIELDS = {"sym": "use_sym", "data_type": "dtype"}
 
@@ -185,8 +233,8 @@ def checked(values: dict[str, Any]) -> dict[str, Any]:
         logger.warning(
             "AutoRoundConfig: enable_torch_compile is not read: training is not compiled, with the same result"
         )
-    if values.get("disable_opt_rtn") and 0 not in as_list(values.get("iters")):
-        del values["disable_opt_rtn"]  # it is about iters=0 alone
+    for name in [name for name in _NONE_IS_USUAL if values.get(name, "") is None]:
+        del values[name]
     for name in [name for name in values if name in NOT_HERE]:
         admitted, reason = NOT_HERE[name]
         value = values.pop(name)

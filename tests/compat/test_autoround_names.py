@@ -50,7 +50,6 @@ OTHERS = {
     "static_attention_dtype": "fp8",
     "device_map": "0",
     "device": "cuda",
-    "nblocks": 2,
     "enable_norm_bias_tuning": True,
     "enable_alg_ext": True,
     "processor": object(),

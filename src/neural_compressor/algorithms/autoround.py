@@ -65,6 +65,9 @@ class AutoRoundOptions(LayerOptions):
     quantized_input: Annotated[bool, EXECUTOR] = Field(
         default=True, description="train on inputs that come from quantized layers, not on those of the float model"
     )
+    nblocks: Annotated[PositiveInt, EXECUTOR] = Field(
+        default=1, description="consecutive blocks that are trained together, for what the last of them gives"
+    )
 
     @model_validator(mode="after")
     def _a_factor_for_each_step(self) -> Self:

@@ -166,3 +166,147 @@ def test_a_block_that_is_called_again_does_not_hold_up_the_float_samples():
     assert [s.block for s in stops] == names
     assert [len(s.float_calls) for s in stops] == [2, 2]
     torch.testing.assert_close(stops[1].float_calls[0][0][0], stops[1].calls[0][0][0])
+
+
+class Chain(nn.Module):
+    """Blocks of which ``between`` says what happens to what one hands to the next."""
+
+    def __init__(self, between, blocks=5):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(blocks))
+        self.between = between
+
+    def forward(self, x):
+        kept = []
+        for place, block in enumerate(self.blocks):
+            kept.append(x)
+            # Each is called with arguments of its own.
+            x = self.between(block(x, shift=kept[0].mean() * place), kept)
+        return x, torch.stack(kept)
+
+
+def plain(x, kept):
+    return x
+
+
+RUNS = [["blocks.0", "blocks.1"], ["blocks.2", "blocks.3"], ["blocks.4"]]
+ALL = [name for run in RUNS for name in run]
+
+
+def through_runs(model, calls, change=None):
+    """What each sample gives behind blocks that ``change`` was called on, in runs; the stops, and what the floats gave."""
+    results, stops, outputs = [], [], {}
+    hook = model.register_forward_hook(lambda module, args, output: results.append(output))
+    for stop in Lockstep(model, calls, ALL, float_stream=True, runs=RUNS):
+        stops.append(stop)
+        with torch.no_grad():
+            outputs[tuple(stop.blocks)] = [run() for run in stop.float_runs]
+            again = [call_block(stop.module, call) for call in stop.float_calls]
+        torch.testing.assert_close(again, outputs[tuple(stop.blocks)], rtol=0, atol=0)
+        for name in stop.blocks if change else ():
+            change(model.get_submodule(name))
+    hook.remove()
+    return results, stops, outputs
+
+
+def halve(block):
+    block.fc.weight.data.mul_(0.5)
+
+
+def test_samples_wait_before_the_first_block_of_a_run(caplog):
+    torch.manual_seed(0)
+    model, calls = Chain(plain).eval(), inputs(3)
+    with torch.no_grad():
+        floats = [model(*args) for args, _ in calls]
+    results, stops, outputs = through_runs(model, calls, halve)
+    assert [list(stop.blocks) for stop in stops] == RUNS
+    assert not caplog.records
+    with torch.no_grad():
+        expected = [model(*args) for args, _ in calls]  # all of it halved
+    quantized = [each for each in results if all(not torch.equal(each[0], out) for out, _ in floats)]
+    # What the model keeps of blocks inside of a run is that of the changed ones too.
+    assert len(quantized) == len(expected) == 3
+    for out, reference in zip(quantized, expected, strict=True):
+        torch.testing.assert_close(out, reference, rtol=0, atol=0)
+    for place, (_, kept) in enumerate(floats):
+        torch.testing.assert_close(outputs["blocks.0", "blocks.1"][place], kept[2], rtol=0, atol=0)
+        torch.testing.assert_close(outputs["blocks.2", "blocks.3"][place], kept[4], rtol=0, atol=0)
+
+
+def test_the_call_of_a_run_gives_gradients_to_all_of_its_blocks():
+    torch.manual_seed(0)
+    model, calls = Chain(plain).eval(), inputs(1)
+    steps = iter(Lockstep(model, calls, ALL, float_stream=True, runs=RUNS))
+    stop = next(steps)
+    args, kwargs = stop.calls[0]
+    stop.module(*args, **kwargs).sum().backward()
+    assert all(bool(model.blocks[place].fc.weight.grad.any()) for place in (0, 1))
+    assert model.blocks[2].fc.weight.grad is None
+    steps.close()
+
+
+@pytest.mark.parametrize(
+    ("between", "said"),
+    [
+        (lambda x, kept: x * 2, "computes with"),
+        (lambda x, kept: x.add_(1), "computes with"),
+        (lambda x, kept: x[:, :4], "computes with"),
+        (lambda x, kept: x if float(x.sum()) > -1e9 else kept[0], "computes with"),
+        (lambda x, kept: kept[0], "does not call"),
+    ],
+)
+def test_blocks_between_which_more_happens_are_not_joined(between, said, caplog):
+    torch.manual_seed(0)
+    model, calls = Chain(between).eval(), inputs(3)
+    with torch.no_grad():
+        floats = [model(*args)[0] for args, _ in calls]
+    results, stops, _ = through_runs(model, calls)
+    assert [list(stop.blocks) for stop in stops] == [[name] for name in ALL]
+    (record,) = caplog.records
+    assert "'blocks.0' and 'blocks.1'" in record.getMessage()
+    assert said in record.getMessage()
+    for out in floats:
+        assert sum(torch.equal(out, found) for found, _ in results) == 2
+
+
+def test_blocks_that_hand_on_several_values(monkeypatch, caplog):
+    """A tuple, of which the next block gets the parts; later ones may get them too."""
+
+    def forward(block, x, *, shift):
+        return (block.fc(x).tanh(), None, {"shift": shift + 1})
+
+    class Tuples(Chain):
+        def forward(self, x):
+            shift = x.mean()
+            for block in self.blocks:
+                x, _, more = block(x, shift=shift)
+                shift = more["shift"]
+            return x, shift
+
+    monkeypatch.setattr(Block, "forward", forward)
+    torch.manual_seed(0)
+    model, calls = Tuples(plain).eval(), inputs(2)
+    results, stops, _ = through_runs(model, calls, halve)
+    assert [list(stop.blocks) for stop in stops] == RUNS
+    with torch.no_grad():
+        expected = [model(*args) for args, _ in calls]
+    for reference in expected:
+        assert sum(torch.equal(reference[0], found) for found, _ in results) == 1
+    assert not caplog.records
+
+
+def test_samples_that_leave_out_a_block_of_a_run(model, caplog):
+    calls = [((torch.randn(2, 4),), {}), ((torch.randn(2, 4),), {"skip": True})]
+    stops = stops_of(Lockstep(model, calls, NAMES, float_stream=True, runs=[NAMES]))
+    assert [(list(s.blocks), len(s.calls)) for s in stops] == [(["blocks.0"], 2), (["blocks.1"], 1), (["blocks.2"], 2)]
+    assert len(caplog.records) == 1
+
+
+def test_a_block_called_again_inside_of_a_run():
+    torch.manual_seed(0)
+    model = Stack().eval()
+    model.blocks[1] = model.blocks[0]
+    names = ["blocks.0", "blocks.2"]
+    stops = stops_of(Lockstep(model, inputs(2), names, float_stream=True, runs=[names]))
+    assert [list(s.blocks) for s in stops] == [["blocks.0"], ["blocks.2"]]
+    assert [len(s.float_calls) for s in stops] == [2, 2]

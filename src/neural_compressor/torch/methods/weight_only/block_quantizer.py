@@ -116,8 +116,11 @@ class BlockQuantizer:
     amp: bool = True
 
     def quantize(self, stop: Stop, layers: Sequence[str]) -> None:
-        """Replace ``layers``, all that are to be quantized of the block that the samples wait at."""
-        block = self.groups.model.get_submodule(stop.block)
+        """Replace ``layers``, all that are to be quantized of the block that the samples wait at.
+
+        Where that is a run of blocks, all of its layers are trained.
+        """
+        block = stop.module
         amp = self.amp and gains_from_bf16(block)
         trained = [n for n in layers if is_block_method(self.groups.ops[n])]
         remaining = [n for n in layers if n not in trained]
@@ -127,7 +130,7 @@ class BlockQuantizer:
         targets = (
             [first_tensor(run()).detach() for run in stop.float_runs] if float_runs is again or not remaining else []
         )
-        weights = self._weights(stop.block, layers, amp)
+        weights = self._weights(stop.block, layers, amp) if remaining else None
         results: list[GroupResult] = []
         for names in self._measured_together(block, remaining, stop, amp):
             if weights is not None:

@@ -11,91 +11,50 @@ thread that computes in parallel has a team of threads of its own: many samples 
 from __future__ import annotations
 
 import functools
+import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 
+from neural_compressor.errors import CalibrationError
+from neural_compressor.torch.batches import tensors_in
 from neural_compressor.torch.hooks import forward_replaced
+from neural_compressor.torch.methods.weight_only.block_run import BlockRun, ReadsSeen
+from neural_compressor.torch.methods.weight_only.sample_thread import Led, Sample, running
 from neural_compressor.torch.structure.replay import Arguments, gains_from_bf16, independent, run_block
 
-
-class _Cancelled(BaseException):
-    """Ends a sample's thread when the run is given up."""
+logger = logging.getLogger("neural_compressor")
 
 
-class _Sample(threading.Thread):
-    """One sample on its way through the model."""
-
-    def __init__(self, model: nn.Module, call: Arguments) -> None:
-        super().__init__(daemon=True)
-        self.model = model
-        self.call = call
-        self.block: str | None = None
-        self.arguments: Arguments | None = None
-        self.error: BaseException | None = None
-        self._output: Any = None
-        self._cancelled = False
-        self._go = threading.Semaphore(0)
-        self._stopped = threading.Semaphore(0)
-
-    def run(self) -> None:
-        self._go.acquire()
-        try:
-            if not self._cancelled:
-                _compute_alone()
-                args, kwargs = independent(self.call)
-                with torch.no_grad():
-                    self.model(*args, **kwargs)
-        except _Cancelled:
-            pass
-        except BaseException as error:  # noqa: BLE001 - handed to the thread that waits for this one, and raised there
-            self.error = error
-        self._stopped.release()
-
-    def advance(self, output: Any = None) -> None:
-        """Run to the next block or to the end, from where the last block gave ``output``; called by the driver."""
-        self.block = self.arguments = None
-        self._output = output
-        del output
-        self._go.release()
-        self._stopped.acquire()
-        if self.error is not None:
-            raise self.error
-
-    def wait_at(self, block: str, arguments: Arguments) -> Any:
-        """Stop before ``block`` until its output is there; called by the sample's own thread."""
-        self.block, self.arguments = block, arguments
-        self._stopped.release()
-        self._go.acquire()
-        if self._cancelled:
-            raise _Cancelled
-        output, self._output = self._output, None
-        return output
-
-    def cancel(self) -> None:
-        """Give the sample up."""
-        self._cancelled = True
-        self._go.release()
+def _joined(calls: Sequence[Arguments]) -> Arguments:
+    """What a run of blocks is called with, or the only one of them."""
+    return calls[0] if len(calls) == 1 else (tuple(calls), {})
 
 
 @dataclass(frozen=True)
 class Stop:
-    """All samples that wait before ``block``, with what each is about to call it with.
+    """All samples that wait before ``blocks``, with what each is about to call ``module`` with.
 
-    Where a float stream was asked for, ``float_calls`` are the same samples as the float model brings them here. Each of
-    ``float_runs`` takes one of them through the block and gives what the block gave. All are called once, before the
-    block is changed.
+    That is the block itself, or where there are several a :class:`BlockRun` of them. Where a float stream was asked for,
+    ``float_calls`` are the same samples as the float model brings them here. Each of
+    ``float_runs`` takes one of them through the last block and gives what that gave. All are called once, before any of the
+    blocks is changed.
     """
 
-    block: str
+    blocks: Sequence[str]
+    module: nn.Module
     calls: Sequence[Arguments]
     float_calls: Sequence[Arguments] = ()
     float_runs: Sequence[Callable[[], Any]] = ()
+
+    @property
+    def block(self) -> str:
+        """The first, or only, block."""
+        return self.blocks[0]
 
 
 class Lockstep:
@@ -105,6 +64,9 @@ class Lockstep:
     twice: the float one passes a block before the loop body changes it (:attr:`Stop.float_runs`) and so never meets a
     quantized one. ``enter`` is called with the name of a block before anything runs through it. With ``amp`` blocks that
     gain from it multiply in bfloat16.
+
+    Samples wait before the blocks of each of ``runs`` together, which needs a float stream: that shows whether the model
+    does nothing with what one block gives but call the next with it. Where it does more, there are two stops, and a warning.
     """
 
     def __init__(
@@ -115,28 +77,33 @@ class Lockstep:
         float_stream: bool = False,
         enter: Callable[[str], None] | None = None,
         amp: bool = False,
+        runs: Sequence[Sequence[str]] = (),
     ) -> None:
         self.model = model
         self._enter = enter
         self._amp = amp
         self.blocks = {name: model.get_submodule(name) for name in blocks}
         self._forwards = {name: module.forward for name, module in self.blocks.items()}
-        self._samples = [_Sample(model, call) for call in calls]
-        self._floats = [_Sample(model, call) for call in calls] if float_stream else []
-        self._float_outputs: dict[_Sample, Any] = {}
+        self._samples = [Sample(model, call) for call in calls]
+        watched = any(len(run) > 1 for run in runs)
+        floats = calls if float_stream else ()
+        self._floats = [Sample(model, call, ReadsSeen() if watched else None) for call in floats]
+        self._float_outputs: dict[Sample, Any] = {}
+        self._following = {name: run[place + 1 :] for run in runs for place, name in enumerate(run)}
+        self._leaving: list[Sample] = []
         self._visited: set[str] = set()
+        self._told = False
 
     def __iter__(self) -> Iterator[Stop]:
         with ExitStack() as stack:
             for name, module in self.blocks.items():
                 stack.enter_context(forward_replaced(module, self._door(name)))
-            stack.enter_context(_running([*self._samples, *self._floats]))
+            stack.enter_context(running([*self._samples, *self._floats]))
             while (block := self._next_block()) is not None:
                 if block not in self._visited:
-                    self._visited.add(block)
-                    if self._enter is not None:
-                        self._enter(block)
-                    yield self._stop(block)
+                    run = self._run_from(block)
+                    yield self._stop(run)
+                    block = run[-1]
                     self._let_floats_go(block)
                 else:
                     self._pass(self._floats, block)
@@ -146,37 +113,119 @@ class Lockstep:
         """Whether ``thread`` runs a sample of the quantized stream, or of the float one."""
         return thread in (self._floats if floats else self._samples)
 
-    def _stop(self, block: str) -> Stop:
-        calls = [s.arguments for s in self._samples if s.block == block and s.arguments]
-        floats = [s for s in self._floats if s.block == block and s.arguments]
-        # Copies: the float samples go on before anyone looks at what they were about to call.
-        float_calls = [independent(s.arguments) for s in floats if s.arguments]
-        return Stop(block, calls, float_calls, [functools.partial(self._run_float, s, block) for s in floats])
+    def _run_from(self, block: str) -> list[str]:
+        """The blocks that are worked on together from ``block`` on; samples of both streams are led before the last."""
+        run = [block]
+        self._come_to(block)
+        for following in self._following.get(block, ()):
+            if why := self._why_apart(run[-1], following):
+                self._tell(run[-1], following, why)
+                break
+            for sample, other in zip(self._samples, self._floats, strict=True):
+                self._lead(sample, other.led[-1], following)
+            run.append(following)
+            self._come_to(following)
+        return run
 
-    def _run_float(self, sample: _Sample, block: str) -> Any:
+    def _come_to(self, block: str) -> None:
+        self._visited.add(block)
+        if self._enter is not None:
+            self._enter(block)
+
+    def _tell(self, block: str, following: str, why: str) -> None:
+        if not self._told:
+            logger.warning(
+                "blocks %r and %r are trained one after the other, not together, and so are all others of which this "
+                "holds: %s",
+                *(block, following, why),
+            )
+        self._told = True
+
+    def _why_apart(self, block: str, following: str) -> str | None:
+        """Let the float samples pass ``block``; the reason why the next cannot be worked on together with it."""
+        streams = (*self._samples, *self._floats)
+        if following in self._visited or not self._floats or any(sample.block != block for sample in streams):
+            return f"not all samples go from {block!r} to {following!r}, for the first time"
+        why = None
+        for sample in self._floats:
+            call = independent(sample.calls()[-1])
+            output = self._output(sample, block)
+            # What is kept is a copy, as the model may write into what it is given.
+            kept = independent(((output,), {}), Tensor.clone)[0][0]
+            sample.led.append(Led(block, call, kept, list(tensors_in(output))))
+            given = [each.given for each in sample.led]
+            assert sample.reads is not None
+            sample.reads.watch(tensor for tensors in given for tensor in tensors)
+            sample.advance(output)
+            del output, kept
+            if sample.reads.any:
+                why = f"the model computes with what {block!r} gives before it calls {following!r}"
+            elif not sample.has_come(following):
+                why = f"the model does not call {following!r} with what {block!r} gives"
+        return why
+
+    def _lead(self, sample: Sample, passed: Led, following: str) -> None:
+        """Have ``sample`` wait before ``following``, with what stands for the output of the block that a float one has
+        ``passed``."""
+        assert sample.arguments is not None
+        sample.led.append(Led(passed.block, sample.arguments, passed.output, list(tensors_in(passed.output))))
+        sample.advance(passed.output)
+        if not sample.has_come(following):
+            raise CalibrationError(
+                f"the float model calls {following!r} with what {passed.block!r} gives, and the quantized one does not; "
+                "train one block at a time (nblocks=1)"
+            )
+
+    def _stop(self, run: Sequence[str]) -> Stop:
+        last = run[-1]
+        modules = [self.blocks[name] for name in run]
+        calls = [_joined(s.calls()) for s in self._samples if s.block == last and s.arguments]
+        float_calls: list[Arguments] = []
+        float_runs: list[Callable[[], Any]] = []
+        for sample in self._floats:
+            if sample.led and sample.led[-1].block == last:  # it went on, to see what follows
+                float_runs.append(lambda output=sample.led[-1].output: output)  # type: ignore[misc]
+                float_calls.append(_joined([each.call for each in sample.led]))
+            elif sample.block == last and sample.arguments:
+                # Copies: the float samples go on before anyone looks at what they were about to call.
+                float_calls.append(_joined([*(each.call for each in sample.led), independent(sample.calls()[-1])]))
+                float_runs.append(functools.partial(self._run_float, sample, last))
+                self._leaving.append(sample)
+            sample.led = []
+        return Stop(run, modules[0] if len(run) == 1 else BlockRun(modules), calls, float_calls, float_runs)
+
+    def _run_float(self, sample: Sample, block: str) -> Any:
         # What follows the block waits: behind the last one nobody wants to know.
         self._float_outputs[sample] = output = self._output(sample, block)
         return output
 
     def _let_floats_go(self, block: str) -> None:
-        left = [s for s in self._floats if s.block == block and s not in self._float_outputs]
-        if left:
+        if any(sample not in self._float_outputs for sample in self._leaving):
             raise RuntimeError(f"float samples were left before {block!r}, which is no longer float")
+        self._leaving.clear()
         while self._float_outputs:
             sample, output = self._float_outputs.popitem()
             sample.advance(output)
             del output
 
-    def _pass(self, samples: Sequence[_Sample], block: str) -> None:
+    def _pass(self, samples: Sequence[Sample], block: str) -> None:
         """Let the samples that wait before ``block`` through it, and on to the next."""
         for sample in samples:
             if sample.block == block and sample.arguments:
+                for led in sample.led:
+                    # Whoever holds what stood for the output has it now.
+                    for stand_in, tensor in zip(led.given, tensors_in(self._result(led.block, led.call)), strict=True):
+                        stand_in.copy_(tensor)
+                sample.led = []
                 sample.advance(self._output(sample, block))
 
-    def _output(self, sample: _Sample, block: str) -> Any:
+    def _output(self, sample: Sample, block: str) -> Any:
         assert sample.arguments is not None
+        return self._result(block, sample.arguments)
+
+    def _result(self, block: str, call: Arguments) -> Any:
         amp = self._amp and gains_from_bf16(self.blocks[block])
-        return run_block(self.blocks[block], self._forwards[block], sample.arguments, amp)
+        return run_block(self.blocks[block], self._forwards[block], call, amp)
 
     def _next_block(self) -> str | None:
         order = list(self.blocks)
@@ -190,33 +239,8 @@ class Lockstep:
         @functools.wraps(forward)
         def wait_or_run(*args: Any, **kwargs: Any) -> Any:
             thread = threading.current_thread()
-            if isinstance(thread, _Sample) and thread.model is self.model:
+            if isinstance(thread, Sample) and thread.model is self.model:
                 return thread.wait_at(name, (args, kwargs))
             return forward(*args, **kwargs)
 
         return wait_or_run
-
-
-@contextmanager
-def _running(samples: Sequence[_Sample]) -> Iterator[None]:
-    """All samples started and before their first block; at the end those that are still on their way are given up."""
-    threads = torch.get_num_threads()
-    started: list[_Sample] = []
-    try:
-        for sample in samples:
-            sample.start()
-            started.append(sample)
-            sample.advance()
-            torch.set_num_threads(threads)
-        yield
-    finally:
-        for sample in started:
-            sample.cancel()
-        for sample in started:
-            sample.join()
-
-
-def _compute_alone() -> None:
-    """Let the thread that calls this use one thread for its tensors, and no other thread; what is new counts as other."""
-    torch.get_num_threads()  # which sets a number for a new thread, and would do so later otherwise
-    torch.set_num_threads(1)

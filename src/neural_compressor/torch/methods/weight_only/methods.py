@@ -28,7 +28,7 @@ from neural_compressor.torch.methods.autoround.rounding import check_scheme
 from neural_compressor.torch.methods.autoround.training import tune_block, tune_layer
 from neural_compressor.torch.structure.replay import Arguments, CalibrationLimit
 
-RUN_OPTIONS = ("nsamples", "seqlen", "amp", "importance", "hadamard", "folding", "absorb", "quantized_input")
+RUN_OPTIONS = ("nsamples", "seqlen", "amp", "importance", "hadamard", "folding", "absorb", "quantized_input", "nblocks")
 """The options for executors that are run here; ``true_sequential`` is one more, of whole plans."""
 
 

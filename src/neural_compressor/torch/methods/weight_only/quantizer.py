@@ -103,7 +103,8 @@ class WeightOnlyQuantizer:
         amp = not groups.exact
         float_stream = upstream or any(is_block_method(self.ops[n]) for n in layers)
         groups.fill(but=tuple(f"{block}." for block in blocks if block))
-        steps = Lockstep(self.model, calls, blocks, float_stream, lambda block: groups.fill(f"{block}."), amp)
+        runs = self._runs(inside)
+        steps = Lockstep(self.model, calls, blocks, float_stream, lambda block: groups.fill(f"{block}."), amp, runs)
         quantizer = BlockQuantizer(groups, upstream, true_sequential, amp)
         heads = {name: InputStatistics() for name in outside}
 
@@ -116,8 +117,8 @@ class WeightOnlyQuantizer:
             for stop in steps:
                 if self.on_block is not None:
                     self.on_block(stop.block, len(blocks) - len(waiting), len(blocks))
-                quantizer.quantize(stop, inside[stop.block])
-                waiting.remove(stop.block)
+                quantizer.quantize(stop, [name for block in stop.blocks for name in inside[block]])
+                waiting = [block for block in waiting if block not in stop.blocks]
                 if not outside and not waiting:
                     break  # nothing behind the last block wants to know
                 del stop  # it holds what reached the block while the samples go on to the next
@@ -125,6 +126,21 @@ class WeightOnlyQuantizer:
             groups.note_missed(inside[block])
         for name, statistics in heads.items():
             _quantize_together(groups, [name], statistics)
+
+    def _runs(self, inside: Mapping[str, Sequence[str]]) -> list[list[str]]:
+        """The blocks, those together that are trained so: as many of one container as their common method says."""
+        runs: list[list[str]] = []
+        before = None
+        for block, layers in inside.items():
+            methods = {self.ops[name].method for name in layers}
+            together = len(methods) == 1 and is_block_method(self.ops[layers[0]])
+            kind = (block.rpartition(".")[0], methods) if together else None
+            if kind is not None and kind == before and len(runs[-1]) < option(self.ops[layers[0]], "nblocks", 1):  # type: ignore[operator]
+                runs[-1].append(block)
+            else:
+                runs.append([block])
+            before = kind
+        return runs
 
 
 def _quantize_together(groups: LayerGroups, names: Sequence[str], statistics: InputStatistics | None) -> None:

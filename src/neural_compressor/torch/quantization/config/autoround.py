@@ -132,8 +132,10 @@ class AutoRoundConfig(WeightOnlyConfig):
     was learned is given up where the error of a block is no smaller than before, unless ``not_use_best_mse``.
     ``lr_scheduler`` is ``"linear"``, ``"cosine"``, ``"constant"``, a factor for each step, a scheduler of torch (the factors
     are those of a copy), or a function that makes one for an optimizer; ``dynamic_max_gap`` steps without
-    a smaller loss end the training of a block. ``layer_config`` (fields by name of layer) and ``ignore_layers``
-    (names, of which parts do) become local rules.
+    a smaller loss end the training of a block. ``nblocks`` consecutive blocks are trained together, for what the last of
+    them gives, fewer at the end; where the model does more between two than hand it on, these are trained one by one, and
+    a warning says so. ``layer_config`` (fields by name of layer) and ``ignore_layers`` (names, of which parts do) become
+    local rules.
     ``dataset`` (a text file, a list of texts, batches) runs through the model when it is prepared, by the ``tokenizer`` or
     that of the model's folder; without it, calibrate as with other algorithms. ``export_format`` and ``output_dir`` have
     the result written when it is converted, the tokenizer beside it, with ``static_kv_dtype="fp8"`` also scales of keys
@@ -177,6 +179,7 @@ class AutoRoundConfig(WeightOnlyConfig):
     not_use_best_mse: Flag = not _USUAL.keep_best
     dynamic_max_gap: Annotated[int, one_or_more(at_least(-1))] = _USUAL.dynamic_max_gap
     lr_scheduler: Annotated[str | tuple[float, ...], PlainValidator(schedule)] = "linear"
+    nblocks: Count = _USUAL.nblocks
     sampler: _Sampler = _USUAL.sampler
     disable_opt_rtn: Flag = False
     super_bits: Annotated[int | None, one_or_more(optional(whole_between(1, 8, "bits")))] = None

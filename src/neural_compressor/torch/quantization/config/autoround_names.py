@@ -36,7 +36,6 @@ NOT_HERE: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "static_attention_dtype": ((None,), "attention computes in float; FP8Config(kv_cache=True) rounds keys and values"),
     # Models are on the CPU until they are moved.
     **dict.fromkeys(("device_map", "device"), ((None, "auto", "cpu", torch.device("cpu")), _DEVICE)),
-    "nblocks": ((None, 1), "one block is trained at a time, as samples wait before each until it is quantized"),
     **dict.fromkeys(("enable_norm_bias_tuning", "enable_alg_ext"), ((None, False), "weights alone are trained")),
     **dict.fromkeys(("processor", "image_processor", "template", "extra_data_dir"), ((None,), _IMAGES)),
     **dict.fromkeys(
@@ -222,7 +221,7 @@ def sampler(value: Any) -> str:
     raise ConfigError(f"got {value!r}, which is no order of samples; {close_matches(str(value), SAMPLERS)}")
 
 
-_NONE_IS_USUAL = ("dynamic_max_gap", "sampler", "disable_opt_rtn")
+_NONE_IS_USUAL = ("nblocks", "dynamic_max_gap", "sampler", "disable_opt_rtn")
 _IGNORED = ("ignore_layers", "fp_layers")
 _LAYER_FIELDS = {"sym": "use_sym", "data_type": "dtype"}
 

@@ -56,10 +56,9 @@ def layers(model: nn.Module) -> dict[str, QuantLinear]:
 
 def by_hand(layer: QuantLinear, x: torch.Tensor, peak: float) -> torch.Tensor:
     steps = x / layer.input_scale
-    if peak == 448.0:
-        rounded = steps.clamp(-448, 448).to(torch.float8_e4m3fn).float()
-    else:
-        rounded = steps.round().clamp(-128, 127)
+    rounded = (
+        steps.clamp(-448, 448).to(torch.float8_e4m3fn).float() if peak == 448.0 else steps.round().clamp(-128, 127)
+    )
     return nn.functional.linear(rounded * layer.input_scale, layer.dequantized_weight(), layer.bias)
 
 

@@ -61,7 +61,7 @@ _SCHEME = re.compile(r"W([1-8])A([1-8]|16|32)(?:G(\d+))?")
 _BLOCK_SCHEMES = {"MXFP4": "mxfp4", "MXFP8": "mxfp8", "NVFP4": "nvfp4"}
 """Schemes named after the format of both weights and activations."""
 _CHANNEL_SCHEMES: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("INT8", "INT8_W8A8"), {"bits": 8, "act_bits": 8, "group_size": -1}),
+    **{key: {"bits": 8, "act_bits": 8, "group_size": -1} for key in ("INT8", "INT8_W8A8")},
     "FP8_STATIC": {
         **dict.fromkeys(("dtype", "act_dtype"), "fp8_e4m3"),
         **{"bits": 8, "act_bits": 8, "group_size": -1, "act_dynamic": False},

@@ -103,8 +103,10 @@ def _check_beside_activations(model: nn.Module, key: OpKey, op: OpScheme) -> Non
         raise ConfigError("scales are quantized of weights that are quantized alone; leave out double quantization")
     if has_full_range(op.weight) and option(op, "full_range", False) is not False:
         raise ConfigError("scales beside quantized activations are above zero; give the method full_range=False")
-    if op.weight.pair_safe:
-        raise ConfigError("weights that are safe in pairs are rounded to nearest; leave out the method, or pair_safe")
+    if op.weight.pair_safe and not method_of(op).keeps_pairs:
+        raise ConfigError(
+            "weights that are safe in pairs are rounded to nearest or by autoround; leave out the method, or pair_safe"
+        )
     for name in ("act_order", "hadamard", "auto_scale") if op.mode == "static" else ():
         if option(op, name):
             raise ConfigError(

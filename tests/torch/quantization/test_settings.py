@@ -23,6 +23,7 @@ REFUSED, SAME, IDLE_HERE, OUTPUTS = "refused", "same", "idle here", "outputs"
 AMP = [{"amp": True}, {"amp": False}, *([] if is_fast_at_bf16("cpu") else [IDLE_HERE])]
 SCALES = {"use_double_quant": True}
 EIGHT = {"act_bits": 8}
+CHANNELS = {"bits": 8, "act_bits": 8, "group_size": -1}
 WILD = {"not_use_best_mse": True, "lr": 1.0, "minmax_lr": 1.0}
 NORM = {"blocks.0.norm": ["blocks.0.up", "blocks.0.gate"]}
 
@@ -105,7 +106,7 @@ SETTINGS = {
         "act_group_size": [{**EIGHT, "act_group_size": -1}, EIGHT, OUTPUTS],
         "act_sym": [{**EIGHT, "act_sym": False}, EIGHT, OUTPUTS],
         "act_dtype": [{**EIGHT, "act_dtype": "fp8_e4m3"}, EIGHT, OUTPUTS],
-        "act_dynamic": [{"act_dynamic": False, **EIGHT}, {}, REFUSED],
+        "act_dynamic": [{"act_dynamic": False, **CHANNELS}, CHANNELS, OUTPUTS],
         "iters": [{"iters": 9}],
         "nsamples": [{"nsamples": 5}],
         "seqlen": [{"seqlen": 7}],
@@ -207,11 +208,10 @@ def test_who_needs_more_data_gets_it(stack, run):
     [
         (AWQConfig(absorb_layer_dict={"blocks.0.nrm": ["blocks.0.up"]}), r"'blocks\.0\.nrm'.*blocks\.0\.norm"),
         (AWQConfig(absorb_layer_dict={"blocks.0.norm": ["blocks.0.pu"]}), r"'blocks\.0\.pu'.*blocks\.0\.up"),
-        (AutoRoundConfig(scheme="W8A8", act_dynamic=False), "act_dynamic=False.*int8.*StaticQuantConfig"),
         (AutoRoundConfig(act_dtype="mxfp4"), "act_dtype='mxfp4'.*weights in blocks"),
         (
             AutoRoundConfig(scheme="MXFP4", act_dynamic=False),
-            "act_dynamic=False: beside trained weights mxfp4 inputs have scales of their own",
+            "act_dynamic=False: blocks of mxfp4 inputs have scales of their own",
         ),
         (AutoRoundConfig(scheme="NVFP4", act_sym=False), "act_sym: nvfp4 has blocks of its own"),
         (AutoRoundConfig().set_local("blocks.1.down", AutoRoundConfig(iters=7)), r"trained together.*same iters"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,8 +15,9 @@ from neural_compressor.algorithms import AutoRoundOptions, InputStatistics, Laye
 from neural_compressor.algorithms.autoround import Patience
 from neural_compressor.algorithms.weight_qparams import weight_qparams
 from neural_compressor.errors import CalibrationError, ConfigError, NeuralCompressorError, QuantizationError
-from neural_compressor.schemes import QParams, TensorScheme
+from neural_compressor.schemes import QParams, QuantizedArray, TensorScheme, in_pairs, quantize_pairs
 from neural_compressor.schemes.block import is_power_of_two_scale
+from neural_compressor.schemes.pair_safe import pair_safe_codes
 from neural_compressor.torch.methods.autoround.block import RecordedBlock, Sample, batches, samples_of
 from neural_compressor.torch.methods.autoround.rounding import LearnedRounding, check_scheme
 from neural_compressor.torch.modules.weight_only import matrix_of
@@ -68,7 +70,15 @@ def tune_block(
         before, after = train(recorded, roundings, samples, options)
     seconds = time.perf_counter() - started
     logger.debug("%s: squared error %.4g -> %.4g in %.1f s", type(block).__name__, before, after, seconds)
-    return {name: LayerResult(rounding.result()) for name, rounding in roundings.items()}
+    return {name: LayerResult(_found(rounding)) for name, rounding in roundings.items()}
+
+
+def _found(rounding: LearnedRounding) -> QuantizedArray:
+    """What was learned; a pair of codes that is too large for kernels that add in 16 bits loses what it has too much."""
+    array = rounding.result()
+    if not array.scheme.pair_safe:
+        return array
+    return replace(array, codes=pair_safe_codes(array.dequantize(), array.scale, in_pairs(array.shape[1])))
 
 
 def _roundings(
@@ -97,6 +107,8 @@ def _roundings(
 
 def _start(weight: Tensor, scheme: TensorScheme, importance: Tensor, options: AutoRoundOptions) -> QParams:
     """Scales to start from: searched, but for powers of two, of which that of the largest weight does best."""
+    if scheme.pair_safe:  # nearest rounding in other scales would lose more to what pairs may have than training gains
+        return quantize_pairs(weight, scheme, in_pairs(weight.shape[1])).qparams
     stored_as = scheme.dtype.scale_type
     if stored_as is not None and is_power_of_two_scale(stored_as):
         return weight_qparams(weight, scheme, full_range=options.full_range)
@@ -249,4 +261,4 @@ def tune_layer(
             break
     if options.keep_best and not quadratic_loss(weight, values, hessian) <= before:
         rounding.reset()
-    return LayerResult(rounding.result())
+    return LayerResult(_found(rounding))

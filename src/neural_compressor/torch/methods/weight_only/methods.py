@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -40,6 +41,8 @@ class LayerMethod:
     """
 
     algorithm: WeightOnlyAlgorithm
+    #: Whether codes that it finds are safe in pairs where their scheme says so.
+    keeps_pairs: ClassVar[bool] = False
 
     def observes(self, method: Method) -> bool:
         """Whether the inputs of its layers must have been seen."""
@@ -100,6 +103,8 @@ METHODS: Registry[LayerMethod] = Registry("method of PyTorch", entry_point_group
 
 class AutoRoundMethod(BlockMethod):
     """AutoRound: learned rounding, a block at a time."""
+
+    keeps_pairs: ClassVar[bool] = True
 
     def check(self, scheme: TensorScheme, options: LayerOptions) -> None:
         super().check(scheme, options)

@@ -26,6 +26,7 @@ from neural_compressor.config.validators import (
 )
 from neural_compressor.errors import ConfigError
 from neural_compressor.schemes import PER_TENSOR, PER_TOKEN, OpScheme, PerGroup, TensorScheme
+from neural_compressor.torch.modules.activation import has_fixed_range
 from neural_compressor.torch.quantization.config.autoround_names import (
     BUDGET_FIELDS,
     RUN_FIELDS,
@@ -62,7 +63,16 @@ logger = logging.getLogger("neural_compressor")
 _SCHEME = re.compile(r"W([1-8])A([1-8]|16|32)(?:G(\d+))?")
 _BLOCK_SCHEMES = {"MXFP4": "mxfp4", "MXFP8": "mxfp8", "NVFP4": "nvfp4"}
 """Schemes named after the format of both weights and activations."""
+_CHANNEL_SCHEMES: dict[str, dict[str, Any]] = {
+    **{key: {"bits": 8, "act_bits": 8, "group_size": -1} for key in ("INT8", "INT8_W8A8")},
+    "FP8_STATIC": {
+        **dict.fromkeys(("dtype", "act_dtype"), "fp8_e4m3"),
+        **{"bits": 8, "act_bits": 8, "group_size": -1, "act_dynamic": False},
+    },
+}
+"""Schemes with one scale a channel of the weight."""
 _FLOAT_BITS = (16, 32)
+_OF_A_SCHEME = ("dtype", "bits", "group_size", "act_bits", "act_dtype", "act_dynamic")
 _ACTIVATION = ("act_dtype", "act_group_size", "act_sym", "act_dynamic")
 RULES = frozenset({"white_list", "local", "scheme", *RUN_FIELDS})
 """Fields that a rule for some layers does not take over from the whole: ``scheme`` says what others say."""
@@ -83,11 +93,11 @@ def _act_bits(value: Any) -> int:
 
 def _scheme(value: Any) -> str:
     name = value.upper() if isinstance(value, str) else ""
-    if name in _BLOCK_SCHEMES or _SCHEME.fullmatch(name):
+    if name in (*_BLOCK_SCHEMES, *_CHANNEL_SCHEMES) or _SCHEME.fullmatch(name):
         return name
     raise ConfigError(
         f"got {value!r}, expected the bits of weights and activations as in 'W4A16', with a group size as in 'W2A16G64', "
-        f"or one of {', '.join(_BLOCK_SCHEMES)}"
+        f"or one of {', '.join((*_BLOCK_SCHEMES, *_CHANNEL_SCHEMES))}"
     )
 
 
@@ -111,6 +121,8 @@ def scheme_fields(name: str) -> dict[str, Any]:
         block = _BLOCK_SCHEMES[name]
         kind = dtype_of(block, 0)
         return {"dtype": kind.name, "act_dtype": kind.name, "bits": kind.bits, "act_bits": kind.bits}
+    if name in _CHANNEL_SCHEMES:
+        return dict(_CHANNEL_SCHEMES[name])
     found = _SCHEME.fullmatch(name)
     weight, activation, group = found.groups() if found else (None, None, None)
     fields = {"bits": weight, "act_bits": activation, "group_size": group}
@@ -125,7 +137,9 @@ class AutoRoundConfig(WeightOnlyConfig):
     ``lr`` is 1 / ``iters`` by default and ``minmax_lr`` smaller, the more bits there are. Of the calibration data the first
     ``nsamples`` samples are used, and ``seqlen`` tokens of each; other algorithms beside it may ask for more. Activations
     stay in float, or are rounded as they come: to integers in groups or token by token (``act_bits=8``), or to blocks as
-    the weights are (``scheme`` MXFP4, MXFP8, NVFP4). Weights are trained on float ones.
+    the weights are (``scheme`` MXFP4, MXFP8, NVFP4). With ``act_dynamic=False`` an input of 8 bits has one scale, from the
+    calibration data as in :class:`StaticQuantConfig`, and the weight one a channel (``act_bits=8`` for integers,
+    ``scheme="FP8_STATIC"`` for fp8). Weights are trained on float ones.
     With ``iters=0`` weights go to the nearest value of grids whose scales were searched, and with ``disable_opt_rtn`` (which
     says nothing of training) of grids that span the weights: :class:`RTNConfig`, without data. A step sees
     ``gradient_accumulate_steps`` batches of ``batch_size`` samples, drawn at random or in order (``sampler="seq"``). What
@@ -205,7 +219,7 @@ class AutoRoundConfig(WeightOnlyConfig):
         for selector, fields in rules.items():
             said = {name: getattr(self, name) for name in self.model_fields_set - RULES}
             if "scheme" in self.model_fields_set and "scheme" not in fields:
-                said |= {name: getattr(self, name) for name in ("dtype", "bits", "group_size", "act_bits", "act_dtype")}
+                said |= {name: getattr(self, name) for name in _OF_A_SCHEME}
             said = fields if fields == {"dtype": FLOAT} else {**said, **fields}
             self.set_local(selector, AutoRoundConfig(**said))
 
@@ -261,7 +275,27 @@ class AutoRoundConfig(WeightOnlyConfig):
         if activation is None:
             return super().said
         tensors = {"weight": self.weight_scheme(), "activation": activation}
-        return {(name, "dtype"): tensor.dtype.name for name, tensor in tensors.items()}
+        said = {(name, "dtype"): tensor.dtype.name for name, tensor in tensors.items()}
+        if self._is_static(activation):
+            said |= {(name, "scheme"): "sym" if tensor.symmetric else "asym" for name, tensor in tensors.items()}
+        return said
+
+    @property
+    def left_open(self) -> tuple[tuple[str, str], ...]:
+        """The fields of :attr:`wanted` that are the framework's to choose: how static ranges are found."""
+        activation = self.activation_scheme()
+        return (("activation", "algorithm"),) if activation is not None and self._is_static(activation) else ()
+
+    def excludes(self, name: str, op_type: str) -> str:
+        """Why an op is left in float where inputs are static, which ops without a trained weight could have too."""
+        activation = self.activation_scheme()
+        if activation is None or not self._is_static(activation) or op_type == "Linear":
+            return ""
+        return f"AutoRound trains weights of linear layers; StaticQuantConfig or FP8Config quantizes a {op_type}"
+
+    def _is_static(self, activation: TensorScheme) -> bool:
+        """Whether inputs have one scale, known beforehand."""
+        return not self.act_dynamic and not activation.dtype.block_size
 
     def _parameters(self) -> tuple[TensorScheme | None, TensorScheme | None]:
         if self.super_bits is None and self.super_group_size is None:
@@ -289,11 +323,22 @@ class AutoRoundConfig(WeightOnlyConfig):
                 f"AutoRoundConfig.act_dtype={kind.name!r}: inputs in blocks are multiplied with weights in blocks; say both "
                 f"as in the schemes {', '.join(_BLOCK_SCHEMES)}"
             )
-        if not self.act_dynamic and not kind.has_tensor_scale:
+        if not self.act_dynamic and not has_fixed_range(activation):
             raise ConfigError(
-                f"AutoRoundConfig.act_dynamic=False: beside trained weights {kind.name} inputs have scales of their own, "
-                "none beforehand; leave it out, or use StaticQuantConfig or FP8Config"
+                f"AutoRoundConfig.act_dynamic=False: blocks of {kind.name} inputs have scales of their own, none "
+                "beforehand; leave it out"
             )
+        if self._is_static(activation):
+            if self.changed("act_group_size"):
+                raise ConfigError(
+                    f"AutoRoundConfig.act_group_size: got {self.act_group_size}, and with act_dynamic=False an input has "
+                    "one scale; leave it out"
+                )
+            if self.group_size != -1:
+                raise ConfigError(
+                    f"AutoRoundConfig.group_size: got {self.group_size}, and beside inputs with one scale "
+                    "(act_dynamic=False) weights have one a channel; leave it out, or give -1"
+                )
         if kind.block_size and (idle := self.changed("act_group_size", "act_sym")):
             raise ConfigError(f"AutoRoundConfig.{next(iter(idle))}: {kind.name} has blocks of its own; leave it out")
 
@@ -320,7 +365,9 @@ class AutoRoundConfig(WeightOnlyConfig):
         if "scheme" in given or values["scheme"] != usual["scheme"]:
             spoken = given | {name for name in values if values[name] != usual[name]}
             values = cls._with(values, scheme_fields(values["scheme"]), spoken, f"scheme {values['scheme']!r}")
-            return cls._settled_activation(super()._settled(values, given), given)
+            return cls._settled_activation(
+                super()._settled(values, given), given | scheme_fields(values["scheme"]).keys()
+            )
         values = cls._settled_activation(super()._settled(values, given), given)
         name = values["dtype"].upper()
         block = name in _BLOCK_SCHEMES and values["act_dtype"] == values["dtype"]
@@ -338,4 +385,8 @@ class AutoRoundConfig(WeightOnlyConfig):
                 values["act_bits"],
                 ", ".join(idle),
             )
+        in_blocks = name not in (None, "int") and dtype_of(name, 0).block_size
+        if values["act_bits"] not in _FLOAT_BITS and not values["act_dynamic"] and not in_blocks:
+            # One scale a channel is what kernels with static inputs take.
+            values = values if "group_size" in given else {**values, "group_size": -1}
         return values

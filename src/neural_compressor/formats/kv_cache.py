@@ -1,7 +1,8 @@
-"""Scales of a key-value cache in a checkpoint: ``kv_cache_scheme``, and ``k_scale`` and ``v_scale`` of each attention."""
+"""Scales of attentions in a checkpoint: ``kv_cache_scheme``, ``k_scale`` and ``v_scale``, and ``q_scale`` of queries."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,25 +17,36 @@ from neural_compressor.schemes.arrays import Array, array_namespace, as_float32
 KV_SCHEME = TensorScheme(dtype("fp8_e4m3"), granularity=PER_TENSOR)
 """Keys and values in fp8 e4m3 with one scale each."""
 _PARTS = ("k_scale", "v_scale")
+_QUERIES = "q_scale"
 _OLDER = {"k_proj.k_scale": "k_scale", "v_proj.v_scale": "v_scale"}
 
 
 @dataclass(frozen=True, eq=False)
 class KVScales:
-    """What keys and values of one attention are divided by: float32, with no axes, or one a head, (heads, 1, 1)."""
+    """What keys and values of one attention are divided by: float32, with no axes, or one a head, (heads, 1, 1).
+
+    ``queries`` are what queries are divided by; None where these stay in float.
+    """
 
     keys: Array
     values: Array
+    queries: Array | None = None
 
     def tensors(self) -> dict[str, Array]:
         """The tensors that store them, by local name."""
-        pairs = zip(_PARTS, (self.keys, self.values), strict=True)
-        return {part: array_namespace(s).reshape(s, (1,)) if not s.ndim else s for part, s in pairs}
+        pairs = zip((*_PARTS, _QUERIES), (self.keys, self.values, self.queries), strict=True)
+        return {part: array_namespace(s).reshape(s, (1,)) if not s.ndim else s for part, s in pairs if s is not None}
 
 
 def kv_cache_scheme() -> dict[str, Any]:
     """What a configuration says of a cache with one scale a tensor."""
     return tensor_args(KV_SCHEME, dynamic=False)
+
+
+def attention_group(attentions: Iterable[str]) -> dict[str, Any]:
+    """The group of a compressed-tensors configuration that has queries of ``attentions`` rounded as their keys are."""
+    targets = [f"re:{re.escape(name)}$" for name in attentions]
+    return {"targets": targets, "weights": None, "input_activations": kv_cache_scheme(), "output_activations": None}
 
 
 def kv_tensors(names: Iterable[str]) -> dict[str, dict[str, str]]:
@@ -45,7 +57,7 @@ def kv_tensors(names: Iterable[str]) -> dict[str, dict[str, str]]:
     """
     found: dict[str, dict[str, str]] = {}
     for name in names:
-        for ending, part in (*_OLDER.items(), *zip(_PARTS, _PARTS, strict=True)):
+        for ending, part in (*_OLDER.items(), *((each, each) for each in (*_PARTS, _QUERIES))):
             if name.endswith(f".{ending}"):
                 found.setdefault(name[: -len(ending) - 1], {})[part] = name
                 break
@@ -59,8 +71,8 @@ def read_kv_scales(tensors: Mapping[str, Array], attention: str, config: Mapping
         scheme = tensor_scheme_of(told, "kv_cache_scheme")
         if scheme.dtype != KV_SCHEME.dtype or told.get("dynamic"):
             raise FormatError(f"'kv_cache_scheme' is fp8 with scales known beforehand, found {dict(told)!r}")
-    scales = []
-    for part in _PARTS:
+    scales: list[Array] = []
+    for part in (*_PARTS, *([_QUERIES] if _QUERIES in tensors else [])):
         if part not in tensors:
             raise FormatError(f"the cache of {attention!r} has no {part!r}; it has {', '.join(sorted(tensors))}")
         scale = as_float32(finite_scale(tensors[part], part))

@@ -16,6 +16,7 @@ from torch import nn
 
 from neural_compressor.adaptor.records import OpRecord
 from neural_compressor.errors import ConfigError
+from neural_compressor.formats.kv_cache import KV_SCHEME, KVScales
 from neural_compressor.registry import close_matches
 from neural_compressor.schemes import OpKey
 from neural_compressor.schemes.error import sqnr_db
@@ -23,6 +24,7 @@ from neural_compressor.torch.batches import feed, split_batch, tensors_in
 from neural_compressor.torch.checks import copy_of
 from neural_compressor.torch.hooks import evaluating, hooked
 from neural_compressor.torch.modules import QuantModule
+from neural_compressor.torch.modules.kv_cache import kv_scales_of
 from neural_compressor.torch.quantized_model import Quantization
 from neural_compressor.tuning.identity import identity
 
@@ -101,7 +103,16 @@ def op_records(
     reasons = {**skipped, **done.reasons}
     keys = list(dict.fromkeys([*done.plan, *reasons]))
     records = [_record(key, modules.get(key[0]), floats.get(key[0]), reasons, errors) for key in keys]
-    return [_with_reason(record, done.structure.unfolded.get(record.name, "")) for record in records]
+    records = [_with_reason(record, done.structure.unfolded.get(record.name, "")) for record in records]
+    return [*records, *(_attention_record(name, modules[name], each) for name, each in kv_scales_of(model).items())]
+
+
+def _attention_record(name: str, module: nn.Module, scales: KVScales) -> OpRecord:
+    """What an attention rounds itself, which is none of its products."""
+    kind = KV_SCHEME.dtype.name
+    rounded = "keys and values" if scales.queries is None else "queries, keys and values"
+    reason = f"{rounded} are rounded to {kind}, and products of them are computed in float"
+    return OpRecord(name, type(module).__name__, kind, activation=kind, mode="static", simulated=True, reason=reason)
 
 
 def _with_reason(record: OpRecord, more: str) -> OpRecord:

@@ -20,9 +20,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from neural_compressor.errors import ConfigError, FormatError, NeuralCompressorError, WorkspaceError
+from neural_compressor.errors import FormatError, NeuralCompressorError, WorkspaceError
 from neural_compressor.formats import new_folder
 from neural_compressor.formats.json_files import read_json
+from neural_compressor.formats.kv_cache import read_kv_scales
 from neural_compressor.paths import path_of
 from neural_compressor.schemes import Plan
 from neural_compressor.torch.checks import copy_of, require_module
@@ -36,7 +37,7 @@ from neural_compressor.torch.modules.function_products import (
     opened_products,
 )
 from neural_compressor.torch.modules.kernels.integer import fits_kernel
-from neural_compressor.torch.modules.kv_cache import kv_scales_of
+from neural_compressor.torch.modules.kv_cache import attach_kv_scales, kv_scales_of
 from neural_compressor.torch.modules.matrix_stack import open_stacks
 from neural_compressor.torch.modules.relay import Relays
 from neural_compressor.torch.passes.fold import Structure
@@ -90,10 +91,6 @@ def save_model(model: nn.Module, path: str | Path) -> None:
     done = getattr(model, "quantization", None)
     if not isinstance(done, Quantization):
         raise FormatError("this model was not quantized here: there is no plan to save with it")
-    if kv_scales_of(model):
-        raise ConfigError(
-            "the default format has no place for the scales of a key-value cache; save with format='huggingface'"
-        )
     path = path_of(path, "save")
     if path.is_dir() and any(path.iterdir()) and not (path / CONFIG).exists():
         raise WorkspaceError(
@@ -101,6 +98,8 @@ def save_model(model: nn.Module, path: str | Path) -> None:
         )
     tensors, aliases = unique_state(model)
     _equal_once(model, tensors, aliases)
+    caches = {name: scales.tensors() for name, scales in kv_scales_of(model).items()}
+    tensors |= {f"{name}.{part}": scale for name, parts in caches.items() for part, scale in parts.items()}
     size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     with new_folder(path, overwrite=True, needed=size) as folder:
         save_file({n: t.detach().cpu().contiguous() for n, t in tensors.items()}, folder / WEIGHTS)
@@ -112,6 +111,7 @@ def save_model(model: nn.Module, path: str | Path) -> None:
             "reasons": [[*key, reason] for key, reason in done.reasons.items()],
             "relays": asdict(done.relays),
             "aliases": aliases,
+            **({"caches": {name: list(parts) for name, parts in caches.items()}} if caches else {}),
             "sha256": sha256(folder / WEIGHTS),
         }
         config["checksum"] = checksum(config)
@@ -131,6 +131,10 @@ def load_model(path: str | Path, model: nn.Module) -> nn.Module:
     try:
         for name, target in config.aliases.items():
             tensors[name] = tensors[target]
+        caches = {
+            name: read_kv_scales({part: tensors.pop(f"{name}.{part}") for part in parts}, name, {})
+            for name, parts in config.caches.items()
+        }
         open_products(base, {name: FunctionProduct(*each) for name, each in structure.products.items()})
         _check_types(base, done.plan)
         close_products(base, [name for name, _ in done.plan])
@@ -152,6 +156,7 @@ def load_model(path: str | Path, model: nn.Module) -> nn.Module:
             f"{path} does not fit a model of type {type(model).__name__}: "
             f"missing tensors {lost[:5]}, unexpected tensors {list(unexpected)[:5]}"
         )
+    attach_kv_scales(new, caches)
     _tell_simulated(new)
     return new
 
@@ -223,6 +228,7 @@ class _StoredConfig(_Part):
     reasons: list[tuple[str, str, str]]
     relays: _StoredRelays | dict[str, str]
     aliases: dict[str, str]
+    caches: dict[str, list[str]] = Field(default_factory=dict)
     sha256: str
     checksum: str = ""
 

@@ -15,7 +15,7 @@ from neural_compressor.errors import ConfigError, FormatError, WorkspaceError
 from neural_compressor.formats import FORMATS, Layer, LinearSpec, new_folder
 from neural_compressor.formats.base import Spec
 from neural_compressor.formats.json_files import read_json
-from neural_compressor.formats.kv_cache import kv_cache_scheme
+from neural_compressor.formats.kv_cache import attention_group, kv_cache_scheme
 from neural_compressor.formats.safetensors_writer import shards_in
 from neural_compressor.paths import check_writable
 from neural_compressor.registry import close_matches
@@ -78,6 +78,9 @@ def write_checkpoint(
     block = format.config(specs, ignore, complete=True)
     if caches:
         block["kv_cache_scheme"] = kv_cache_scheme()
+    rounded = [name for name, scales in caches.items() if scales.queries is not None]
+    if rounded and layout == "compressed-tensors":  # elsewhere readers go by the tensors alone
+        block["config_groups"][f"group_{len(block['config_groups'])}"] = attention_group(rounded)
     settings = {**config.to_dict(), "architectures": [type(model).__name__], "quantization_config": block}
     settings["torch_dtype" if "torch_dtype" in settings else "dtype"] = str(_float_type(model)).removeprefix("torch.")
     if output_head(model) in layers.values():

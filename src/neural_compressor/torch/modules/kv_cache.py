@@ -1,9 +1,9 @@
-"""Keys and values of attentions in fp8, as a cache of eight bits would hold them; simulated."""
+"""Keys and values of attentions in fp8, as a cache of eight bits would hold them, and queries beside them; simulated."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +18,7 @@ from neural_compressor.torch.batches import feed
 from neural_compressor.torch.hooks import evaluating
 
 _ARGUMENTS = ("past_key_values", "past_key_value")
+_ATTENTION = "scaled_dot_product_attention"
 
 
 def cached_attentions(model: nn.Module) -> dict[str, nn.Module]:
@@ -38,18 +39,20 @@ def attentions_of(model: nn.Module, scales: Mapping[str, KVScales]) -> dict[str,
 
 
 def attach_kv_scales(model: nn.Module, scales: Mapping[str, KVScales]) -> None:
-    """Have attentions of ``model`` round keys and values to fp8 with ``scales`` before a cache gets them."""
+    """Have attentions of ``model`` round keys and values to fp8 with ``scales`` before a cache gets them, queries too."""
     for name, module in attentions_of(model, scales).items():
         each = scales[name]
         module.register_buffer("k_scale", torch.as_tensor(each.keys), persistent=False)
         module.register_buffer("v_scale", torch.as_tensor(each.values), persistent=False)
+        if each.queries is not None:
+            module.register_buffer("q_scale", torch.as_tensor(each.queries), persistent=False)
         module.register_forward_pre_hook(_hand_rounding_cache, with_kwargs=True)
 
 
 def kv_scales_of(model: nn.Module) -> dict[str, KVScales]:
-    """The scales that attentions of ``model`` round keys and values with."""
-    found = {name: (m._buffers.get("k_scale"), m._buffers.get("v_scale")) for name, m in model.named_modules()}
-    return {name: KVScales(*pair) for name, pair in found.items() if pair[0] is not None and pair[1] is not None}
+    """The scales that attentions of ``model`` round keys and values with, and queries where they do."""
+    found = {n: [m._buffers.get(f"{part}_scale") for part in "kvq"] for n, m in model.named_modules()}
+    return {name: KVScales(*each) for name, each in found.items() if each[0] is not None and each[1] is not None}
 
 
 def observed_kv_scales(model: nn.Module, batches: Iterable[Any]) -> dict[str, KVScales]:
@@ -71,30 +74,36 @@ def require_attentions(model: nn.Module) -> dict[str, nn.Module]:
 
 
 @contextmanager
-def observing_caches(model: nn.Module) -> Iterator[dict[str, list[Tensor]]]:
-    """The largest magnitude of the keys and of the values of each attention, while ``model`` runs."""
+def observing_caches(model: nn.Module, queries: bool = False) -> Iterator[dict[str, list[Tensor]]]:
+    """The largest magnitude of the keys, the values and the ``queries`` of each attention, while ``model`` runs."""
     largest: dict[str, list[Tensor]] = {}
     attentions = require_attentions(model)
-    with _observing(attentions, largest):
+    with _observing(attentions, largest, queries):
         yield largest
 
 
-def kv_scales_for(model: nn.Module, largest: Mapping[str, Sequence[Tensor]]) -> dict[str, KVScales]:
-    """Scales at which the largest key and value of each attention are the largest numbers of fp8."""
+def kv_scales_for(
+    model: nn.Module, largest: Mapping[str, Sequence[Tensor]], queries: bool = False
+) -> dict[str, KVScales]:
+    """Scales at which the largest key, value and query of each attention are the largest numbers of fp8."""
     missed = sorted(cached_attentions(model).keys() - largest.keys())
     if missed:
         raise CalibrationError(
             f"no key or value of {missed[0]!r} was seen: run the model on data that reaches it (save: kv_cache=batches)"
         )
-    peak = KV_SCHEME.dtype.max
+    parts = ("keys", "values", "queries")[: 3 if queries else 2]
     scales = {}
-    for name, (keys, values) in largest.items():
-        for what, found in (("keys", keys), ("values", values)):
+    for name, seen in largest.items():
+        if len(seen) < len(parts):
+            raise CalibrationError(
+                f"no query of {name!r} was seen: queries are rounded where torch's scaled_dot_product_attention or matmul "
+                "multiplies them with keys; load the model with attn_implementation='sdpa' or 'eager'"
+            )
+        for what, found in zip(parts, seen, strict=True):
             if not bool(torch.isfinite(found)):
                 raise CalibrationError(f"{what} of {name!r} hold NaN or Inf")
-        scales[name] = KVScales(
-            *((found / peak).clamp(min=torch.finfo(torch.float32).tiny) for found in (keys, values))
-        )
+        tiny, peak = torch.finfo(torch.float32).tiny, KV_SCHEME.dtype.max
+        scales[name] = KVScales(*((found / peak).clamp(min=tiny) for found in seen))
     return scales
 
 
@@ -113,16 +122,55 @@ def is_held(value: Any) -> bool:
     return getattr(value, _HELD, False) is True
 
 
-class _Cache:
-    """A cache that changes or sees what it is given, and hands everything else to the one it stands for."""
+_QUERY_AT = {
+    **dict.fromkeys((_ATTENTION, "matmul", "__matmul__", "bmm", "linalg_matmul"), 0),
+    "baddbmm": 1,
+}
+"""Where a function that multiplies queries with keys takes queries; keys come next."""
 
-    def __init__(self, cache: Any, change: Any) -> None:
-        self._cache, self._change = cache, change
+
+class _Keys(Tensor):
+    """Keys for which something is done to the query that they are multiplied with; what is made of them is so too."""
+
+    on_query: Callable[[Tensor], Tensor]
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given, named = list(args), dict(kwargs or {})
+        place = _QUERY_AT.get(getattr(func, "__name__", ""))
+        if getattr(func, "__name__", "") == _ATTENTION:
+            given += [named.pop(name) for name in ("query", "key", "value")[len(given) :] if name in named]
+        if place is not None and len(given) > place + 1:
+            query, keys = given[place : place + 2]
+            if isinstance(keys, cls) and not isinstance(query, cls):
+                given[place] = keys.on_query(query)
+                with torch._C.DisableTorchFunctionSubclass():
+                    return func(*given, **named)
+        result = super().__torch_function__(func, types, args, kwargs or {})
+        if isinstance(result, cls) and not hasattr(result, "on_query"):
+            of = next(each for each in (*args, *named.values()) if isinstance(each, cls))
+            result.on_query = of.on_query
+        return result
+
+
+class _Cache:
+    """A cache that changes or sees what it is given, and hands everything else to the one it stands for.
+
+    What ``on_query`` gives stands for the query that the keys are multiplied with.
+    """
+
+    def __init__(self, cache: Any, change: Any, on_query: Callable[[Tensor], Tensor] | None = None) -> None:
+        self._cache, self._change, self._on_query = cache, change, on_query
 
     def update(self, keys: Tensor, values: Tensor, *args: Any, **kwargs: Any) -> Any:
         """Keep keys and values, and give all that are kept."""
         keys, values = self._change(keys, values)
-        return (keys, values) if self._cache is None else self._cache.update(keys, values, *args, **kwargs)
+        held = (keys, values) if self._cache is None else self._cache.update(keys, values, *args, **kwargs)
+        if self._on_query is None:
+            return held
+        keys = held[0].as_subclass(_Keys)
+        keys.on_query = self._on_query
+        return keys, held[1]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._cache, name)
@@ -142,8 +190,9 @@ def _hand_rounding_cache(module: nn.Module, args: tuple[Any, ...], kwargs: dict[
         scales = (module.k_scale, module.v_scale)
         return tuple(_rounded(x, scale) for x, scale in zip(pair, scales, strict=True))  # type: ignore[arg-type]
 
-    name = _argument(module)
-    return args, {**kwargs, name: _RoundingCache(kwargs.get(name), rounded)}
+    name, scale = _argument(module), module._buffers.get("q_scale")
+    on_query = None if scale is None else lambda query: _rounded(query, scale)
+    return args, {**kwargs, name: _RoundingCache(kwargs.get(name), rounded, on_query)}
 
 
 def _rounded(x: Tensor, scale: Tensor) -> Tensor:
@@ -152,17 +201,21 @@ def _rounded(x: Tensor, scale: Tensor) -> Tensor:
 
 
 @contextmanager
-def _observing(attentions: Mapping[str, nn.Module], largest: dict[str, list[Tensor]]) -> Iterator[None]:
+def _observing(attentions: Mapping[str, nn.Module], largest: dict[str, list[Tensor]], queries: bool) -> Iterator[None]:
     def seeing(name: str, module: nn.Module) -> Any:
-        def see(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-            found = [x.detach().float().abs().amax() for x in (keys, values)]
-            before = largest.get(name, found)
-            largest[name] = [torch.maximum(*pair) for pair in zip(before, found, strict=True)]
-            return keys, values
+        def note(at: int, x: Tensor) -> Tensor:
+            seen, found = largest.setdefault(name, []), x.detach().float().abs().amax()
+            seen[at : at + 1] = [torch.maximum(*seen[at : at + 1], found) if len(seen) > at else found]
+            return x
 
         def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             argument = _argument(module)
-            return args, {**kwargs, argument: _Cache(kwargs.get(argument), see)}
+            cache = _Cache(
+                kwargs.get(argument),
+                lambda keys, values: (note(0, keys), note(1, values)),
+                (lambda query: note(2, query)) if queries else None,
+            )
+            return args, {**kwargs, argument: cache}
 
         return module.register_forward_pre_hook(hook, with_kwargs=True)
 

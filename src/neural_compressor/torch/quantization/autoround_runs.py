@@ -100,13 +100,14 @@ class Export:
         part = runs_of(config)
         if part is None:
             return None
-        if part.static_kv_dtype is not None and not part.changed("export_format", "output_dir"):
+        in_files = part.static_kv_dtype is not None and part.static_attention_dtype is None
+        if in_files and not part.changed("export_format", "output_dir"):
             raise ConfigError("AutoRoundConfig.static_kv_dtype: scales are written into files; give output_dir too")
         if part.scale_dtype is not None:
             _check_scales(part)
         if not part.changed("export_format", "output_dir", "scale_dtype"):
             return None
-        if part.static_kv_dtype is not None and part.dataset is None:
+        if in_files and part.dataset is None:
             raise ConfigError("AutoRoundConfig.static_kv_dtype: scales are found on data; give dataset too")
         return cls(part)
 
@@ -122,16 +123,21 @@ class Export:
     def _writes(self) -> bool:
         return bool(self.part.changed("export_format", "output_dir"))
 
+    @property
+    def _of_attention(self) -> list[str]:
+        """The fields that ask for scales of attentions."""
+        return list(self.part.changed("static_attention_dtype", "static_kv_dtype"))
+
     def check(self, model: nn.Module, plan: Plan) -> None:
         """Refuse what cannot be written of ``model``, as far as it is known before it is quantized."""
         if not self._writes:
             return
-        with_cache, layout = self.part.static_kv_dtype is not None, EXPORTS[self._name].get("layout")
+        with_cache, layout = bool(self._of_attention), EXPORTS[self._name].get("layout")
         if layout is not None:
             check_checkpoint(model, plan, self._folder, layout, with_cache)
             return
         if with_cache:
-            raise ConfigError("AutoRoundConfig.static_kv_dtype: a GGUF file has no scales of a cache; leave it out")
+            raise ConfigError(f"AutoRoundConfig.{self._of_attention[0]}: a GGUF file has no scales of a cache; leave it out")
         check_gguf(model, self._folder)
 
     def finish(self, model: nn.Module) -> None:
@@ -159,7 +165,7 @@ class Export:
         tokenizer = self.part.tokenizer
         if options["format"] == "gguf":
             options["tokenizer"] = tokenizer
-        if self.part.static_kv_dtype is not None:
+        if self._of_attention == ["static_kv_dtype"]:  # otherwise the model has scales
             options["kv_cache"] = list(named_batches(self.part, model))
         if name == "auto_round":
             logger.warning("export_format 'auto_round' is written with the tensors it has and GPTQ's config.json")

@@ -35,15 +35,18 @@ from neural_compressor.torch.modules.kv_cache import (
     observing_caches,
     require_attentions,
 )
-from neural_compressor.torch.quantization.config import FP8Config
+from neural_compressor.torch.quantization.config import AutoRoundConfig, FP8Config
 
 logger = logging.getLogger("neural_compressor")
 
 
 class FP8Run:
-    """What an :class:`FP8Config` asks of files while a plan is prepared and carried out."""
+    """What an :class:`FP8Config` asks of files while a plan is prepared and carried out.
 
-    def __init__(self, model: nn.Module, config: FP8Config, plan: Plan) -> None:
+    ``queries`` has queries, keys and values rounded, whatever the configuration says of a cache.
+    """
+
+    def __init__(self, model: nn.Module, config: FP8Config, plan: Plan, queries: bool = False) -> None:
         rank = config.local_rank if config.global_rank is None else config.global_rank
         if config.world_size is None and rank is not None:
             field = "local_rank" if config.global_rank is None else "global_rank"
@@ -55,7 +58,8 @@ class FP8Run:
                 "FP8Config.seperate_measure_files: got False with a world_size: ranks write a file each, and QUANTIZE "
                 "merges them; leave it at True"
             )
-        self.config, self._model, self._plan = config, model, plan
+        self.config, self._model, self._plan, self._queries = config, model, plan, queries
+        self._has_caches = config.kv_cache or queries
         self.files = MeasurementFiles(
             config.dump_stats_path,
             config.observer,
@@ -71,7 +75,7 @@ class FP8Run:
         self._observing = ExitStack()
         self._measuring: Measuring | None = None
         self.runs = 0
-        if config.kv_cache:
+        if self._has_caches:
             require_attentions(model)
 
     def place(self) -> None:
@@ -92,14 +96,14 @@ class FP8Run:
     @property
     def sees_data(self) -> bool:
         """Whether it looks at what runs through the model, for files or for the scales of caches."""
-        return self.config.writes_statistics or (self.config.measure and self.config.kv_cache)
+        return self.config.writes_statistics or (self.config.measure and self._has_caches)
 
     def begin(self, execution: Execution) -> None:
         """Start of calibration, when ``execution`` listens: statistics for files and of caches."""
         if self.sees_data:
             self._observing.callback(self._model.register_forward_pre_hook(self._count).remove)
-        if self.config.measure and self.config.kv_cache:
-            self._caches = self._observing.enter_context(observing_caches(self._model))
+        if self.config.measure and self._has_caches:
+            self._caches = self._observing.enter_context(observing_caches(self._model, self._queries))
         if self.config.writes_statistics:
             self._measuring = Measuring(self._model, self._plan, self.files, self._caches)
             self._measuring.start()
@@ -124,14 +128,14 @@ class FP8Run:
 
     def attach_caches(self, model: nn.Module) -> None:
         """Have the attentions of the quantized model round keys and values, where the configuration asks for it."""
-        if self.config.kv_cache:
+        if self._has_caches:
             attach_kv_scales(model, self._kv_scales)
 
     def settle_caches(self) -> None:
         """Find the scales of keys and values before the model is changed."""
-        if self.config.kv_cache:
+        if self._has_caches:
             found = self._caches if self.config.measure else measured_caches(self.files, self._model)
-            self._kv_scales = kv_scales_for(self._model, found)
+            self._kv_scales = kv_scales_for(self._model, found, self._queries)
 
     def ranges(self) -> Ranges | None:
         """What earlier runs measured; None where this one does."""
@@ -223,11 +227,12 @@ def _range_of(stored: float | Sequence[float], op: OpScheme) -> Range:
 
 
 def fp8_run(model: nn.Module, config: Composition, plan: Plan) -> FP8Run | None:
-    """The files that ``config`` speaks of, if any."""
+    """The files that ``config`` speaks of, if any, and the scales of attentions."""
     found = [part for part in config.parts if isinstance(part, FP8Config)]
+    queries = any(isinstance(part, AutoRoundConfig) and part.static_attention_dtype for part in config.parts)
     apart = [part for part in found if part.mode != "AUTO"]
     if apart and len(config.parts) > 1:
         raise ConfigError(
             f"FP8Config.mode: {apart[0].mode!r} is a run of its own, and other configurations are added to it; take AUTO"
         )
-    return FP8Run(model, found[0], plan) if found else None
+    return FP8Run(model, found[0] if found else FP8Config(), plan, queries) if found or queries else None

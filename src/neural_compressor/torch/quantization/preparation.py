@@ -93,7 +93,7 @@ def prepare(model: nn.Module, quant_config: Any, inplace: bool = True, example_i
         setattr(model, _ATTRIBUTE, execution)
         setattr(model, _FP8_RUN, run)
         setattr(model, _EXPORT, export)
-    if data is not None and execution.is_listening:
+    if data is not None and (execution.is_listening or (run is not None and run.sees_data)):
         try:
             data(model)
         except BaseException:

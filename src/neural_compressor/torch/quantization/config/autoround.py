@@ -153,7 +153,8 @@ class AutoRoundConfig(WeightOnlyConfig):
     ``dataset`` (a text file, a list of texts, batches) runs through the model when it is prepared, by the ``tokenizer`` or
     that of the model's folder; without it, calibrate as with other algorithms. ``export_format`` and ``output_dir`` have
     the result written when it is converted, the tokenizer beside it, with ``static_kv_dtype="fp8"`` also scales of keys
-    and values on that data.
+    and values on that data. ``static_attention_dtype="fp8"`` has attentions round queries, keys and values, each with one
+    scale from calibration, which files have as well.
     ``super_bits`` and ``super_group_size`` quantize scales, so many of them together, once weights are trained;
     ``scale_dtype`` ``"fp16"`` or ``"bf16"`` has them held in 16 bits when the model is converted.
     With ``target_bits`` each layer gets one of the schemes ``options``, such that weights have at most so many bits on
@@ -166,7 +167,7 @@ class AutoRoundConfig(WeightOnlyConfig):
     (64, 'W3A16')
     """
 
-    apart: ClassVar[frozenset[str]] = frozenset(RUN_FIELDS) - {*BUDGET_FIELDS, "scale_dtype"}
+    apart: ClassVar[frozenset[str]] = frozenset(RUN_FIELDS) - {*BUDGET_FIELDS, "scale_dtype", "static_attention_dtype"}
 
     use_sym: Flag = True
     group_size: GroupSize = 128
@@ -203,6 +204,7 @@ class AutoRoundConfig(WeightOnlyConfig):
     export_format: Annotated[str | None, PlainValidator(written_format)] = None
     output_dir: Annotated[str | None, PlainValidator(optional(path_text))] = None
     static_kv_dtype: Annotated[str | None, PlainValidator(cache_dtype)] = None
+    static_attention_dtype: Annotated[str | None, PlainValidator(cache_dtype)] = None
     scale_dtype: Annotated[str | None, PlainValidator(scale_type)] = None
     target_bits: Annotated[float | None, PlainValidator(average_bits)] = None
     options: Annotated[tuple[str, ...] | None, PlainValidator(_schemes)] = None

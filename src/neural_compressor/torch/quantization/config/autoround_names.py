@@ -33,7 +33,6 @@ NOT_HERE: Mapping[str, tuple[tuple[Any, ...], str]] = {
         (None, False),
         "that is nearest rounding: RTNConfig(model_path=...) on an empty model reads layer by layer",
     ),
-    "static_attention_dtype": ((None,), "attention computes in float; FP8Config(kv_cache=True) rounds keys and values"),
     # Models are on the CPU until they are moved.
     **dict.fromkeys(("device_map", "device"), ((None, "auto", "cpu", torch.device("cpu")), _DEVICE)),
     **dict.fromkeys(("enable_norm_bias_tuning", "enable_alg_ext"), ((None, False), "weights alone are trained")),
@@ -61,7 +60,10 @@ EXPORTS: Mapping[str, Mapping[str, Any]] = {
 
 BUDGET_FIELDS = ("target_bits", "options", "shared_layers")
 """Fields in whose place rules for layers come, once there is a model."""
-RUN_FIELDS = ("tokenizer", "dataset", "export_format", "output_dir", "static_kv_dtype", "scale_dtype", *BUDGET_FIELDS)
+RUN_FIELDS = (
+    *("tokenizer", "dataset", "export_format", "output_dir", "static_kv_dtype", "static_attention_dtype", "scale_dtype"),
+    *BUDGET_FIELDS,
+)
 """Fields that speak of a run over the whole model, and not of its layers."""
 _FP8 = ("fp8", "fp8_e4m3", "float8_e4m3fn")
 
@@ -75,11 +77,11 @@ def written_format(value: Any) -> str | None:
 
 
 def cache_dtype(value: Any) -> str | None:
-    """The type of keys and values in a cache: fp8, of which checkpoints have scales."""
+    """The type of keys and values in a cache, or of queries too: fp8, of which checkpoints have scales."""
     name = str(value).removeprefix("torch.")
     if value is None or name in _FP8:
         return None if value is None else "fp8"
-    raise ConfigError(f"got {value!r}, expected 'fp8', of which checkpoints have the scales of keys and values")
+    raise ConfigError(f"got {value!r}, expected 'fp8', of which checkpoints have scales")
 
 
 def average_bits(value: Any) -> float | None:

@@ -47,7 +47,6 @@ def quantized(**fields):
 OTHERS = {
     "reloading": 1,
     "model_free": True,
-    "static_attention_dtype": "fp8",
     "device_map": "0",
     "device": "cuda",
     "enable_norm_bias_tuning": True,

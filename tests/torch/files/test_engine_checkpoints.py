@@ -17,6 +17,7 @@ from neural_compressor.errors import ConfigError, FormatError
 from neural_compressor.torch.modules import WeightOnlyLinear
 from neural_compressor.torch.modules.linear import QuantLinear
 from neural_compressor.torch.quantization import (
+    AutoRoundConfig,
     DynamicQuantConfig,
     FP8Config,
     GPTQConfig,
@@ -57,10 +58,14 @@ CONFIGS = {
     "mxfp8": RTNConfig(dtype="mxfp8_e4m3"),
     "mxfp4 both": activations(MXQuantConfig, w_dtype="fp4", act_dtype="fp4", out_dtype="float32", round_method="even"),
     "nvfp4 both": activations(StaticQuantConfig, w_dtype="nvfp4", act_dtype="nvfp4"),
+    "autoround fp8 static": AutoRoundConfig(scheme="FP8_STATIC", iters=2),
+    "autoround int8 static": AutoRoundConfig(scheme="INT8", act_dynamic=False, iters=2),
+    "autoround int8 token": AutoRoundConfig(scheme="INT8", iters=2),
 }
 FORMATS = {
-    **dict.fromkeys(("fp8 token", "fp8 block", "fp8 static", "fp8 weights"), "float-quantized"),
+    **dict.fromkeys(("fp8 token", "fp8 block", "fp8 static", "fp8 weights", "autoround fp8 static"), "float-quantized"),
     **dict.fromkeys(("int8 token", "int8 static", "int8 static asym"), "int-quantized"),
+    **dict.fromkeys(("autoround int8 static", "autoround int8 token"), "int-quantized"),
     **dict.fromkeys(("nvfp4", "nvfp4 both"), "nvfp4-pack-quantized"),
     "mxfp8": "mxfp8-quantized",
     **dict.fromkeys(("mxfp4", "mxfp4 both"), "mxfp4-pack-quantized"),
@@ -162,21 +167,25 @@ def test_ours_reads_what_it_wrote(llama: Any, ids: torch.Tensor, tmp_path: Path,
 
 
 @pytest.mark.parametrize(
-    "name", ["fp8 token", "fp8 block", "fp8 static", "int8 static", "int8 static asym", "fp8 weights"]
+    "name",
+    [
+        *("fp8 token", "fp8 block", "fp8 static", "int8 static", "int8 static asym", "fp8 weights"),
+        *("autoround fp8 static", "autoround int8 static"),
+    ],
 )
 def test_transformers_computes_the_same_logits(llama: Any, ids: torch.Tensor, tmp_path: Path, name: str) -> None:
     pytest.importorskip("compressed_tensors", reason="the compressed-tensors package is not installed")
     model = quantized(llama, ids, name)
     save(model, tmp_path / "m", format="huggingface")
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "m", dtype=torch.float32).eval()
-    if name.startswith("int8"):
+    if "int8" in name:
         # An integer kernel multiplies by the inverse of a scale: a value between two codes may get the other one.
         assert float((logits(theirs, ids) - logits(model, ids)).abs().mean()) < 1e-3
     else:
         torch.testing.assert_close(logits(theirs, ids), logits(model, ids), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["nvfp4", "mxfp4", "mxfp8", "mxfp4 both", "int8 token"])
+@pytest.mark.parametrize("name", ["nvfp4", "mxfp4", "mxfp8", "mxfp4 both", "int8 token", "autoround int8 token"])
 def test_transformers_reads_the_same_weights(llama: Any, ids: torch.Tensor, tmp_path: Path, name: str) -> None:
     """It decodes these to bfloat16; scales of inputs it chooses by other rules than the kernels of engines do."""
     pytest.importorskip("compressed_tensors", reason="the compressed-tensors package is not installed")
@@ -187,7 +196,7 @@ def test_transformers_reads_the_same_weights(llama: Any, ids: torch.Tensor, tmp_
     for layer, module in layers(model).items():
         found = theirs.get_submodule(layer).weight.float()
         torch.testing.assert_close(
-            found, module.dequantized_weight(), rtol=0.01 if name in ("nvfp4", "int8 token") else 0, atol=0
+            found, module.dequantized_weight(), rtol=0.01 if name == "nvfp4" or "int8" in name else 0, atol=0
         )
     if name in ("mxfp4", "mxfp8"):
         torch.testing.assert_close(logits(nn.Module.float(theirs), ids), logits(model, ids), rtol=1e-4, atol=3e-5)

@@ -61,6 +61,32 @@ def test_every_algorithm_on_a_stack_of_blocks(stack, tokens, run, name):
     assert "quant_lm_head" in model.quantization.reasons["lm_head", "Linear"]
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"act_bits": 8},
+        {"bits": 8, "act_bits": 8, "act_dynamic": False},
+        {"scheme": "FP8_STATIC"},
+        {"scheme": "INT8"},
+        {"bits": 8},
+    ],
+    ids=str,
+)
+def test_the_output_head_is_quantized_where_that_is_said(stack, run, fields):
+    sizes = {} if {"scheme", "act_dynamic"} & fields.keys() else {"group_size": 32}
+    config = AutoRoundConfig(iters=0, disable_opt_rtn=True, **sizes, **fields)
+    model = quantize(copy.deepcopy(stack), config, run_fn=run, quiet=True)
+    assert type(model.lm_head) is nn.Linear
+    assert "quant_lm_head" in model.quantization.reasons["lm_head", "Linear"]
+    asked = AutoRoundConfig(iters=0, disable_opt_rtn=True, **sizes, **fields, quant_lm_head=True)
+    for other in (
+        asked,
+        config.set_local("lm_head", AutoRoundConfig(iters=0, disable_opt_rtn=True, **sizes, **fields)),
+    ):
+        model = quantize(copy.deepcopy(stack), other, run_fn=run, quiet=True)
+        assert model.lm_head.scheme.weight.dtype.bits in (4, 8)
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_algorithm_on_a_plain_mlp(mlp, name):
     reference, x = copy.deepcopy(mlp), torch.randn(64, 16)

@@ -137,7 +137,9 @@ class Export:
             check_checkpoint(model, plan, self._folder, layout, with_cache)
             return
         if with_cache:
-            raise ConfigError(f"AutoRoundConfig.{self._of_attention[0]}: a GGUF file has no scales of a cache; leave it out")
+            raise ConfigError(
+                f"AutoRoundConfig.{self._of_attention[0]}: a GGUF file has no scales of a cache; leave it out"
+            )
         check_gguf(model, self._folder)
 
     def finish(self, model: nn.Module) -> None:

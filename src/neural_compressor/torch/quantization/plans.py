@@ -187,8 +187,11 @@ class _Resolver:
             reason = self._not_alone.get(key, "")
             if reason and not (key in self._heads and given.explicit):
                 return None, reason
-        elif key in self._heads and not given.explicit and wanted.weight is not None and wanted.weight.dtype.bits < 8:
-            return None, _loses_much(config)
+        elif key in self._heads and not given.explicit and wanted.weight is not None:
+            if hasattr(config, "quant_lm_head"):  # which is off: there would be no heads otherwise
+                return None, self._not_alone[key]
+            if wanted.weight.dtype.bits < 8:
+                return None, _loses_much(config)
         if wanted.method is not None and needs_data(wanted.method) and is_parameter(self._model, key[0]):
             return None, _needs_each_expert(config)
         if wanted.output is not None and is_parameter(self._model, key[0]):

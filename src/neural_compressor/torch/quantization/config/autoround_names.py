@@ -61,7 +61,15 @@ EXPORTS: Mapping[str, Mapping[str, Any]] = {
 BUDGET_FIELDS = ("target_bits", "options", "shared_layers")
 """Fields in whose place rules for layers come, once there is a model."""
 RUN_FIELDS = (
-    *("tokenizer", "dataset", "export_format", "output_dir", "static_kv_dtype", "static_attention_dtype", "scale_dtype"),
+    *(
+        "tokenizer",
+        "dataset",
+        "export_format",
+        "output_dir",
+        "static_kv_dtype",
+        "static_attention_dtype",
+        "scale_dtype",
+    ),
     *BUDGET_FIELDS,
 )
 """Fields that speak of a run over the whole model, and not of its layers."""

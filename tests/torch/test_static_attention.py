@@ -147,7 +147,7 @@ def test_training_is_beside_it():
 
 
 def test_what_cannot_be_had_is_said(tmp_path):
-    with pytest.raises(ConfigError, match="static_attention_dtype.*expected 'fp8'"):
+    with pytest.raises(ConfigError, match=r"static_attention_dtype.*expected 'fp8'"):
         AutoRoundConfig(static_attention_dtype="int8")
     with pytest.raises(CalibrationError, match="no attention"):
         prepare(nn.Sequential(nn.Linear(32, 32)), AutoRoundConfig(group_size=32, static_attention_dtype="fp8"))

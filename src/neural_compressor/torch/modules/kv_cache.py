@@ -146,7 +146,7 @@ class _Keys(Tensor):
                 given[place] = keys.on_query(query)
                 with torch._C.DisableTorchFunctionSubclass():
                     return func(*given, **named)
-        result = super().__torch_function__(func, types, args, kwargs or {})
+        result = super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
         if isinstance(result, cls) and not hasattr(result, "on_query"):
             of = next(each for each in (*args, *named.values()) if isinstance(each, cls))
             result.on_query = of.on_query
@@ -205,7 +205,7 @@ def _observing(attentions: Mapping[str, nn.Module], largest: dict[str, list[Tens
     def seeing(name: str, module: nn.Module) -> Any:
         def note(at: int, x: Tensor) -> Tensor:
             seen, found = largest.setdefault(name, []), x.detach().float().abs().amax()
-            seen[at : at + 1] = [torch.maximum(*seen[at : at + 1], found) if len(seen) > at else found]
+            seen[at : at + 1] = [torch.maximum(seen[at], found) if len(seen) > at else found]
             return x
 
         def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

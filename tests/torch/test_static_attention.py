@@ -11,7 +11,16 @@ from torch import nn
 from neural_compressor.errors import CalibrationError, ConfigError
 from neural_compressor.torch.fp8_cache import fp8_cache
 from neural_compressor.torch.inspection import op_records
-from neural_compressor.torch.quantization import AutoRoundConfig, convert, load, prepare, quantize, save
+from neural_compressor.torch.quantization import (
+    AutoRoundConfig,
+    TuningConfig,
+    autotune,
+    convert,
+    load,
+    prepare,
+    quantize,
+    save,
+)
 
 transformers = pytest.importorskip("transformers", reason="the transformers extra is not installed")
 llama_module = pytest.importorskip("transformers.models.llama.modeling_llama")
@@ -157,6 +166,12 @@ def test_what_cannot_be_had_is_said(tmp_path):
         files = {"export_format": layout, "output_dir": str(tmp_path / "m")}
         with pytest.raises(ConfigError, match="no scales of a cache"):
             prepare(llama(), AutoRoundConfig(**NEAREST, static_attention_dtype="fp8", **files))
+    both = AutoRoundConfig(**NEAREST, static_attention_dtype="fp8", hadamard="folded")
+    with pytest.raises(ConfigError, match="after their scales were taken"):
+        prepare(llama(), both, example_inputs=IDS)
+    asked = TuningConfig(config_set=[AutoRoundConfig(**NEAREST, static_attention_dtype="fp8")], workspace=tmp_path)
+    with pytest.raises(ConfigError, match="autotune has no scales of attentions"):
+        autotune(llama(), asked, lambda _: 1.0, run_fn=lambda m: m(IDS), quiet=True)
     with pytest.raises(ConfigError, match="over the whole model"):
         prepare(llama(), AutoRoundConfig().set_local("lm_head", AutoRoundConfig(static_attention_dtype="fp8")))
 

@@ -124,6 +124,9 @@ SETTINGS = {
         "lr_scheduler": [{"lr_scheduler": "constant"}],
         "super_bits": [{"super_bits": 4, "super_group_size": 8}, {"super_bits": 6, "super_group_size": 8}],
         "super_group_size": [{"super_bits": 4, "super_group_size": 4}, {"super_bits": 4, "super_group_size": 8}],
+        "nblocks": [{"nblocks": 2}],
+        "sampler": [{"sampler": "seq"}],
+        "disable_opt_rtn": [{"iters": 0, "disable_opt_rtn": True}, {"iters": 0}],
         "dynamic_max_gap": [{"dynamic_max_gap": 1, **WILD, "iters": 20}, {**WILD, "iters": 20}],
         # Steps so large that the error grows.
         "not_use_best_mse": [WILD, {"lr": 1.0, "minmax_lr": 1.0}],

@@ -235,4 +235,9 @@ def fp8_run(model: nn.Module, config: Composition, plan: Plan) -> FP8Run | None:
         raise ConfigError(
             f"FP8Config.mode: {apart[0].mode!r} is a run of its own, and other configurations are added to it; take AUTO"
         )
+    if queries and any(step.name == "rotate" for step in plan.passes):
+        raise ConfigError(
+            "AutoRoundConfig.static_attention_dtype: hadamard='folded' turns the values of attentions after their scales were "
+            "taken; leave one out"
+        )
     return FP8Run(model, found[0] if found else FP8Config(), plan, queries) if found or queries else None

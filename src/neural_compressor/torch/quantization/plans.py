@@ -59,6 +59,7 @@ def plan_for(model: nn.Module, config: Any, without_runs: str = "") -> tuple[Pla
         not_alone = not_weight_only(model, found, with_head)
         resolver = _Resolver(model, opwise(PyTorchQuery(), found), not_alone, () if with_head else _heads(model, found))
     _check_fp8(model, found, config, without_runs)
+    _check_attention(config, "an exported graph" if is_graph else without_runs)
     planned = plan_ops(config, found, resolver.scheme)
     ops = planned.schemes
     left |= planned.left
@@ -109,6 +110,16 @@ def _check_fp8(model: nn.Module, found: Mapping[OpKey, Any], config: Composition
                     f"FP8Config.{name}: got {value!r} in one part of a sum and {getattr(parts[0], name)!r} in the first, "
                     "and a run is over the whole model; say the same in both"
                 )
+
+
+def _check_attention(config: Composition, without_runs: str) -> None:
+    """Refuse scales of attentions where nothing finds them."""
+    if not without_runs or not any(getattr(part, "static_attention_dtype", None) for part in config.parts):
+        return
+    raise ConfigError(
+        f"AutoRoundConfig.static_attention_dtype: {without_runs} has no scales of attentions; leave it out, or use prepare "
+        "and convert on the eager model"
+    )
 
 
 def _passes(

@@ -237,7 +237,7 @@ def fp8_run(model: nn.Module, config: Composition, plan: Plan) -> FP8Run | None:
         )
     if queries and any(step.name == "rotate" for step in plan.passes):
         raise ConfigError(
-            "AutoRoundConfig.static_attention_dtype: hadamard='folded' turns the values of attentions after their scales were "
-            "taken; leave one out"
+            "AutoRoundConfig.static_attention_dtype: hadamard='folded' turns the values of attentions after their scales "
+            "were taken; leave one out"
         )
     return FP8Run(model, found[0] if found else FP8Config(), plan, queries) if found or queries else None

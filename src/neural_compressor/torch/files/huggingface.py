@@ -134,9 +134,7 @@ def load_checkpoint(
             save_model(model, kept)
         except WorkspaceError as error:
             logger.warning("the converted model is not kept for the next time: %s", error)
-    attach_kv_scales(
-        model, caches
-    )  # last: the copy has no place for them, and the checkpoint is read for them each time
+    attach_kv_scales(model, caches)  # last: the copy goes without, as the checkpoint is read for them each time
     return model.to(device)
 
 

@@ -99,6 +99,8 @@ def fit(
         "outputs": conf.outputs,
         "recipes": conf.recipes,
         "approach": conf.approach,
+        "op_type_dict": conf.op_type_dict,
+        "op_name_dict": conf.op_name_dict,
     }
 
     def strategy(adaptor: Adaptor, capability: dict[str, Any]) -> Strategy:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from neural_compressor.dtypes import dtype
 from neural_compressor.errors import ConfigError
 from neural_compressor.name_pattern import NamePattern
 from neural_compressor.registry import close_matches
-from neural_compressor.schemes import GRANULARITIES
+from neural_compressor.schemes import GRANULARITIES, OpKey
 from neural_compressor.schemes.scheme import MODES
 
 TENSORS = ("weight", "activation")
@@ -70,6 +70,16 @@ def read_rules(source: str, rules: Mapping[str, Any] | None) -> tuple[OpRule, ..
     if not isinstance(rules, Mapping):
         raise ConfigError(f"{source} is {rules!r}, expected a dict of rules by op")
     return tuple(_read_rule(source, key, rule) for key, rule in rules.items())
+
+
+def named_alone(keys: Iterable[OpKey], type_rules: Iterable[OpRule], name_rules: Iterable[OpRule]) -> set[OpKey]:
+    """Those of ``keys`` that a rule speaks of which matches no op of another type."""
+    keys = list(keys)
+    matches = [
+        *([key for key in keys if rule.matches(key[1])] for rule in type_rules),
+        *([key for key in keys if rule.matches(key[0])] for rule in name_rules),
+    ]
+    return {key for found in matches if len({kind for _, kind in found}) == 1 for key in found}
 
 
 def rule_dict(source: str) -> Any:

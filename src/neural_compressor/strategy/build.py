@@ -39,7 +39,8 @@ def build_space(capability: Mapping[str, Any], conf: Conf, has_data: bool = True
     Beside what every capability has, ``capability['recipes']`` may name the recipes the framework applies (perhaps with
     the modes they are about), ``capability['passes']`` the passes of a plan where nothing is asked for,
     ``capability['adds_in_pairs']`` by mode the ops that overflow on some CPUs unless their weights are made safe,
-    ``capability['quantizable_types']`` every op type its YAML can quantize, and ``capability['in_float_unless_named']``
+    ``capability['quantizable_types']`` every op type its YAML can quantize, ``capability['unseen']`` what a rule may speak
+    of that could not be looked for, and ``capability['in_float_unless_named']``
     by mode the op types, or single ops, that compute in float where no rule speaks of them, with the reason: what they may
     have is a quantized weight.
     """
@@ -174,7 +175,7 @@ def _check_every_rule_matches(
                 read = f"; as a regular expression this one is not valid: {problem}" if problem else ", matched whole"
                 raise ConfigError(
                     f"{rule} matches no op {what} of the model (keys are names or regular expressions{read}); "
-                    f"{_suggestion(rule.key, known)}"
+                    f"{_suggestion(rule.key, known)}{capability.get('unseen', '')}"
                 )
             matched = [key for key in capability["opwise"] if rule.matches(key[part])]
             if matched and _only_about_weights(rule) and not any(has_weight[key] for key in matched):

@@ -21,6 +21,7 @@ from neural_compressor.adaptor.contract import Adaptor
 from neural_compressor.adaptor.records import OpRecord, save_inspected, with_time_shares
 from neural_compressor.algorithms.qat import untrained
 from neural_compressor.config.exporting import Torch2ONNXConfig
+from neural_compressor.config.op_rule import named_alone, read_rules
 from neural_compressor.config.process_options import options
 from neural_compressor.config.recipes import with_recipes
 from neural_compressor.errors import CalibrationError, ConfigError, QuantizationError
@@ -52,13 +53,19 @@ from neural_compressor.torch.inspection import (
 from neural_compressor.torch.methods.qat import QatSession, check_trainable
 from neural_compressor.torch.methods.ranges import Ranges
 from neural_compressor.torch.modules import QuantModule
+from neural_compressor.torch.modules.function_products import (
+    close_products,
+    open_products,
+    opened_products,
+    product_ops,
+)
 from neural_compressor.torch.passes.fold import Structure, fold
-from neural_compressor.torch.passes.survey import Survey, sharing_weights
+from neural_compressor.torch.passes.survey import NOT_LOOKED_FOR, Survey, sharing_weights
 from neural_compressor.torch.plan_check import check
 from neural_compressor.torch.quantized_model import build
 from neural_compressor.torch.sensitivity import op_curvatures, op_errors, op_gains
 from neural_compressor.torch.structure.int8_race import slower_in_integers
-from neural_compressor.torch.structure.ops import find_functions, find_ops, ops_by_block
+from neural_compressor.torch.structure.ops import BY_FUNCTION, find_functions, find_ops, ops_by_block
 from neural_compressor.torch.structure.replay import Arguments
 
 RECIPES: Mapping[str, tuple[str, ...]] = {
@@ -80,8 +87,9 @@ class PyTorchAdaptor(Adaptor):
 
     ``framework_specific_info`` may hold ``dataloader`` (calibration batches), ``example_inputs``, ``calib_func`` (whose
     first inputs are the example where there is no other), ``framework_yaml`` (over the built-in capability), ``workspace``;
-    ``passes`` of plans that say nothing of them (batch normalisation is folded), ``products`` by functions that plans may
-    name, and ``reasons``, which says of a plan why ops that it does not name stay in float.
+    ``passes`` of plans that say nothing of them (batch normalisation is folded), ``op_type_dict`` and ``op_name_dict``,
+    rules that make ops of the products by functions that they name, and ``reasons``, which says of a plan why ops that it
+    does not name stay in float.
     """
 
     def __init__(self, framework_specific_info: Mapping[str, Any] | None = None) -> None:
@@ -105,7 +113,11 @@ class PyTorchAdaptor(Adaptor):
     def query_fw_capability(self, model: nn.Module) -> dict[str, Any]:
         survey = self._optimise(model, self.info.get("dataloader"))
         floats, traces = self._float_model(model), survey.traces
-        ops, self._skipped = find_ops(floats, self.query_handler.quantizable_types(), traces)
+        opened, named = self._with_named_products(floats, survey)
+        found, self._skipped = find_ops(opened, self.query_handler.quantizable_types(), traces)
+        left = product_ops(opened_products(opened)) - named
+        ops = {key: module for key, module in found.items() if key[0] not in left}
+        self._skipped |= dict.fromkeys(found.keys() - ops.keys(), BY_FUNCTION)
         self._skipped |= find_functions(floats, traces, [*ops, *self._skipped])
         details = {key: copy.deepcopy(configs) for key, configs in opwise(self.query_handler, ops).items()}
         return {
@@ -115,8 +127,27 @@ class PyTorchAdaptor(Adaptor):
             "skipped": dict(self._skipped),
             "recipes": RECIPES,
             "passes": USUAL_PASSES,
-            "in_float_unless_named": slower_in_integers(floats, ops, self.example, traces[0] if traces else None),
+            "in_float_unless_named": slower_in_integers(opened, ops, self.example, traces[0] if traces else None),
+            "unseen": "" if traces else f". {NOT_LOOKED_FOR}",
         }
+
+    def with_products(self, model: nn.Module) -> nn.Module:
+        """A copy with the weights of ``model`` in which products by functions are modules, as far as these are known."""
+        products, new = self._surveyed(model, None).products, sharing_weights(model)
+        open_products(new, products or {})
+        return new
+
+    def _with_named_products(self, floats: nn.Module, survey: Survey) -> tuple[nn.Module, set[str]]:
+        """``floats`` with modules for the products by functions that rules speak of alone, and the names of these."""
+        rules = [read_rules(source, self.info.get(source)) for source in ("op_type_dict", "op_name_dict")]
+        new = sharing_weights(floats)
+        close_products(new)  # those of the plan that was run last
+        if not any(rules) or not survey.products:
+            return new, set()
+        open_products(new, survey.products)
+        named = {name for name, _ in named_alone(find_ops(new)[0], *rules)} & product_ops(survey.products)
+        close_products(new, named)
+        return new, named
 
     def quantize(
         self,
@@ -141,12 +172,11 @@ class PyTorchAdaptor(Adaptor):
         survey = self._surveyed(model, data)
         source = self._number_of(q_func if q_func is not None else data)
         new = copy_of(model).eval()
-        if survey.open_products(new, self.info.get("products", {}), plan):
-            self._folded = None
+        plan, reasons = self._opened(plan, new, survey)
         execution = prepare(
             new,
             plan,
-            reasons=self._reasons(plan),
+            reasons=self._reasons(plan) | reasons,
             survey=survey,
             ranges=self._ranges,
             source=source,
@@ -161,13 +191,29 @@ class PyTorchAdaptor(Adaptor):
                 execution.calibrate(data, q_func)
             self.samples_seen[plan.calib_sampling_size] = execution.samples_seen
             self._calls = {place: execution.calls}  # for the next plan, which often asks for the same
-        execution.reasons = self._reasons(plan)
+        execution.reasons = self._reasons(plan) | reasons
         if not with_example:
             execution.example = None
         new = execution.apply()
         if execution.floats is not None:
             self._floats[new] = execution.floats
         return new
+
+    def _opened(self, plan: Plan, model: nn.Module, survey: Survey) -> tuple[Plan, dict[OpKey, str]]:
+        """Make modules in ``model`` of the products by functions that ``plan`` quantizes.
+
+        Those that it keeps in fp32 stay functions, which are faster than modules: the plan without them comes back, with the
+        reason.
+        """
+        known = {name for name, _ in (*model.named_modules(), *model.named_parameters(remove_duplicate=False))}
+        if all(name in known for name, _ in plan):
+            return plan, {}
+        names = product_ops(survey.products or {})
+        left = [key for key, op in plan.items() if op.precision == "fp32" and key[0] in names]
+        plan = replace(plan, ops={key: op for key, op in plan.items() if key not in left})
+        if survey.open_products(model, plan):
+            self._folded = None
+        return plan, dict.fromkeys(left, "the plan keeps it in fp32")
 
     def _reasons(self, plan: Plan) -> dict[OpKey, str]:
         return dict(self.info["reasons"](plan)) if "reasons" in self.info else self._skipped
@@ -227,7 +273,8 @@ class PyTorchAdaptor(Adaptor):
         data = self._data_for("op_curvatures", model, dataloader)
         quantized = self._executed(self._with_passes(plan), model, data)
         floats = self._floats.get(quantized, self._float_model(model))
-        return op_curvatures(floats, quantized, plan, data, loss, plan.calib_sampling_size)
+        done: Any = quantized.quantization
+        return op_curvatures(floats, quantized, done.plan, data, loss, plan.calib_sampling_size)
 
     def _data_for(self, what: str, model: nn.Module, dataloader: Iterable[Any] | None) -> Iterable[Any]:
         """The data to measure ``model`` on, which is made ready for it."""

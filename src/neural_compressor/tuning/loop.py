@@ -140,8 +140,10 @@ def _tell_sensitivities(strategy: Strategy, adaptor: Adaptor, model: Any, data: 
 
     def output_errors(plan: Plan, batches: int) -> dict[OpKey, float]:
         first = list(islice(data, batches))
+        # Errors first: by the plan the adaptor knows which ops there are.
+        errors = adaptor.op_errors(plan, model, first)
         gains = adaptor.op_gains(model, first) if offers("op_gains") else {}
-        return {key: error * gains.get(key, 1.0) for key, error in adaptor.op_errors(plan, model, first).items()}
+        return {key: error * gains.get(key, 1.0) for key, error in errors.items()}
 
     if offers("op_errors"):
         strategy.op_errors = lambda plan: adaptor.op_errors(plan, model, data)

@@ -227,6 +227,11 @@ def opened_products(model: nn.Module) -> dict[str, FunctionProduct]:
     return {name: product for name, product, is_open in _products(model) if is_open}
 
 
+def product_ops(products: Mapping[str, FunctionProduct]) -> set[str]:
+    """The names of the ops that ``products`` are."""
+    return {name + part for name, product in products.items() for part in product.parts}
+
+
 def seen_products(model: nn.Module) -> dict[str, FunctionProduct]:
     """The products of ``model`` that are modules now, and those closed beside them."""
     return {name: product for name, product, _ in _products(model)}

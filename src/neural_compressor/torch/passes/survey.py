@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 import itertools
 import linecache
-from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -14,8 +14,9 @@ from torch import fx, nn
 from torch.utils._pytree import tree_map_only
 
 from neural_compressor.schemes import Plan
-from neural_compressor.torch.batches import feed, tensors_in
+from neural_compressor.torch.batches import feed, fitting, on_device_of, tensors_in
 from neural_compressor.torch.checks import copy_of
+from neural_compressor.torch.hooks import evaluating
 from neural_compressor.torch.modules.function_products import (
     FunctionProduct,
     close_products,
@@ -23,7 +24,8 @@ from neural_compressor.torch.modules.function_products import (
     opened_products,
 )
 from neural_compressor.torch.passes.fold import Structure, find_structure, fold
-from neural_compressor.torch.structure.watch import Call, Run, Trace, watched
+from neural_compressor.torch.structure.ops import find_products
+from neural_compressor.torch.structure.watch import Call, Run, Trace, watch, watched
 
 _COMPARED = 8
 """On so many different ways through the model its outputs are compared; on the others what was connected is the proof."""
@@ -32,6 +34,9 @@ _MOST_TRACES = 32
 _UNSURE = (
     "batch normalisation {!r} is not folded into it: the forward that calls both branches on its inputs, and other data "
     "may part them"
+)
+NOT_LOOKED_FOR = (
+    "Products that forwards compute by functions are ops where the model can be run first: give example_inputs"
 )
 _MOST_WAYS = 16
 """A forward with more conditions, or ways through it, than this is not looked through."""
@@ -76,9 +81,17 @@ class Survey:
         if self.structure.folded and len(self.traces) <= _COMPARED:
             self._compare(run)
 
-    def open_products(self, model: nn.Module, products: Mapping[str, FunctionProduct], plan: Plan) -> bool:
-        """Make modules of those of ``products`` that ``plan`` names, in ``model`` and in its own; whether any is new."""
-        named = [name for name, _ in plan]
+    @cached_property
+    def products(self) -> dict[str, FunctionProduct] | None:
+        """Products that forwards compute by functions, by name; None where the model could not be run.
+
+        They are found once, before any is opened: a plan names them as they were called then.
+        """
+        return find_products(self.model, self.traces) if self.traces else products_on(self.model, None)
+
+    def open_products(self, model: nn.Module, plan: Plan) -> bool:
+        """Make modules of the products that ``plan`` names, in ``model`` and in its own; whether any is new."""
+        named, products = [name for name, _ in plan], self.products or {}
         open_products(model, products)
         close_products(model, named)
         before = opened_products(self.model)
@@ -120,6 +133,24 @@ class Survey:
             for norm in guilty:
                 self._refused[norm] = f"batch normalisation {norm!r} is not folded into it: that changes the outputs"
             self._find()
+
+
+def products_on(model: nn.Module, example_inputs: Any) -> dict[str, FunctionProduct] | None:
+    """Products that ``model`` computes by functions on ``example_inputs``, or on the dummy inputs that it has itself.
+
+    None where there are neither, and it cannot be run.
+    """
+    inputs = example_inputs if example_inputs is not None else getattr(model, "dummy_inputs", None)
+    if inputs is None:
+        return None
+    try:
+        with torch.no_grad(), evaluating(model), fitting("example_inputs", inputs):
+            trace = watch(model, on_device_of(model, _copied(inputs)))
+    except Exception:
+        if example_inputs is not None:
+            raise
+        return None  # what transformers has for all models does not fit this one
+    return find_products(model, [trace])
 
 
 def ways_through(module: nn.Module) -> list[fx.Graph] | None:

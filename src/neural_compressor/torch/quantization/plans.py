@@ -22,6 +22,7 @@ from neural_compressor.errors import ConfigError, NothingToQuantizeError
 from neural_compressor.schemes import OpKey, OpScheme, Pass, Plan
 from neural_compressor.torch.capability import PyTorchQuery, opwise
 from neural_compressor.torch.executor import CORRECT_BIASES, USUAL_PASSES
+from neural_compressor.torch.modules.function_products import opened_products, product_ops
 from neural_compressor.torch.passes.model_pass import PASSES
 from neural_compressor.torch.plan_check import check
 from neural_compressor.torch.pt2e.exported import is_exported
@@ -30,7 +31,7 @@ from neural_compressor.torch.pt2e.ops import find_graph_ops, graph_opwise
 from neural_compressor.torch.quantization.bit_budget import with_chosen_schemes
 from neural_compressor.torch.quantization.config import FP8Config
 from neural_compressor.torch.quantization.config.fp8 import RUN_FIELDS
-from neural_compressor.torch.quantization.products import are_named, product_names
+from neural_compressor.torch.quantization.products import are_named
 from neural_compressor.torch.structure.ops import BY_FUNCTION, find_ops, is_parameter, not_weight_only, output_head
 
 _NOT_ALONE = "in an exported graph weights are not quantized alone; give the configuration the eager model"
@@ -178,7 +179,7 @@ class _Resolver:
     ) -> None:
         self._model, self._configs, self._not_alone, self._heads = model, configs, not_alone, heads
         self._spaces: dict[tuple[int, Request], OpSpace] = {}
-        self._products = product_names(model)
+        self._products = product_ops(opened_products(model))
 
     def scheme(self, key: OpKey, given: Assignment[ComposableConfig]) -> tuple[OpScheme | None, str]:
         """The scheme of an op under the configuration it is given, or None and the reason."""

@@ -28,14 +28,13 @@ from neural_compressor.torch.methods.qat import QatSession, check_trainable
 from neural_compressor.torch.modules import QuantModule
 from neural_compressor.torch.modules.function_products import close_products
 from neural_compressor.torch.passes.fold import Structure, fold
-from neural_compressor.torch.passes.survey import Survey
+from neural_compressor.torch.passes.survey import NOT_LOOKED_FOR, Survey
 from neural_compressor.torch.pt2e.exported import copied, is_exported, torchao_required
 from neural_compressor.torch.pt2e.records import graph_records
 from neural_compressor.torch.quantization.autoround_runs import Export, NamedData
 from neural_compressor.torch.quantization.fp8_runs import FP8Run, fp8_run
 from neural_compressor.torch.quantization.plans import plan_for
 from neural_compressor.torch.quantization.products import (
-    NOT_LOOKED_FOR,
     may_name_products,
     open_function_products,
 )

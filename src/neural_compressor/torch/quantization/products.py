@@ -5,26 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import torch
 from torch import nn
-from torch.utils._pytree import tree_map_only
 
 from neural_compressor.config.composable import ComposableConfig
 from neural_compressor.config.composition import Composition
 from neural_compressor.config.op_selector import Claim
 from neural_compressor.schemes import OpKey
-from neural_compressor.torch.batches import fitting, on_device_of
 from neural_compressor.torch.files.streaming import is_empty
-from neural_compressor.torch.hooks import evaluating
-from neural_compressor.torch.modules.function_products import open_products, opened_products
-from neural_compressor.torch.passes.survey import sharing_weights
+from neural_compressor.torch.modules.function_products import open_products
+from neural_compressor.torch.passes.survey import products_on
 from neural_compressor.torch.quantization.config import FP8Config
-from neural_compressor.torch.structure.ops import find_ops, find_products
-from neural_compressor.torch.structure.watch import watch
-
-NOT_LOOKED_FOR = (
-    "Products that forwards compute by functions are ops where the model can be run first: give example_inputs"
-)
+from neural_compressor.torch.structure.ops import find_ops
 
 
 def may_name_products(model: nn.Module, config: Composition) -> bool:
@@ -40,30 +31,9 @@ def may_name_products(model: nn.Module, config: Composition) -> bool:
 
 def open_function_products(model: nn.Module, example_inputs: Any) -> bool:
     """Make modules of all products that ``model`` computes by functions; whether it could be run to find them."""
-    inputs = example_inputs if example_inputs is not None else getattr(model, "dummy_inputs", None)
-    if inputs is None:
-        return False
-    try:
-        with torch.no_grad(), evaluating(model), fitting("example_inputs", inputs):
-            trace = watch(model, on_device_of(model, tree_map_only(torch.Tensor, torch.clone, inputs)))
-    except Exception:
-        if example_inputs is not None:
-            raise
-        return False  # what transformers has for all models does not fit this one
-    open_products(model, find_products(model, [trace]))
-    return True
-
-
-def opened_copy(model: nn.Module, example_inputs: Any) -> nn.Module:
-    """A copy with the weights of ``model`` in which products are modules as far as it could be run to find them."""
-    new = sharing_weights(model)
-    open_function_products(new, example_inputs)
-    return new
-
-
-def product_names(model: nn.Module) -> set[str]:
-    """The names of the ops that stand for products by functions."""
-    return {name + part for name, product in opened_products(model).items() for part in product.parts}
+    found = products_on(model, example_inputs)
+    open_products(model, found or {})
+    return found is not None
 
 
 def are_named(claim: Claim[ComposableConfig] | None, key: OpKey, types: Mapping[str, str]) -> bool:

@@ -18,12 +18,11 @@ from neural_compressor.strategy.listed import ListedFallbackStrategy, candidates
 from neural_compressor.torch.adaptor import PyTorchAdaptor
 from neural_compressor.torch.checks import require_module, require_values
 from neural_compressor.torch.executor import prepare
-from neural_compressor.torch.modules.function_products import opened_products
 from neural_compressor.torch.pt2e.exported import is_exported, torchao_required
 from neural_compressor.torch.quantization.autoround_runs import Export, data_for_all
 from neural_compressor.torch.quantization.config import TuningConfig
 from neural_compressor.torch.quantization.plans import plan_for
-from neural_compressor.torch.quantization.products import may_name_products, opened_copy
+from neural_compressor.torch.quantization.products import may_name_products
 from neural_compressor.torch.quantization.saving import save
 from neural_compressor.torch.structure.ops import BY_FUNCTION
 from neural_compressor.tuning.evaluator import with_arguments
@@ -72,9 +71,18 @@ def autotune(
         )
     # Before those are left out that differ in their data alone.
     run_fn = data_for_all((each for config in tune_config.config_set for each in config.expand()), run_fn)
+    workspace = str(options.folder(tune_config.workspace))
+    left: dict[Plan, Mapping[OpKey, str]] = {}
+    info = {
+        "example_inputs": example_inputs,
+        "workspace": workspace,
+        "passes": (),
+        "reasons": partial(_reasons, left),
+    }
+    adaptor = _adaptor(info, is_graph)
     planned = model
-    if not is_graph and any(may_name_products(model, config) for config in configs):
-        planned = opened_copy(model, example_inputs)
+    if isinstance(adaptor, PyTorchAdaptor) and any(may_name_products(model, config) for config in configs):
+        planned = adaptor.with_products(model)
     tried = candidates(
         configs,
         lambda config: plan_for(planned, config, without_runs="autotune"),
@@ -82,20 +90,11 @@ def autotune(
         "give a run_fn that runs the model on some",
     )
     plans: dict[Plan, Proposal] = {}
-    left: dict[Plan, Mapping[OpKey, str]] = {}
     for config, (plan, reasons) in tried:
         plans.setdefault(plan, Proposal(plan, str(config)))
         left.setdefault(plan, {key: why for key, why in reasons.items() if why != BY_FUNCTION})
-    workspace = str(options.folder(tune_config.workspace))
-    info = {
-        "example_inputs": example_inputs,
-        "workspace": workspace,
-        "passes": (),
-        "products": {} if is_graph else opened_products(planned),
-        "reasons": partial(_reasons, left),
-    }
     best, result = tune(
-        _adaptor(info, is_graph),
+        adaptor,
         model,
         tune_config,
         ListedFallbackStrategy(list(plans.values()), tune_config.seed),

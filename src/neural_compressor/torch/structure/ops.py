@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import count
+from itertools import chain, count
 
 from torch import nn
 
 from neural_compressor.schemes import OpKey
 from neural_compressor.torch import functional
-from neural_compressor.torch.modules.function_products import FunctionProduct, can_open
+from neural_compressor.torch.modules.function_products import (
+    ATTENTION,
+    FunctionProduct,
+    ProductsForward,
+    can_open,
+    opened_products,
+    seen_products,
+)
 from neural_compressor.torch.modules.weight_only import is_conv1d
 from neural_compressor.torch.structure.watch import Call, Trace
 
@@ -34,8 +41,8 @@ _INSTEAD = {
 
 
 BY_FUNCTION = (
-    "a product that a forward computes by a function: in float unless a rule given to prepare, quantize or autotune speaks "
-    "of products alone, by their type 'MatMul' or their names"
+    "a product that a forward computes by a function: in float unless a rule given to quantization.fit, prepare, quantize "
+    "or autotune speaks of products alone, by their type 'MatMul' or their names"
 )
 """Why a rule for a whole block is not enough: a quantized product is simulated, and serving engines have no place for it."""
 
@@ -62,10 +69,7 @@ def find_ops(
     classes = op_classes()
     ops: dict[OpKey, nn.Module] = {}
     skipped: dict[OpKey, str] = {}
-    order: dict[str, int] = {}
-    for trace in traces:
-        for name in trace.by_module:
-            order.setdefault(name, len(order))
+    order = _run_order(model, traces)
     for name, module in model.named_modules():
         kind = type(module).__name__
         key = (name, kind)
@@ -98,6 +102,24 @@ def find_ops(
     return ops, skipped
 
 
+def _run_order(model: nn.Module, traces: Iterable[Trace]) -> dict[str, int]:
+    """When leaf modules were first called; products that are modules now and were functions then count as such."""
+    opened: dict[tuple[str, str], list[str]] = {}
+    for name, product in opened_products(model).items():
+        opened[name.rpartition(".")[0], product.site] = [name + part for part in product.parts]
+    order: dict[str, int] = {}
+    for trace in traces:
+        within: dict[str, list[Call]] = {}
+        for call in trace.within:
+            within.setdefault(call.inside, []).append(call)
+        for call in trace.calls:
+            owner = call.inside if call.module is None else call.module
+            products = (opened.get((each.inside, each.site), ()) for each in (call, *within.get(owner, ())))
+            for name in (*([] if call.module is None else [owner]), *chain.from_iterable(products)):
+                order.setdefault(name, len(order))
+    return order
+
+
 def not_weight_only(model: nn.Module, ops: Mapping[OpKey, nn.Module], with_head: bool = False) -> dict[OpKey, str]:
     """Those of ``ops`` that weight-only configurations leave in float, with the reason; the output head is one of them."""
     head, found = output_head(model), dict[OpKey, str]()
@@ -122,7 +144,7 @@ def find_functions(model: nn.Module, traces: Iterable[Trace], listed: Collection
     known = {name for name in owners if type(modules.get(name)).__module__.startswith("torch.")}
     said = {name for name, _ in listed}
     return {
-        (name, kind): _of_function(kind, bool(call.site) and can_open(modules[call.inside]))
+        (name, kind): _of_function(name, kind, _can_be_module(call, modules[call.inside]))
         for name, kind, call in _function_calls(modules, traces)
         if call.inside not in known and not said & {name, f"{name}.qk", f"{name}.av"}
     }
@@ -134,16 +156,22 @@ def find_products(model: nn.Module, traces: Iterable[Trace]) -> dict[str, Functi
     return {
         name: FunctionProduct(kind, call.site)
         for name, kind, call in _function_calls(modules, traces)
-        if call.site and can_open(modules[call.inside])
+        if _can_be_module(call, modules[call.inside])
     }
+
+
+def _can_be_module(call: Call, inside: nn.Module) -> bool:
+    return bool(call.site) and (can_open(inside) or isinstance(vars(inside)["forward"], ProductsForward))
 
 
 def _function_calls(modules: Mapping[str, nn.Module], traces: Iterable[Trace]) -> Iterator[tuple[str, str, Call]]:
     """Functions that multiply matrices: the name of each, the function, and a call of it.
 
-    Those at one place of the code are one; where the place is not known each call is one.
+    Those at one place of the code are one; where the place is not known each call is one. A product that is a module now is
+    none of them.
     """
     names: dict[tuple[str, str, str | int], str] = {}
+    seen = {(name.rpartition(".")[0], each.site): name for name, each in seen_products(modules[""]).items()}
     for trace in traces:
         counts: Counter[tuple[str, str]] = Counter()
         for call in [*trace.calls, *trace.within]:
@@ -158,18 +186,20 @@ def _function_calls(modules: Mapping[str, nn.Module], traces: Iterable[Trace]) -
                 continue
             counts[call.inside, kind] += not call.site
             place = (call.inside, kind, call.site or counts[call.inside, kind])
-            if place in names:
+            known = seen.get((call.inside, call.site))
+            if place in names or known in modules:
                 continue
             first = f"{call.inside}.{kind}" if call.inside else kind
             numbered = (first if n == 0 else f"{first}_{n}" for n in count())
-            taken = {*names.values(), *modules}
-            names[place] = next(n for n in numbered if n not in taken and not hasattr(inside, n.rpartition(".")[2]))
+            taken = {*names.values(), *seen.values(), *modules}
+            free = (n for n in numbered if n not in taken and not hasattr(inside, n.rpartition(".")[2]))
+            names[place] = known or next(free)
             yield names[place], kind, call
 
 
-def _of_function(kind: str, can_be_module: bool) -> str:
+def _of_function(name: str, kind: str, can_be_module: bool) -> str:
     if can_be_module:
-        return BY_FUNCTION
+        return f"{BY_FUNCTION} ({name}.qk, {name}.av)" if kind == ATTENTION else BY_FUNCTION
     why = "a function that a forward calls, and only modules are quantized"
     return f"{why}; use {_INSTEAD[kind]} in its place" if _INSTEAD[kind] else f"{why}; it has no quantized form"
 

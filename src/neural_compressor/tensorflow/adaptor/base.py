@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -125,18 +126,18 @@ class GraphAdaptor(Adaptor):
             *key, scheme.precision, activation, scheme.mode, kernel, bool(why), reason, error, size_bytes=size
         )
 
+    @abstractmethod
     def _kernel(self, key: OpKey, model: Any) -> tuple[str, str]:
         """What runs an op where the model is deployed, and why that is no kernel of its own."""
-        raise NotImplementedError
 
     def _parts(self, model: Any) -> QuantizedGraph:
         """What a quantized model was made with."""
         found: QuantizedGraph = model.quantization
         return found
 
+    @abstractmethod
     def _graph_of(self, model: Any) -> FloatGraph:
         """The graph whose tensors are shown: that of a quantized model itself, of others the one that plans name."""
-        raise NotImplementedError
 
     def _prepared(self, model: Any) -> Executor:
         from neural_compressor.tensorflow.executor import Executor

@@ -162,7 +162,9 @@ class Execution:
         """
         self._applied = False
         limit = self.limit
-        observing, watching = bool(self._unobserved), self._surveys and self.survey is None
+        # A survey that was made without data has seen nothing yet.
+        watching = self._surveys and (self.survey is None or not self.survey.traces)
+        observing = bool(self._unobserved)
         empty = is_empty(self.model)
         with ExitStack() as stack:
             if observing or watching:

@@ -17,8 +17,9 @@ from neural_compressor.torch.batches import feed, on_device_of
 from neural_compressor.torch.files.gguf import check_gguf
 from neural_compressor.torch.files.huggingface_writer import check_checkpoint
 from neural_compressor.torch.modules.weight_only import hold_scales_in
-from neural_compressor.torch.quantization.config.autoround import AutoRoundConfig, scheme_fields
+from neural_compressor.torch.quantization.config.autoround import AutoRoundConfig
 from neural_compressor.torch.quantization.config.autoround_names import EXPORTS, RUN_FIELDS, SCALE_TYPES
+from neural_compressor.torch.quantization.config.autoround_schemes import scheme_fields
 from neural_compressor.torch.quantization.saving import save
 from neural_compressor.torch.quantization.texts import calls_from
 from neural_compressor.tuning.identity import identity

@@ -27,8 +27,9 @@ from neural_compressor.torch.files.streaming import is_empty
 from neural_compressor.torch.hooks import evaluating, hooked
 from neural_compressor.torch.modules.weight_only import is_conv1d
 from neural_compressor.torch.quantization.autoround_runs import named_batches
-from neural_compressor.torch.quantization.config.autoround import RULES, AutoRoundConfig, scheme_fields
+from neural_compressor.torch.quantization.config.autoround import RULES, AutoRoundConfig
 from neural_compressor.torch.quantization.config.autoround_names import BUDGET_FIELDS
+from neural_compressor.torch.quantization.config.autoround_schemes import scheme_fields
 from neural_compressor.torch.sensitivity import op_gains
 from neural_compressor.torch.structure.ops import find_ops
 

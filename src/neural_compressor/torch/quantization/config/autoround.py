@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from dataclasses import replace
 from os import PathLike
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -18,7 +17,6 @@ from neural_compressor.config.validators import (
     at_least,
     flag,
     group_size,
-    is_whole,
     one_or_more,
     optional,
     rate,
@@ -34,14 +32,20 @@ from neural_compressor.torch.quantization.config.autoround_names import (
     cache_dtype,
     checked,
     data_of,
-    factors,
     layer_groups,
     layer_rules,
     sampler,
     scale_type,
-    schedule,
     tokenizer_of,
     written_format,
+)
+from neural_compressor.torch.quantization.config.autoround_schemes import (
+    BLOCK_SCHEMES,
+    FLOAT_BITS,
+    activation_bits,
+    scheme_fields,
+    scheme_list,
+    scheme_name,
 )
 from neural_compressor.torch.quantization.config.fields import (
     FLOAT,
@@ -54,24 +58,13 @@ from neural_compressor.torch.quantization.config.fields import (
     path_text,
     weight_dtype,
 )
+from neural_compressor.torch.quantization.config.lr_schedules import factors, schedule
 from neural_compressor.torch.quantization.config.weight_only import WeightOnlyConfig, scheme_of_scales
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 logger = logging.getLogger("neural_compressor")
-_SCHEME = re.compile(r"W([1-8])A([1-8]|16|32)(?:G(\d+))?")
-_BLOCK_SCHEMES = {"MXFP4": "mxfp4", "MXFP8": "mxfp8", "NVFP4": "nvfp4"}
-"""Schemes named after the format of both weights and activations."""
-_CHANNEL_SCHEMES: dict[str, dict[str, Any]] = {
-    **{key: {"bits": 8, "act_bits": 8, "group_size": -1} for key in ("INT8", "INT8_W8A8")},
-    "FP8_STATIC": {
-        **dict.fromkeys(("dtype", "act_dtype"), "fp8_e4m3"),
-        **{"bits": 8, "act_bits": 8, "group_size": -1, "act_dynamic": False},
-    },
-}
-"""Schemes with one scale a channel of the weight."""
-_FLOAT_BITS = (16, 32)
 _OF_A_SCHEME = ("dtype", "bits", "group_size", "act_bits", "act_dtype", "act_dynamic")
 _ACTIVATION = ("act_dtype", "act_group_size", "act_sym", "act_dynamic")
 RULES = frozenset({"white_list", "local", "scheme", *RUN_FIELDS})
@@ -83,50 +76,6 @@ _USUAL = AutoRoundOptions()
 _BatchSize = Annotated[int, one_or_more(whole_between(1, 65536, "samples"))]
 _Sampler = Annotated[str, one_or_more(sampler)]
 _ActGroupSize = Annotated[int | None, one_or_more(optional(group_size))]
-
-
-def _act_bits(value: Any) -> int:
-    if is_whole(value) and (1 <= value <= 8 or value in _FLOAT_BITS):
-        return int(value)
-    raise ConfigError(f"got {value!r}, expected 16 or 32 to leave activations in float, or 1 to 8 bits")
-
-
-def _scheme(value: Any) -> str:
-    name = value.upper() if isinstance(value, str) else ""
-    if name in (*_BLOCK_SCHEMES, *_CHANNEL_SCHEMES) or _SCHEME.fullmatch(name):
-        return name
-    raise ConfigError(
-        f"got {value!r}, expected the bits of weights and activations as in 'W4A16', with a group size as in 'W2A16G64', "
-        f"or one of {', '.join((*_BLOCK_SCHEMES, *_CHANNEL_SCHEMES))}"
-    )
-
-
-def _schemes(value: Any) -> tuple[str, ...] | None:
-    """Schemes to choose from; a list, or text with commas."""
-    listed = value.split(",") if isinstance(value, str) else value
-    if value is None:
-        return None
-    if not isinstance(listed, list | tuple) or not listed:
-        raise ConfigError(f"got {value!r}, expected schemes to choose from, as in ['W4A16', 'W8A16']")
-    return tuple(dict.fromkeys(_scheme(each.strip() if isinstance(each, str) else each) for each in listed))
-
-
-def scheme_fields(name: str) -> dict[str, Any]:
-    """The parameters that a scheme stands for.
-
-    >>> scheme_fields("W2A16G64")
-    {'bits': 2, 'act_bits': 16, 'group_size': 64}
-    """
-    if name in _BLOCK_SCHEMES:
-        block = _BLOCK_SCHEMES[name]
-        kind = dtype_of(block, 0)
-        return {"dtype": kind.name, "act_dtype": kind.name, "bits": kind.bits, "act_bits": kind.bits}
-    if name in _CHANNEL_SCHEMES:
-        return dict(_CHANNEL_SCHEMES[name])
-    found = _SCHEME.fullmatch(name)
-    weight, activation, group = found.groups() if found else (None, None, None)
-    fields = {"bits": weight, "act_bits": activation, "group_size": group}
-    return {field: int(text) for field, text in fields.items() if text is not None}
 
 
 @register_config("torch", "autoround")
@@ -171,7 +120,7 @@ class AutoRoundConfig(WeightOnlyConfig):
 
     use_sym: Flag = True
     group_size: GroupSize = 128
-    act_bits: Annotated[int, one_or_more(_act_bits)] = 16
+    act_bits: Annotated[int, one_or_more(activation_bits)] = 16
     act_group_size: _ActGroupSize = None
     act_sym: Annotated[bool | None, one_or_more(optional(flag))] = None
     act_dtype: Annotated[str | None, one_or_more(optional(weight_dtype))] = None
@@ -185,7 +134,7 @@ class AutoRoundConfig(WeightOnlyConfig):
     enable_minmax_tuning: Flag = _USUAL.enable_minmax_tuning
     enable_quanted_input: Flag = _USUAL.quantized_input
     seed: Seed = Field(default_factory=usual_seed)
-    scheme: Annotated[str, one_or_more(_scheme)] = "W4A16"
+    scheme: Annotated[str, one_or_more(scheme_name)] = "W4A16"
     quant_lm_head: Flag = False
     amp: Flag = _USUAL.amp
     use_full_range: Flag = True
@@ -207,7 +156,7 @@ class AutoRoundConfig(WeightOnlyConfig):
     static_attention_dtype: Annotated[str | None, PlainValidator(cache_dtype)] = None
     scale_dtype: Annotated[str | None, PlainValidator(scale_type)] = None
     target_bits: Annotated[float | None, PlainValidator(average_bits)] = None
-    options: Annotated[tuple[str, ...] | None, PlainValidator(_schemes)] = None
+    options: Annotated[tuple[str, ...] | None, PlainValidator(scheme_list)] = None
     shared_layers: Annotated[tuple[tuple[str, ...], ...] | None, PlainValidator(layer_groups)] = None
 
     def __init__(self, *args: Any, **values: Any) -> None:
@@ -323,7 +272,7 @@ class AutoRoundConfig(WeightOnlyConfig):
         if kind.scale_type is not None and self.weight_scheme().dtype.scale_type is None:
             raise ConfigError(
                 f"AutoRoundConfig.act_dtype={kind.name!r}: inputs in blocks are multiplied with weights in blocks; say both "
-                f"as in the schemes {', '.join(_BLOCK_SCHEMES)}"
+                f"as in the schemes {', '.join(BLOCK_SCHEMES)}"
             )
         if not self.act_dynamic and not has_fixed_range(activation):
             raise ConfigError(
@@ -351,7 +300,7 @@ class AutoRoundConfig(WeightOnlyConfig):
     def activation_scheme(self) -> TensorScheme | None:
         """How activations are quantized: as the weights where nothing else is said; None where they stay in float."""
         self.require_single()
-        if self.act_bits in _FLOAT_BITS or not self.quantizes:
+        if self.act_bits in FLOAT_BITS or not self.quantizes:
             return None
         kind = dtype_of(self.act_dtype or "int", self.act_bits)
         size = self.group_size if self.act_group_size is None else self.act_group_size
@@ -372,7 +321,7 @@ class AutoRoundConfig(WeightOnlyConfig):
             )
         values = cls._settled_activation(super()._settled(values, given), given)
         name = values["dtype"].upper()
-        block = name in _BLOCK_SCHEMES and values["act_dtype"] == values["dtype"]
+        block = name in BLOCK_SCHEMES and values["act_dtype"] == values["dtype"]
         return {**values, "scheme": name if block else f"W{values['bits']}A{values['act_bits']}"}
 
     @classmethod
@@ -381,14 +330,14 @@ class AutoRoundConfig(WeightOnlyConfig):
         if name not in (None, "int"):
             values = cls._with(values, {"act_bits": dtype_of(name, 0).bits}, given, f"act_dtype {name!r}")
         idle = [name for name in _ACTIVATION if name in given and values[name] != cls.model_fields[name].default]
-        if idle and values["act_bits"] in _FLOAT_BITS:
+        if idle and values["act_bits"] in FLOAT_BITS:
             logger.warning(
                 "AutoRoundConfig: with act_bits=%d activations stay in float; not read: %s",
                 values["act_bits"],
                 ", ".join(idle),
             )
         in_blocks = name not in (None, "int") and dtype_of(name, 0).block_size
-        if values["act_bits"] not in _FLOAT_BITS and not values["act_dynamic"] and not in_blocks:
+        if values["act_bits"] not in FLOAT_BITS and not values["act_dynamic"] and not in_blocks:
             # One scale a channel is what kernels with static inputs take.
             values = values if "group_size" in given else {**values, "group_size": -1}
         return values

@@ -47,8 +47,6 @@ def quantized(**fields):
 OTHERS = {
     "reloading": 1,
     "model_free": True,
-    "device_map": "0",
-    "device": "cuda",
     "enable_norm_bias_tuning": True,
     "enable_alg_ext": True,
     "processor": object(),
@@ -58,7 +56,6 @@ OTHERS = {
     "truncation": "longest",
     "is_mllm": True,
     "quant_nontext_module": True,
-    "to_quant_block_names": ["a"],
     "low_gpu_mem_usage": 3,
     "low_cpu_mem_usage": "no",
     "use_layer_wise": 1,

@@ -121,6 +121,25 @@ def target_device() -> torch.device | None:
     return auto_detect_accelerator().device() if os.environ.get(VARIABLE, "").strip() else None
 
 
+def device_named(name: str) -> torch.device:
+    """The device that ``name`` stands for: ``"auto"``, a kind, a kind and a number, or the number of an accelerator.
+
+    >>> device_named("cpu")
+    device(type='cpu')
+    """
+    kind, _, number = ("auto", ":", name) if name.isdecimal() else name.partition(":")
+    found = auto_detect_accelerator(kind)
+    if not number:
+        return found.device()
+    if name.isdecimal() and found.name() == "cpu":
+        raise ConfigError(
+            f"the device {name!r} is the number of an accelerator, and this machine has none; 'cpu' is there"
+        )
+    if not number.isdecimal() or int(number) >= found.device_count():
+        raise ConfigError(f"the device is {name!r}, and of {found.name()} there are {found.device_count()}, from 0 on")
+    return found.device(int(number))
+
+
 def follow_inputs(model: nn.Module, moved: Callable[[torch.device], None]) -> None:
     """Let a model that is on the CPU move to where the data of its first call is; ``moved`` is told so before the call."""
 

@@ -16,6 +16,7 @@ from neural_compressor.torch.batches import on_device_of
 from neural_compressor.torch.files.huggingface import empty_model, transformers_module
 from neural_compressor.torch.modules.weight_only import hold_scales_in
 from neural_compressor.torch.quantization import RTNConfig, load, quantize, save
+from neural_compressor.torch.quantization.autoround_runs import refuse_both
 from neural_compressor.torch.quantization.saving import is_quantized_folder
 from neural_compressor.torch.quantization.texts import calls_from
 from neural_compressor.torch.structure.ops import find_ops
@@ -62,10 +63,7 @@ class _QuantizingAuto:
         if with_images and not cls.multimodal:
             raise ConfigError(f"quant_nontext_module: models of {cls.__name__} read text alone; leave it out")
         names_data = getattr(quantization_config, "dataset", None) is not None
-        if calibration is not None and names_data:
-            raise ConfigError(
-                f"calibration and {type(quantization_config).__name__}.dataset both give data; pass one of them"
-            )
+        refuse_both(quantization_config, calibration, "calibration")
         if names_data and isinstance(quantization_config, CalibratedConfig):
             calibration = _dataset(quantization_config, folder)
         if any(part.needs_calibration for part in config.parts) and calibration is None and not names_data:

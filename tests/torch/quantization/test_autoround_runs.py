@@ -207,7 +207,7 @@ def test_candidates_are_calibrated_on_the_same_data(llama, tmp_path, other):
 
     with pytest.raises(ConfigError, match="calibrated on the same data"):
         tuned(AutoRoundConfig(**named), AutoRoundConfig(**{**named, **other}))
-    with pytest.raises(ConfigError, match="run_fn calibrates"):
+    with pytest.raises(ConfigError, match="run_fn and AutoRoundConfig.dataset both give data"):
         tuned(AutoRoundConfig(**named), run_fn=lambda model: model(ids()))
 
 
@@ -217,3 +217,65 @@ def test_data_that_is_named_runs_where_the_model_is():
         model = torch.nn.PReLU()
         model.weight = torch.nn.Parameter(torch.empty(1, device="cuda"))
         NamedData.of(config)(model)
+
+
+@pytest.mark.parametrize("field", ["device_map", "device"])
+@pytest.mark.parametrize("name", ["cpu", "auto", torch.device("cpu"), {"": "cpu"}])
+def test_a_model_is_quantized_on_the_device_that_is_named(llama, monkeypatch, field, name):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    model = quantize(llama, AutoRoundConfig(**SMALL, dataset=[ids()], **{field: name}), quiet=True)
+    assert model.model.layers[0].mlp.down_proj.weight_packed.device.type == "cpu"
+
+
+def test_a_model_is_moved_before_it_is_prepared(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    model, moved = torch.nn.Sequential(torch.nn.Linear(32, 32)), []
+    monkeypatch.setattr(torch.nn.Module, "to", lambda self, device: moved.append((self is model, device)) or self)
+    for name in (1, "1", "cuda:1", torch.device("cuda", 1)):
+        prepare(model, AutoRoundConfig(group_size=32, device_map=name), inplace=False)
+    assert moved == [(False, torch.device("cuda", 1))] * 4
+    with pytest.raises(ConfigError, match="'cuda:2'.*there are 2"):
+        prepare(model, AutoRoundConfig(device_map="cuda:2"))
+
+
+def test_a_device_that_is_not_there_and_several_are_errors(llama, monkeypatch):
+    for name in (torch.cuda, torch.xpu):
+        monkeypatch.setattr(name, "is_available", lambda: False)
+    for name, said in [("cuda", "machine has none"), (0, "number of an accelerator"), ("tpu", "no device known")]:
+        with pytest.raises(ConfigError, match=rf"AutoRoundConfig\.device_map: .*{said}"):
+            prepare(llama, AutoRoundConfig(device_map=name))
+    for several in ({"model": 0, "lm_head": "cpu"}, "0,1"):
+        with pytest.raises(ConfigError, match="on one device"):
+            AutoRoundConfig(device_map=several)
+    with pytest.raises(ConfigError, match="expected a device"):
+        AutoRoundConfig(device_map=1.5)
+    with pytest.raises(ConfigError, match="give one of them"):
+        AutoRoundConfig(device_map="cpu", device="cpu")
+
+
+@pytest.mark.parametrize("names", ["model.layers.1", ["model.layers.1"], [["model.layers.1"]]])
+def test_layers_inside_named_blocks_are_quantized(llama, names):
+    model = quantize(llama, AutoRoundConfig(**SMALL, dataset=[ids()], to_quant_block_names=names), quiet=True)
+    found = {name for name, _ in model.quantization.plan}
+    assert found == {
+        name for name, each in llama.named_modules() if name.startswith("model.layers.1.") and name in found
+    }
+    assert len(found) == 7
+
+
+def test_names_of_blocks_that_are_none_are_errors(llama):
+    with pytest.raises(ConfigError, match="matches no op"):
+        prepare(llama, AutoRoundConfig(to_quant_block_names="model.layers, visual.blocks"))
+    for wrong in ("", 3, [[]]):
+        with pytest.raises(ConfigError, match=r"AutoRoundConfig\.to_quant_block_names"):
+            AutoRoundConfig(to_quant_block_names=wrong)
+    for other in ({"white_list": ["lm_head"]}, {"quant_lm_head": True}):
+        with pytest.raises(ConfigError, match="leave out one"):
+            AutoRoundConfig(to_quant_block_names="model.layers", **other)
+
+
+def test_a_run_fn_beside_the_dataset_is_refused(llama):
+    with pytest.raises(ConfigError, match=r"run_fn and AutoRoundConfig\.dataset both give data; pass one of them"):
+        quantize(llama, AutoRoundConfig(**SMALL, dataset=[ids()]), run_fn=lambda model: model(ids()))
+    assert not hasattr(llama, "_prepared")

@@ -13,6 +13,7 @@ from torch import nn
 from neural_compressor.config.composition import Composition
 from neural_compressor.errors import ConfigError, QuantizationError
 from neural_compressor.schemes import Plan
+from neural_compressor.torch.accelerator import device_named
 from neural_compressor.torch.batches import feed, on_device_of
 from neural_compressor.torch.files.gguf import check_gguf
 from neural_compressor.torch.files.huggingface_writer import check_checkpoint
@@ -66,13 +67,39 @@ class NamedData:
             feed(model, batch)
 
 
+def target_of(config: Any, model: nn.Module) -> torch.device | None:
+    """Where ``config`` wants ``model``; None where it is there already, or nothing is said."""
+    part = runs_of(config)
+    if part is None or part.device_map is None:
+        return None
+    try:
+        device = device_named(part.device_map)
+    except ConfigError as error:
+        raise ConfigError(f"AutoRoundConfig.device_map: {error}") from None
+    tensors = [tensor for tensor in (*model.parameters(), *model.buffers())]
+    if any(tensor.is_meta for tensor in tensors):
+        if device.type == "cpu":  # where weights are read to
+            return None
+        raise ConfigError(
+            f"AutoRoundConfig.device_map: got {part.device_map!r}, and weights of a model without values (meta device) are "
+            "read to the CPU; leave it out, and move the result"
+        )
+    there = {tensor.device for tensor in tensors}
+    is_there = {each.type for each in there} == {device.type} and (device.index is None or there == {device})
+    return None if is_there or not there else device
+
+
+def refuse_both(config: Any, given: Any, name: str) -> None:
+    """Refuse calibration ``given`` to a function as ``name`` beside data that ``config`` names."""
+    if given is not None and getattr(config, "dataset", None) is not None:
+        raise ConfigError(f"{name} and {type(config).__name__}.dataset both give data; pass one of them")
+
+
 def data_for_all(configs: Iterable[Any], run_fn: Callable[..., Any] | None) -> Callable[..., Any] | None:
     """What calibrates every one of ``configs``: ``run_fn``, or the data that some of them name, which has to be the same."""
     named = list(filter(None, map(NamedData.of, configs)))
-    if run_fn is not None and named:
-        raise ConfigError(
-            "autotune: run_fn calibrates, and AutoRoundConfig.dataset would not be read: leave out one of them"
-        )
+    for data in named:
+        refuse_both(data.part, run_fn, "run_fn")
     if len({identity(data) for data in named}) > 1:
         raise ConfigError(
             "autotune: all configurations are calibrated on the same data, and those of AutoRoundConfig differ in dataset, "

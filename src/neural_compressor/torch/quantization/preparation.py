@@ -31,7 +31,7 @@ from neural_compressor.torch.passes.fold import Structure, fold
 from neural_compressor.torch.passes.survey import NOT_LOOKED_FOR, Survey
 from neural_compressor.torch.pt2e.exported import copied, is_exported, torchao_required
 from neural_compressor.torch.pt2e.records import graph_records
-from neural_compressor.torch.quantization.autoround_runs import Export, NamedData
+from neural_compressor.torch.quantization.autoround_runs import Export, NamedData, refuse_both, runs_of, target_of
 from neural_compressor.torch.quantization.fp8_runs import FP8Run, fp8_run
 from neural_compressor.torch.quantization.plans import plan_for
 from neural_compressor.torch.quantization.products import (
@@ -146,6 +146,10 @@ def _planned(
         raise ConfigError("the model is prepared already: calibrate and convert it, or prepare the float model again")
     if isinstance(getattr(model, "quantization", None), Quantization):
         raise ConfigError(f"the model is quantized already; {function} takes a float model")
+    if function == "prepare" and (device := target_of(quant_config, model)) is not None:
+        if is_exported(model):
+            raise ConfigError(f"AutoRoundConfig.device_map: a graph was exported for its device; export it on {device}")
+        model, inplace = (model if inplace else copy_of(model)).to(device), True
     check_finite(model)
     without_runs = "" if function == "prepare" else function
     if is_exported(model) or not may_name_products(model, quant_config):
@@ -367,6 +371,8 @@ def quantize(
     """
     if run_fn is not None and not callable(run_fn):
         raise ConfigError(f"run_fn is a {type(run_fn).__name__}; it must be a function that takes the model")
+    quant_config = config_of(quant_config, "torch")
+    refuse_both(runs_of(quant_config), run_fn, "run_fn")
     prepared = prepare(model, quant_config, inplace, example_inputs)
     execution, run = _execution(prepared), getattr(prepared, _FP8_RUN, None)
     sees_data = execution.is_listening or (run is not None and run.sees_data)

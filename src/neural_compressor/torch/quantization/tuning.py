@@ -19,7 +19,7 @@ from neural_compressor.torch.adaptor import PyTorchAdaptor
 from neural_compressor.torch.checks import require_module, require_values
 from neural_compressor.torch.executor import prepare
 from neural_compressor.torch.pt2e.exported import is_exported, torchao_required
-from neural_compressor.torch.quantization.autoround_runs import Export, data_for_all
+from neural_compressor.torch.quantization.autoround_runs import Export, data_for_all, target_of
 from neural_compressor.torch.quantization.config import TuningConfig
 from neural_compressor.torch.quantization.plans import plan_for
 from neural_compressor.torch.quantization.products import may_name_products
@@ -69,6 +69,8 @@ def autotune(
             "autotune: export_format, output_dir and scale_dtype are of convert; save the model that comes back with "
             "model.save(...)"
         )
+    if any(target_of(config, model) is not None for config in configs):
+        raise ConfigError("autotune: device_map of AutoRoundConfig is of prepare; move the model before autotune")
     # Before those are left out that differ in their data alone.
     run_fn = data_for_all((each for config in tune_config.config_set for each in config.expand()), run_fn)
     workspace = str(options.folder(tune_config.workspace))

@@ -29,9 +29,11 @@ from neural_compressor.torch.quantization.config.autoround_names import (
     BUDGET_FIELDS,
     RUN_FIELDS,
     average_bits,
+    block_selectors,
     cache_dtype,
     checked,
     data_of,
+    device_of,
     layer_groups,
     layer_rules,
     sampler,
@@ -97,13 +99,16 @@ class AutoRoundConfig(WeightOnlyConfig):
     are those of a copy), or a function that makes one for an optimizer; ``dynamic_max_gap`` steps without
     a smaller loss end the training of a block. ``nblocks`` consecutive blocks are trained together, for what the last of
     them gives, fewer at the end; where the model does more between two than hand it on, these are trained one by one, and
-    a warning says so. ``layer_config`` (fields by name of layer) and ``ignore_layers`` (names, of which parts do) become
+    a warning says so. With ``to_quant_block_names`` (``"model.layers"``, also lists, nested ones too) only layers inside
+    these blocks are quantized, as with ``white_list``. ``layer_config`` (fields by name of layer) and ``ignore_layers`` (names, of which parts do) become
     local rules.
     ``dataset`` (a text file, a list of texts, batches) runs through the model when it is prepared, by the ``tokenizer`` or
     that of the model's folder; without it, calibrate as with other algorithms. ``export_format`` and ``output_dir`` have
     the result written when it is converted, the tokenizer beside it, with ``static_kv_dtype="fp8"`` also scales of keys
     and values on that data. ``static_attention_dtype="fp8"`` has attentions round queries, keys and values, each with one
     scale from calibration, which files have as well.
+    ``device_map`` or ``device`` is the one device (``"cpu"``, ``0``, ``"cuda:0"``, ``"auto"``) that the model is moved to
+    when it is prepared, and stays on; without it a model is quantized where it is.
     ``super_bits`` and ``super_group_size`` quantize scales, so many of them together, once weights are trained;
     ``scale_dtype`` ``"fp16"`` or ``"bf16"`` has them held in 16 bits when the model is converted.
     With ``target_bits`` each layer gets one of the schemes ``options``, such that weights have at most so many bits on
@@ -155,12 +160,18 @@ class AutoRoundConfig(WeightOnlyConfig):
     static_kv_dtype: Annotated[str | None, PlainValidator(cache_dtype)] = None
     static_attention_dtype: Annotated[str | None, PlainValidator(cache_dtype)] = None
     scale_dtype: Annotated[str | None, PlainValidator(scale_type)] = None
+    device_map: Annotated[str | None, PlainValidator(device_of)] = None
     target_bits: Annotated[float | None, PlainValidator(average_bits)] = None
     options: Annotated[tuple[str, ...] | None, PlainValidator(scheme_list)] = None
     shared_layers: Annotated[tuple[tuple[str, ...], ...] | None, PlainValidator(layer_groups)] = None
 
     def __init__(self, *args: Any, **values: Any) -> None:
         rules = layer_rules(values)
+        block_selectors(values)
+        if (device := values.pop("device", None)) is not None:
+            if values.get("device_map") is not None:
+                raise ConfigError("AutoRoundConfig: device and device_map say the same; give one of them")
+            values["device_map"] = device
         if "enable_full_range" in values:
             values.setdefault("use_full_range", values.pop("enable_full_range"))
         scheduler = values.get("lr_scheduler")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from os import PathLike
 from typing import Any
 
@@ -18,7 +18,6 @@ from neural_compressor.torch.quantization.texts import check_dataset
 
 logger = logging.getLogger("neural_compressor")
 
-_DEVICE = "a model is quantized where it is: move it before prepare"
 _IMAGES = "calibration data is what the model is called with, images too"
 _SAME = (True, False, None)
 
@@ -29,14 +28,11 @@ NOT_HERE: Mapping[str, tuple[tuple[Any, ...], str]] = {
         (None, False),
         "that is nearest rounding: RTNConfig(model_path=...) on an empty model reads layer by layer",
     ),
-    # Models are on the CPU until they are moved.
-    **dict.fromkeys(("device_map", "device"), ((None, "auto", "cpu", torch.device("cpu")), _DEVICE)),
     **dict.fromkeys(("enable_norm_bias_tuning", "enable_alg_ext"), ((None, False), "weights alone are trained")),
     **dict.fromkeys(("processor", "image_processor", "template", "extra_data_dir"), ((None,), _IMAGES)),
     **dict.fromkeys(
         ("is_mllm", "quant_nontext_module"), ((None, False), "say which layers with white_list or set_local")
     ),
-    "to_quant_block_names": ((None,), "say which layers with white_list"),
     # Blocks are worked on one at a time in any case, and results do not depend on it.
     **dict.fromkeys(("low_gpu_mem_usage", "low_cpu_mem_usage", "use_layer_wise"), (_SAME, "")),
 }
@@ -57,15 +53,8 @@ EXPORTS: Mapping[str, Mapping[str, Any]] = {
 BUDGET_FIELDS = ("target_bits", "options", "shared_layers")
 """Fields in whose place rules for layers come, once there is a model."""
 RUN_FIELDS = (
-    *(
-        "tokenizer",
-        "dataset",
-        "export_format",
-        "output_dir",
-        "static_kv_dtype",
-        "static_attention_dtype",
-        "scale_dtype",
-    ),
+    *("tokenizer", "dataset", "export_format", "output_dir", "static_kv_dtype", "static_attention_dtype"),
+    *("scale_dtype", "device_map"),
     *BUDGET_FIELDS,
 )
 """Fields that speak of a run over the whole model, and not of its layers."""
@@ -131,6 +120,23 @@ def scale_type(value: Any) -> str | None:
     raise ConfigError(f"got {value!r}, expected one of {', '.join(SCALE_TYPES)} for scales")
 
 
+def device_of(value: Any) -> str | None:
+    """The device that a model is quantized on, as text; a mapping, or text with commas, may name one alone.
+
+    >>> device_of(0), device_of("cuda:1"), device_of({"": "cpu"})
+    ('0', 'cuda:1', 'cpu')
+    """
+    if value is None:
+        return None
+    many = value.values() if isinstance(value, Mapping) else value.split(",") if isinstance(value, str) else [value]
+    if not all(isinstance(each, str | torch.device) or (type(each) is int and each >= 0) for each in many):
+        raise ConfigError(f"got {value!r}, expected a device, as in 'cpu', 'auto', 0 or 'cuda:0'")
+    names = {str(each).strip() for each in many}
+    if len(names) != 1 or "" in names:
+        raise ConfigError(f"got {value!r}, and a model is quantized on one device; name one, as in 'cuda:0'")
+    return names.pop()
+
+
 def data_of(value: Any) -> Any:
     """Data to calibrate on; a list is held as a tuple, as it is no choice of values."""
     if value is not None:
@@ -168,6 +174,41 @@ def checked(values: dict[str, Any]) -> dict[str, Any]:
             said = reason or f"expected one of {listed(admitted)}"
             raise ConfigError(f"AutoRoundConfig.{name}: got {value!r}: {said}")
     return values
+
+
+def block_selectors(values: dict[str, Any]) -> None:
+    """Make a white list of ``to_quant_block_names``: names of blocks or lists of blocks, nested or with commas.
+
+    >>> values = {"to_quant_block_names": [["model.layers.0"], "visual.blocks"]}
+    >>> block_selectors(values)
+    >>> values
+    {'white_list': ['model\\\\.layers\\\\.0(\\\\..*)?', 'visual\\\\.blocks(\\\\..*)?']}
+    """
+    given = values.pop("to_quant_block_names", None)
+    if given is None:
+        return
+    names = list(_block_names(given))
+    if not names:
+        raise ConfigError(f"AutoRoundConfig.to_quant_block_names: got {given!r}, expected names, as in 'model.layers'")
+    for other in ("white_list", "quant_lm_head"):
+        if values.get(other):
+            raise ConfigError(
+                f"AutoRoundConfig.to_quant_block_names: with it layers outside the blocks stay in float, and {other} "
+                "speaks of others; leave out one of them, and name more layers in layer_config"
+            )
+    values["white_list"] = [rf"{re.escape(name)}(\..*)?" for name in names]
+
+
+def _block_names(given: Any) -> Iterator[str]:
+    if isinstance(given, str):
+        yield from filter(None, map(str.strip, given.split(",")))
+    elif isinstance(given, list | tuple):
+        for each in given:
+            yield from _block_names(each)
+    else:
+        raise ConfigError(
+            f"AutoRoundConfig.to_quant_block_names: got {given!r}, expected names of blocks, as in 'model.layers'"
+        )
 
 
 def layer_rules(values: dict[str, Any]) -> dict[str, dict[str, Any]]:

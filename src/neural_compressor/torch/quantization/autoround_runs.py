@@ -76,7 +76,7 @@ def target_of(config: Any, model: nn.Module) -> torch.device | None:
         device = device_named(part.device_map)
     except ConfigError as error:
         raise ConfigError(f"AutoRoundConfig.device_map: {error}") from None
-    tensors = [tensor for tensor in (*model.parameters(), *model.buffers())]
+    tensors = [*model.parameters(), *model.buffers()]
     if any(tensor.is_meta for tensor in tensors):
         if device.type == "cpu":  # where weights are read to
             return None

@@ -100,8 +100,8 @@ class AutoRoundConfig(WeightOnlyConfig):
     a smaller loss end the training of a block. ``nblocks`` consecutive blocks are trained together, for what the last of
     them gives, fewer at the end; where the model does more between two than hand it on, these are trained one by one, and
     a warning says so. With ``to_quant_block_names`` (``"model.layers"``, also lists, nested ones too) only layers inside
-    these blocks are quantized, as with ``white_list``. ``layer_config`` (fields by name of layer) and ``ignore_layers`` (names, of which parts do) become
-    local rules.
+    these blocks are quantized, as with ``white_list``. ``layer_config`` (fields by name of layer) and ``ignore_layers``
+    (names, of which parts do) become local rules.
     ``dataset`` (a text file, a list of texts, batches) runs through the model when it is prepared, by the ``tokenizer`` or
     that of the model's folder; without it, calibrate as with other algorithms. ``export_format`` and ``output_dir`` have
     the result written when it is converted, the tokenizer beside it, with ``static_kv_dtype="fp8"`` also scales of keys

@@ -9,6 +9,7 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 from neural_compressor.errors import ConfigError, NeuralCompressorError
+from neural_compressor.torch import accelerator
 from neural_compressor.torch.quantization import (
     AutoRoundConfig,
     TuningConfig,
@@ -207,7 +208,7 @@ def test_candidates_are_calibrated_on_the_same_data(llama, tmp_path, other):
 
     with pytest.raises(ConfigError, match="calibrated on the same data"):
         tuned(AutoRoundConfig(**named), AutoRoundConfig(**{**named, **other}))
-    with pytest.raises(ConfigError, match="run_fn and AutoRoundConfig.dataset both give data"):
+    with pytest.raises(ConfigError, match=r"run_fn and AutoRoundConfig\.dataset both give data"):
         tuned(AutoRoundConfig(**named), run_fn=lambda model: model(ids()))
 
 
@@ -219,29 +220,33 @@ def test_data_that_is_named_runs_where_the_model_is():
         NamedData.of(config)(model)
 
 
+def there_are(monkeypatch, *kinds):
+    monkeypatch.delenv(accelerator.VARIABLE, raising=False)
+    monkeypatch.setattr(accelerator, "_KINDS", {kind: (lambda kind=kind: kind in kinds) for kind in accelerator._KINDS})
+
+
 @pytest.mark.parametrize("field", ["device_map", "device"])
 @pytest.mark.parametrize("name", ["cpu", "auto", torch.device("cpu"), {"": "cpu"}])
 def test_a_model_is_quantized_on_the_device_that_is_named(llama, monkeypatch, field, name):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    there_are(monkeypatch, "cpu")
     model = quantize(llama, AutoRoundConfig(**SMALL, dataset=[ids()], **{field: name}), quiet=True)
     assert model.model.layers[0].mlp.down_proj.weight_packed.device.type == "cpu"
 
 
 def test_a_model_is_moved_before_it_is_prepared(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    there_are(monkeypatch, "cuda", "cpu")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     model, moved = torch.nn.Sequential(torch.nn.Linear(32, 32)), []
     monkeypatch.setattr(torch.nn.Module, "to", lambda self, device: moved.append((self is model, device)) or self)
     for name in (1, "1", "cuda:1", torch.device("cuda", 1)):
         prepare(model, AutoRoundConfig(group_size=32, device_map=name), inplace=False)
     assert moved == [(False, torch.device("cuda", 1))] * 4
-    with pytest.raises(ConfigError, match="'cuda:2'.*there are 2"):
+    with pytest.raises(ConfigError, match=r"'cuda:2'.*there are 2"):
         prepare(model, AutoRoundConfig(device_map="cuda:2"))
 
 
 def test_a_device_that_is_not_there_and_several_are_errors(llama, monkeypatch):
-    for name in (torch.cuda, torch.xpu):
-        monkeypatch.setattr(name, "is_available", lambda: False)
+    there_are(monkeypatch, "cpu")
     for name, said in [("cuda", "machine has none"), (0, "number of an accelerator"), ("tpu", "no device known")]:
         with pytest.raises(ConfigError, match=rf"AutoRoundConfig\.device_map: .*{said}"):
             prepare(llama, AutoRoundConfig(device_map=name))
@@ -258,10 +263,8 @@ def test_a_device_that_is_not_there_and_several_are_errors(llama, monkeypatch):
 def test_layers_inside_named_blocks_are_quantized(llama, names):
     model = quantize(llama, AutoRoundConfig(**SMALL, dataset=[ids()], to_quant_block_names=names), quiet=True)
     found = {name for name, _ in model.quantization.plan}
-    assert found == {
-        name for name, each in llama.named_modules() if name.startswith("model.layers.1.") and name in found
-    }
-    assert len(found) == 7
+    assert all(name.startswith("model.layers.1.") for name in found)
+    assert len(found) == 7  # the linear layers of one block
 
 
 def test_names_of_blocks_that_are_none_are_errors(llama):

@@ -101,11 +101,14 @@ ADMITTED = {
         "dynamic_max_gap": COUNT | {"0", "negative", "None"},
         "lr_scheduler": {"None"},
         "dataset": {"None", "empty list", "list of None", "nested", "set"},  # batches, whatever the model takes
-        "export_format static_kv_dtype scale_dtype options shared_layers": {"None"},
+        "export_format static_kv_dtype static_attention_dtype scale_dtype options shared_layers": {"None"},
         "target_bits": {"1", "None"},
         "output_dir": {"None", "empty text", "word"},
         "tokenizer": {"None", "word", "function"},
         "gradient_accumulate_steps iteration": COUNT,
+        "nblocks": COUNT | {"None"},
+        "disable_opt_rtn": {"None"},
+        "device_map": {"None", "word", "NUL", "0", "1", "huge"},  # known where the machine is
         "num_of_instance cores_per_instance inter_num_of_threads intra_num_of_threads": COUNT | {"None"},
         "input_names output_names": NAMES,
         "dynamic_axes": {"empty dict", "None"},

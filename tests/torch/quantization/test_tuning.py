@@ -15,6 +15,7 @@ from neural_compressor.torch.quantization import (
     TuningConfig,
     autotune,
     load,
+    quantize,
 )
 
 
@@ -166,3 +167,32 @@ def test_the_reasons_are_those_of_the_configuration_that_won(winner, tmp_path):
     assert list(q_model.quantization.plan) == [("2", "Linear")]
     assert expected in q_model.quantization.reasons["0", "Conv2d"]
     assert [expected in op.reason for op in q_model.tuning.ops if op.name == "0"] == [True]
+
+
+def test_smoothing_is_tried_on_the_data_alone(tmp_path):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.LayerNorm(32), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 8)).eval()
+    net[0].weight.data[:3] *= 60  # outliers, which smoothing is for
+    x = torch.randn(64, 32)
+    with torch.no_grad():
+        expected = net(x)
+
+    def error(model):
+        with torch.no_grad():
+            return float((model(x) - expected).square().mean())
+
+    alphas = (0.1, 0.5, 0.9)
+    alone = [
+        error(quantize(copy.deepcopy(net), SmoothQuantConfig(alpha=alpha), lambda model: model(x), quiet=True))
+        for alpha in alphas
+    ]
+    tune_config = TuningConfig(
+        config_set=SmoothQuantConfig(alpha=list(alphas)),
+        tolerable_loss=0.0,
+        max_trials=3,
+        higher_is_better=False,
+        workspace=tmp_path,
+    )
+    best = autotune(net, tune_config, eval_fn=error, run_fn=lambda model: model(x), quiet=True)
+    assert [trial.measurement.accuracy for trial in best.tuning.trials] == alone
+    assert len(set(alone)) == 3

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -129,16 +129,23 @@ def _passes(
     """What configurations do to the whole model, then what is usual, then what is done for layers, named if not all."""
     of_layers = {step: "ops" in PASSES[step.name].Options.model_fields for step in steps}
     whole = tuple(step for step in steps if not of_layers[step])
-    single = (_for_layers(step, keys, ops) for step, keys in steps.items() if of_layers[step])
+    single = (found for step in steps if of_layers[step] for found in _for_layers(step, steps, ops))
     return in_order((*whole, *usual, *single))
 
 
-def _for_layers(step: Pass, keys: list[OpKey], ops: Mapping[OpKey, OpScheme]) -> Pass:
-    """``step`` for those of ``keys`` that it can serve; where it can serve none, its check has all of them to name."""
+def _for_layers(step: Pass, steps: Mapping[Pass, list[OpKey]], ops: Mapping[OpKey, OpScheme]) -> Iterator[Pass]:
+    """``step`` for those of its ops that it can serve, if rules with other options have not taken them all.
+
+    Where it can serve none, its check has all of them to name.
+    """
+    keys = steps[step]
     served = {key for key, op in ops.items() if PASSES[step.name].serves(key[1], op)}
+    own = [name for name, kind in keys if (name, kind) in served]
+    others = {key for other, taken in steps.items() if other.name == step.name and other != step for key in taken}
     if served <= set(keys):
-        return step
-    return step.with_options(ops=[name for name, kind in keys if (name, kind) in served] or [name for name, _ in keys])
+        yield step
+    elif own or not served & others:
+        yield step.with_options(ops=own or [name for name, _ in keys])
 
 
 def _heads(model: nn.Module, found: Mapping[OpKey, Any]) -> list[OpKey]:

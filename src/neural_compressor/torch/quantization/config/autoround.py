@@ -291,6 +291,12 @@ class AutoRoundConfig(WeightOnlyConfig):
                 "beforehand; leave it out"
             )
         if self._is_static(activation):
+            if self.weight_scheme().dtype.bits != kind.bits:
+                raise ConfigError(
+                    f"AutoRoundConfig.act_dynamic=False: got {self.weight_scheme().dtype.name} weights, and beside "
+                    f"{kind.name} inputs with one scale weights are of {kind.bits} bits too; give bits={kind.bits}, or leave "
+                    "act_dynamic out"
+                )
             if self.changed("act_group_size"):
                 raise ConfigError(
                     f"AutoRoundConfig.act_group_size: got {self.act_group_size}, and with act_dynamic=False an input has "

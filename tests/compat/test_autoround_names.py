@@ -270,3 +270,8 @@ def test_other_names():
 def test_a_rule_for_some_layers_starts_from_the_scheme_of_all(scheme, fields, expected):
     (rule,) = AutoRoundConfig(scheme=scheme, layer_config={"fc1": fields}).local
     assert (rule.config.dtype, rule.config.bits, rule.config.group_size, rule.config.act_bits) == expected
+
+
+def test_inputs_with_one_scale_want_weights_of_as_many_bits():
+    with pytest.raises(ConfigError, match=r"act_dynamic=False: got int4 weights.*bits=8"):
+        quantized(act_bits=8, act_dynamic=False)

@@ -321,3 +321,18 @@ def test_a_model_that_comes_back_in_training_mode_is_warned_of(config, caplog):
     assert "training mode" not in quantized(nn.ReLU(), nn.Dropout(0.0)), "it drops nothing"
     # folded into the layer before it where integers are asked for, and live elsewhere
     assert ("BatchNorm1d" in quantized(nn.BatchNorm1d(16))) == (config is not StaticQuantConfig)
+
+
+def test_a_rule_with_other_smoothing_may_cover_every_layer_that_is_smoothed():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Embedding(8, 16), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4)).eval()
+    ids = torch.arange(8).reshape(2, 4)
+
+    def smoothed(config):
+        return quantize(copy.deepcopy(net), config, lambda model: model(ids), quiet=True)
+
+    ruled = smoothed(SmoothQuantConfig(alpha=0.2).set_local(nn.Linear, SmoothQuantConfig(alpha=0.7)))
+    plain = smoothed(SmoothQuantConfig(alpha=0.7))
+    assert [step.options["alpha"] for step in ruled.quantization.plan.passes if step.name == "smooth"] == [0.7]
+    assert torch.equal(ruled(ids), plain(ids))
+    assert not torch.equal(ruled(ids), smoothed(SmoothQuantConfig(alpha=0.2))(ids))

@@ -294,8 +294,8 @@ class AutoRoundConfig(WeightOnlyConfig):
             if self.weight_scheme().dtype.bits != kind.bits:
                 raise ConfigError(
                     f"AutoRoundConfig.act_dynamic=False: got {self.weight_scheme().dtype.name} weights, and beside "
-                    f"{kind.name} inputs with one scale weights are of {kind.bits} bits too; give bits={kind.bits}, or leave "
-                    "act_dynamic out"
+                    f"{kind.name} inputs with one scale weights are of {kind.bits} bits too; give bits={kind.bits}, or "
+                    "leave act_dynamic out"
                 )
             if self.changed("act_group_size"):
                 raise ConfigError(

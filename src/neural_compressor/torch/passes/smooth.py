@@ -29,7 +29,8 @@ from neural_compressor.torch.structure.feeds import Feed, feeds
 
 logger = logging.getLogger("neural_compressor")
 
-_TYPES = ("Linear", "Conv1D", "Conv1d", "Conv2d", "Conv3d")
+_USUAL_TYPES = ("Linear", "Conv1D")
+_TYPES = (*_USUAL_TYPES, "Conv1d", "Conv2d", "Conv3d")
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -48,7 +49,7 @@ class SmoothOptions(PassOptions):
     alpha_step: float = Field(default=0.1, description="the distance between what 'auto' tries")
     shared_criterion: Criterion = Field(default="max", description="which error counts of layers with the same scales")
     do_blockwise: bool = Field(default=False, description="one alpha a block, by the error of what the block gives")
-    op_types: list[str] = Field(default=["Linear", "Conv1D"], description="types of layers that are smoothed")
+    op_types: list[str] = Field(default=[*_USUAL_TYPES], description="types of layers that are smoothed")
     ops: list[str] | None = Field(default=None, description="names of layers that are smoothed; None: all of the types")
 
     def alphas(self) -> tuple[float, ...]:
@@ -70,6 +71,10 @@ class Smooth(ModelPass):
     sees_data: ClassVar[bool] = True
     moves_ranges: ClassVar[bool] = True
     options: SmoothOptions
+
+    @classmethod
+    def serves(cls, kind: str, op: OpScheme) -> bool:
+        return kind in _USUAL_TYPES and _reads_quantized(op)
 
     def check(self, model: nn.Module, plan: Plan) -> None:
         self.options.alphas()
@@ -122,9 +127,8 @@ class Smooth(ModelPass):
         """The layers to smooth: those whose input is quantized."""
         found = {}
         for (name, kind), op in plan.items():
-            quantized = op.activation is not None and not op.activation.is_float and op.weight is not None
             asked = kind in self.options.op_types and (self.options.ops is None or name in self.options.ops)
-            if quantized and asked and is_scalable(model.get_submodule(name)):
+            if _reads_quantized(op) and asked and is_scalable(model.get_submodule(name)):
                 found[name] = op
         return found
 
@@ -162,6 +166,11 @@ class Smooth(ModelPass):
             restore_parameters(state.model.get_submodule(name), parameters)
         logger.warning("scales are not folded into the layers before: that changes the outputs; inputs are multiplied")
         return set()
+
+
+def _reads_quantized(op: OpScheme) -> bool:
+    """Whether an op has a weight and an input that is quantized."""
+    return op.activation is not None and not op.activation.is_float and op.weight is not None
 
 
 def _readers(found: Any) -> int:

@@ -133,7 +133,7 @@ def device_of(value: Any) -> str | None:
         raise ConfigError(f"got {value!r}, expected a device, as in 'cpu', 'auto', 0 or 'cuda:0'")
     names = {str(each).strip() for each in many}
     if len(names) != 1 or "" in names:
-        raise ConfigError(f"got {value!r}, expected one device, as in 'cuda:0': a model is quantized on one")
+        raise ConfigError(f"got {value!r}, expected one, as in 'cuda:0': a model is quantized on one device")
     return names.pop()
 
 

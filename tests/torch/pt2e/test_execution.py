@@ -16,7 +16,6 @@ from neural_compressor.torch.modules.kernels import integer, table
 from neural_compressor.torch.quantization import (
     DynamicQuantConfig,
     RTNConfig,
-    SmoothQuantConfig,
     StaticQuantConfig,
     convert,
     prepare,
@@ -389,10 +388,6 @@ class TestBadInput:
         prepared = prepare(traced, StaticQuantConfig())
         prepared(torch.randn(2, 16))
         assert convert(prepared, quiet=True)(torch.randn(2, 16)).shape == (2, 4)
-
-    def test_passes_over_eager_models(self, mlp):
-        with pytest.raises(ConfigError, match="before export"):
-            prepare(export(mlp, torch.randn(2, 16)), SmoothQuantConfig())
 
     def test_nothing_to_quantize(self):
         with pytest.raises(ConfigError, match="no linear layer"):

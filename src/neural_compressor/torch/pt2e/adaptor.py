@@ -17,7 +17,7 @@ from neural_compressor.schemes import OpKey, Plan
 from neural_compressor.torch.adaptor import PyTorchAdaptor
 from neural_compressor.torch.batches import feed, run_batches
 from neural_compressor.torch.pt2e.checkpoint import load_graph, save_graph
-from neural_compressor.torch.pt2e.execution import GraphExecution
+from neural_compressor.torch.pt2e.eager_passes import execution_of
 from neural_compressor.torch.pt2e.exported import is_exported
 from neural_compressor.torch.pt2e.ops import InductorQuery, find_graph_ops, graph_opwise
 from neural_compressor.torch.pt2e.records import graph_records
@@ -59,7 +59,7 @@ class ExportedAdaptor(Adaptor):
             {key: scheme for key, scheme in plan.items() if key not in fallen}, plan.calib_sampling_size, plan.passes
         )
         reasons = self.info["reasons"](plan) if "reasons" in self.info else self._skipped
-        execution = GraphExecution(model, kept, {**reasons, **fallen})
+        execution = execution_of(model, kept, {**reasons, **fallen})
         if execution.needs_data:
             _run(execution, dataloader, q_func)
         new = execution.apply()
@@ -92,7 +92,7 @@ class ExportedAdaptor(Adaptor):
         return f"from neural_compressor.torch.quantization import load\n\nmodel = load({path!r})\n"
 
 
-def _run(execution: GraphExecution, data: Iterable[Any] | None, q_func: Callable[[GraphModule], Any] | None) -> None:
+def _run(execution: Any, data: Iterable[Any] | None, q_func: Callable[[GraphModule], Any] | None) -> None:
     """Run the graph of an execution on what it is to be calibrated with."""
     if q_func is not None:
         with torch.no_grad(), calibrating(q_func, "run_fn", lambda: execution.runs):

@@ -21,7 +21,15 @@ from neural_compressor.errors import ConfigError, NeuralCompressorError
 from neural_compressor.torch.batches import describe
 from neural_compressor.torch.checks import require_module, require_values
 from neural_compressor.torch.hooks import evaluating
-from neural_compressor.torch.pt2e.exported import Exported, FixedDimension, InputTensor, exported_of, mark
+from neural_compressor.torch.pt2e.exported import (
+    Exported,
+    FixedDimension,
+    InputTensor,
+    Source,
+    exported_of,
+    mark,
+    remember_source,
+)
 from neural_compressor.torch.pt2e.int8_forms import linear_products, number_padding, strip_checks
 
 logger = logging.getLogger("neural_compressor")
@@ -51,7 +59,7 @@ def export(model: nn.Module, example_inputs: Any, dynamic_shapes: Any = None) ->
     given = arguments_of(example_inputs)
     with ExitStack() as stack:
         stack.enter_context(evaluating(model))
-        stack.enter_context(_without_cache(model))
+        stack.enter_context(without_cache(model))
         stack.enter_context(torch.no_grad())
         _check_runs(model, given)
         try:
@@ -75,6 +83,7 @@ def export(model: nn.Module, example_inputs: Any, dynamic_shapes: Any = None) ->
     known = _known(model, program, inputs)
     for fixed in known.fixed:
         logger.info("exported %s: %s", type(model).__name__, fixed)
+    remember_source(new, Source(model, given, dynamic_shapes, dict(model.named_parameters())))
     return mark(new, known)
 
 
@@ -168,7 +177,7 @@ def _automatic(model: nn.Module, inputs: Inputs) -> Any:
 
 
 @contextmanager
-def _without_cache(model: nn.Module) -> Iterator[None]:
+def without_cache(model: nn.Module) -> Iterator[None]:
     """Models of transformers return a cache object unless their configuration says otherwise; no graph can hold one."""
     found: list[Any] = [getattr(module, "config", None) for module in model.modules()]
     configs = {id(config): config for config in found if getattr(config, "use_cache", False) is True}

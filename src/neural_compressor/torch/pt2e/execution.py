@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -15,16 +16,25 @@ from neural_compressor.adaptor.capability import check_weight_range
 from neural_compressor.errors import CalibrationError, ConfigError
 from neural_compressor.observers.input_check import CalibrationInputs
 from neural_compressor.registry import close_matches
-from neural_compressor.schemes import OpKey, Plan
+from neural_compressor.schemes import OpKey, Plan, QParams, QuantizedArray
 from neural_compressor.torch.executor import CORRECT_BIASES
 from neural_compressor.torch.modules.relay import Relays
 from neural_compressor.torch.passes.fold import Structure
 from neural_compressor.torch.pt2e.bias_correction import correct_biases, forget_inputs, mean_errors, watch_inputs
 from neural_compressor.torch.pt2e.exported import finished, mark, require_exported, shared, without_warnings
-from neural_compressor.torch.pt2e.observers import RangeObserver, WeightObserver
+from neural_compressor.torch.pt2e.observers import RangeObserver, WeightObserver, attribute
 from neural_compressor.torch.pt2e.ops import find_graph_ops, name_layer
 from neural_compressor.torch.pt2e.quantizer import Observers, PlanQuantizer
 from neural_compressor.torch.quantized_model import Quantization
+
+
+@dataclass(frozen=True, eq=False)
+class Settled:
+    """What was found elsewhere for a layer: its weight as a matrix of codes, its bias, the range of its input."""
+
+    weight: QuantizedArray
+    bias: Tensor | None
+    input: QParams | None
 
 
 class GraphExecution:
@@ -51,6 +61,7 @@ class GraphExecution:
         self._observers = list(self._named_observers())
         if CORRECT_BIASES in plan.passes:
             watch_inputs(self.model, self._nodes)
+        self._settled: Mapping[OpKey, Settled] = {}
         self._listening: list[Any] = []
         if self.needs_data:
             self.listen()
@@ -77,6 +88,14 @@ class GraphExecution:
             self._inputs.warn()
         self._observe(False)
 
+    def settle(self, found: Mapping[OpKey, Settled]) -> None:
+        """Take weights, biases and ranges that were found elsewhere; of ops that read one tensor, the range of the first."""
+        self._settled = found
+        for observer in self._observers:
+            settled = [found[key] for key in observer.keys if key in found]
+            if settled:
+                observer.settled = settled[0].weight if isinstance(observer, WeightObserver) else settled[0].input
+
     def _observe(self, listening: bool) -> None:
         for observer in self._observers:
             if isinstance(observer, RangeObserver):
@@ -95,6 +114,7 @@ class GraphExecution:
             observer = self.model.get_submodule(node.target) if node.op == "call_module" else None
             if isinstance(observer, (RangeObserver, WeightObserver)):
                 keys = [self._nodes[user.name] for user in node.users if user.name in self._nodes]
+                observer.keys = keys
                 observer.where = f"op {keys[0][0]!r} ({keys[0][1]})" if keys else f"the output of {node.args[0]}"
                 yield observer
 
@@ -104,7 +124,7 @@ class GraphExecution:
         if self.needs_data and not self.runs:
             count = sum(scheme.mode == "static" for scheme in self.plan.values())
             raise CalibrationError(self.unseen.format(count))
-        errors = mean_errors(self.model)
+        errors = mean_errors(self.model) | self._bias_errors()
         graph = shared(self.model)
         forget_inputs(graph)
         for node in graph.graph.nodes:
@@ -122,14 +142,21 @@ class GraphExecution:
         plan = Plan(done, self.plan.calib_sampling_size, self.plan.passes)
         return finished(new, self._exported, Quantization(plan, Structure(), {**self.reasons, **missed}, Relays()))
 
+    def _bias_errors(self) -> dict[str, Tensor]:
+        """By the name of its node what the bias of each settled layer is too large by."""
+        found = {}
+        for node in self.model.graph.nodes:
+            settled = self._settled.get(self._nodes.get(node.name, ("", "")))
+            if settled is not None and settled.bias is not None:
+                bias = node.args[2] if len(node.args) > 2 and node.args[2] is not None else None
+                before = 0.0 if bias is None else attribute(self.model, str(bias.target)).detach().float()
+                found[node.name] = before - settled.bias.float()
+        return found
+
 
 def check(model: GraphModule, plan: Plan) -> None:
     """Refuse, before any work, a plan that names what the graph does not have or what no exported graph runs."""
     ops = find_graph_ops(model)[0]
-    for step in plan.passes:
-        if step == CORRECT_BIASES:
-            continue
-        raise ConfigError(f"pass {step} is not for exported graphs: apply it to the eager model before export")
     for key, scheme in plan.items():
         if key not in ops:
             raise ConfigError(

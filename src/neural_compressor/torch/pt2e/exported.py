@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +20,7 @@ from neural_compressor.errors import ConfigError, MissingDependencyError
 from neural_compressor.torch.quantized_model import Quantization
 
 _KEY = "neural_compressor.exported"
+_SOURCE = "neural_compressor.source"
 
 
 @dataclass(frozen=True)
@@ -131,6 +132,42 @@ class Exported:
         return arranged
 
 
+@dataclass(frozen=True, eq=False)
+class Source:
+    """What a graph was exported from, and with which arguments; copies of the graph refer to the same model."""
+
+    model: nn.Module
+    inputs: tuple[tuple[Any, ...], dict[str, Any]]
+    dynamic_shapes: Any
+    parameters: Mapping[str, nn.Parameter]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Source:
+        return self
+
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether the model still has the weights that the graph was exported with."""
+        now = dict(self.model.named_parameters())
+        return now.keys() == self.parameters.keys() and all(now[name] is p for name, p in self.parameters.items())
+
+
+def unchanged_source(model: GraphModule, steps: Sequence[str]) -> Source:
+    """What a float graph was exported from, which the passes ``steps`` run on; an error where that is another model now."""
+    found = model.meta.get(_SOURCE)
+    assert isinstance(found, Source)
+    if not found.is_unchanged:
+        raise ConfigError(
+            f"passes of the plan ({', '.join(steps)}) run on the model that the graph was exported from, which has other "
+            "weights now: export it again"
+        )
+    return found
+
+
+def remember_source(model: GraphModule, source: Source) -> None:
+    """Have graphs that are made of ``model`` know where it comes from, until they are quantized."""
+    model.meta[_SOURCE] = source
+
+
 def exported_of(model: Any) -> Exported | None:
     """What is known of the inputs of a model that :func:`export` returned, or that was made of one; None of others."""
     found = model.meta.get(_KEY) if isinstance(model, GraphModule) else None
@@ -169,6 +206,7 @@ def copied(model: GraphModule) -> GraphModule:
 def finished(model: GraphModule, exported: Exported, done: Quantization) -> GraphModule:
     """A quantized graph, which runs without gradients: with them Inductor freezes no weights, and uses no int8 kernel."""
     _own_parameters(model)
+    model.meta.pop(_SOURCE, None)  # it holds the float weights
     model.forward = torch.no_grad()(model.forward)
     model.quantization = done  # type: ignore[assignment]
     return mark(model, exported)

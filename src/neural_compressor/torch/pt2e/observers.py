@@ -12,7 +12,7 @@ from torchao.quantization.pt2e import ObserverBase, PlaceholderObserver
 
 from neural_compressor.errors import CalibrationError, QuantizationError
 from neural_compressor.observers import make_observer
-from neural_compressor.schemes import QuantizedArray, TensorScheme, choose_qparams
+from neural_compressor.schemes import OpKey, QParams, QuantizedArray, TensorScheme, choose_qparams
 from neural_compressor.torch.modules.kernels.integer import kernel_pairs
 from neural_compressor.torch.modules.packed_weight import quantized_matrix
 
@@ -29,6 +29,8 @@ class RangeObserver(ObserverBase):  # type: ignore[misc]
         self.qscheme = limits.get("qscheme", torch.per_tensor_affine)
         self.quant_min, self.quant_max = limits.get("quant_min", 0), limits.get("quant_max", 255)
         self.where = "an op"
+        self.keys: list[OpKey] = []
+        self.settled: QParams | None = None
         self.listening = True
         self.seen = 0
         self._observer = make_observer(scheme)
@@ -49,7 +51,7 @@ class RangeObserver(ObserverBase):  # type: ignore[misc]
             raise CalibrationError(
                 f"calibration never reached {self.where}: run the prepared model on data before convert"
             )
-        found = choose_qparams(*self._observer.range(self.scheme), self.scheme)
+        found = self.settled or choose_qparams(*self._observer.range(self.scheme), self.scheme)
         zero_point = 0 if found.zero_point is None else int(found.zero_point)
         if self.scheme.dtype.signed:
             zero_point += _MIDDLE
@@ -73,6 +75,8 @@ class WeightObserver(ObserverBase):  # type: ignore[misc]
         self.qscheme = limits.get("qscheme", torch.per_channel_symmetric)
         self.ch_axis, self.quant_min, self.quant_max = 0, -128, 127
         self.where = "an op"
+        self.keys: list[OpKey] = []
+        self.settled: QuantizedArray | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """Hand the weight on: it is known already."""
@@ -109,6 +113,8 @@ class WeightObserver(ObserverBase):  # type: ignore[misc]
 
     def quantized(self, weight: Tensor) -> QuantizedArray:
         """The weight as a matrix in codes."""
+        if self.settled is not None:
+            return self.settled
         matrix = weight.float().flatten(1)
         try:
             return quantized_matrix(matrix, self.scheme, kernel_pairs(self.kind, weight.shape))

@@ -202,9 +202,9 @@ def _check_graph_training(example_inputs: Any, learned_step_size: bool) -> None:
 def _prepare_graph(model: Any, plan: Plan, left: dict[OpKey, str], training: bool = False) -> nn.Module:
     """An exported model with observers, a graph of its own over the same weights."""
     with torchao_required():
-        from neural_compressor.torch.pt2e.execution import GraphExecution
+        from neural_compressor.torch.pt2e.eager_passes import execution_of
         from neural_compressor.torch.pt2e.training import GraphTraining
-    execution = (GraphTraining if training else GraphExecution)(model, plan, left)
+    execution = (GraphTraining if training else execution_of)(model, plan, left)
     setattr(execution.model, _ATTRIBUTE, execution)
     return execution.model
 

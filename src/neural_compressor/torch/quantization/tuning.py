@@ -18,6 +18,7 @@ from neural_compressor.strategy.listed import ListedFallbackStrategy, candidates
 from neural_compressor.torch.adaptor import PyTorchAdaptor
 from neural_compressor.torch.checks import require_module, require_values
 from neural_compressor.torch.executor import prepare
+from neural_compressor.torch.passes.model_pass import read_pass
 from neural_compressor.torch.pt2e.exported import is_exported, torchao_required
 from neural_compressor.torch.quantization.autoround_runs import Export, data_for_all, target_of
 from neural_compressor.torch.quantization.config import TuningConfig
@@ -116,7 +117,11 @@ def _reasons(left: Mapping[Plan, Mapping[OpKey, str]], plan: Plan) -> Mapping[Op
 
 
 def _needs_data(model: nn.Module, plan: Plan, is_graph: bool) -> bool:
-    return any(op.mode == "static" for op in plan.values()) if is_graph else prepare(model, plan).needs_data
+    if is_graph:
+        return any(op.mode == "static" for op in plan.values()) or any(
+            read_pass(p).wants_data(plan) for p in plan.passes
+        )
+    return prepare(model, plan).needs_data
 
 
 def _adaptor(info: Mapping[str, Any], is_graph: bool) -> Adaptor:

@@ -1,0 +1,158 @@
+"""Passes of the eager executor in plans of exported graphs.
+
+They look for structure in modules, and a graph has none. So they run on the model that the graph was exported from, on a
+copy of it, with the calls that calibration makes of the graph. What changes the float model (smoothing, equalization, a
+folded rotation) is exported again as the first was, and the rest of the plan is carried out on that graph. What chooses
+codes or ranges (learned rounding, searched ranges) quantizes the eager model, and the graph takes its weights, biases and
+ranges of inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+from neural_compressor.errors import CalibrationError, QuantizationError
+from neural_compressor.schemes import OpKey, Pass, Plan
+from neural_compressor.torch.executor import CORRECT_BIASES, FOLD, Execution
+from neural_compressor.torch.modules.input_change import InputChange
+from neural_compressor.torch.modules.weighted import WeightedModule
+from neural_compressor.torch.passes.model_pass import read_pass
+from neural_compressor.torch.passes.scaling import scale_inputs
+from neural_compressor.torch.passes.survey import sharing_weights
+from neural_compressor.torch.pt2e.capture import export, without_cache
+from neural_compressor.torch.pt2e.execution import GraphExecution, Settled
+from neural_compressor.torch.pt2e.exported import is_exported, mark, require_exported, shared, unchanged_source
+from neural_compressor.torch.quantized_model import Quantization
+from neural_compressor.torch.structure.ops import find_ops, input_axis
+from neural_compressor.torch.structure.replay import Arguments, call_block
+
+
+def execution_of(model: GraphModule, plan: Plan, reasons: Mapping[OpKey, str]) -> GraphExecution | ReexportingExecution:
+    """A plan about to be carried out on an exported graph; what cannot be is refused."""
+    own = all(step == CORRECT_BIASES for step in plan.passes)
+    return (GraphExecution if own else ReexportingExecution)(model, plan, reasons)
+
+
+class ReexportingExecution:
+    """A plan with passes of the eager executor on its way, with the attributes of a :class:`GraphExecution`.
+
+    :attr:`model` is a graph whose calls run the eager model, and are remembered up to the limit of the passes.
+    """
+
+    needs_data = True
+
+    def __init__(self, model: GraphModule, plan: Plan, reasons: Mapping[OpKey, str]) -> None:
+        self.plan, self.reasons = plan, dict(reasons)
+        self._source = unchanged_source(model, [str(step) for step in plan.passes if step != CORRECT_BIASES])
+        self._moving = tuple(step for step in plan.passes if read_pass(step).moves_ranges)
+        #: Whether a pass acts on quantized modules, of which a graph has none.
+        self._settles = any(step not in (*self._moving, CORRECT_BIASES) for step in plan.passes)
+        self._eager = self._execution(plan.passes if self._settles else self._moving)
+        for step in self._eager.passes:
+            step.check(self._source.model, self._eager.plan)
+        self.model: GraphModule = mark(shared(model), require_exported(model))
+        self.model.forward = self._forward
+        self.listen()
+
+    @property
+    def runs(self) -> int:
+        """How many calls were taken into account."""
+        return self._eager.runs
+
+    @property
+    def is_listening(self) -> bool:
+        """Whether what runs through the model is taken into account."""
+        return self._eager.is_listening
+
+    def listen(self) -> None:
+        """Take all further calls of the model into account."""
+        self._eager.listen()
+
+    def stop(self) -> None:
+        """End of calibration."""
+        self._eager.stop()
+
+    @torch.no_grad()
+    def _forward(self, *args: Any, **kwargs: Any) -> Any:
+        with without_cache(self._eager.model):
+            return self._eager.model(*args, **kwargs)
+
+    def apply(self, on_block: Callable[[str, int, int], None] | None = None) -> GraphModule:
+        """The quantized graph of the changed model."""
+        self.stop()
+        calls = self._eager.calls
+        if not calls:
+            raise CalibrationError(
+                "the passes of the plan need calibration: run the model that prepare returned on data before convert"
+            )
+        floats = self._changed(calls)
+        rest = () if self._settles else tuple(step for step in self.plan.passes if step not in self._moving)
+        inner = GraphExecution(floats, replace(self.plan, passes=rest), self.reasons)
+        for call in calls if inner.needs_data else ():
+            call_block(inner.model, call)
+        if self._settles:
+            inner.settle(self._settled())
+        new = inner.apply(on_block)
+        done = new.quantization
+        assert isinstance(done, Quantization)
+        new.quantization = replace(done, plan=replace(done.plan, passes=self.plan.passes))
+        return new
+
+    def _execution(self, steps: Sequence[Pass]) -> Execution:
+        """Of the ops that are modules of the eager model, under the types that these have there."""
+        model = sharing_weights(self._source.model).eval()
+        schemes = {name: scheme for (name, _), scheme in self.plan.items()}
+        ops = {key: schemes[key[0]] for key in find_ops(model)[0] if key[0] in schemes}
+        return Execution(model, Plan(ops, passes=(FOLD, *steps)))
+
+    def _changed(self, calls: Sequence[Arguments]) -> GraphModule:
+        """The graph of the float model behind the passes that change it."""
+        execution = self._eager
+        if self._settles:
+            execution = self._execution(self._moving)
+            with execution.listening():
+                _run(execution.model, calls)
+        with torch.no_grad(), without_cache(execution.model):
+            state = execution.passed_over()
+        for name, change in state.changes.items():
+            _multiply_input(state.model.get_submodule(name), change)
+        new = export(state.model, self._source.inputs, self._source.dynamic_shapes)
+        if not isinstance(new, GraphModule) or not is_exported(new):
+            raise QuantizationError("the model could be exported before its passes, and cannot be after them")
+        return new
+
+    def _settled(self) -> dict[OpKey, Settled]:
+        """What passes on the quantized eager model made of each layer."""
+        with without_cache(self._eager.model):
+            quantized = self._eager.apply()
+        modules = {name: quantized.get_submodule(name) for name, _ in self._eager.plan}
+        return {
+            key: Settled(module.weight_array(), module.bias, module.qparams("input"))
+            for key in self.plan
+            if isinstance(module := modules.get(key[0]), WeightedModule)
+        }
+
+
+def _run(model: nn.Module, calls: Sequence[Arguments]) -> None:
+    with without_cache(model):
+        for call in calls:
+            call_block(model, call)
+
+
+def _multiply_input(layer: nn.Module, change: InputChange) -> None:
+    """Have a layer multiply its input, and make up for that in its weight; it keeps its name and type in a graph."""
+    assert change.multiplier is not None
+    scale_inputs(layer, 1 / change.multiplier)
+    layer.register_buffer("input_multiplier", change.multiplier.to(next(layer.parameters()).dtype))
+    layer.register_forward_pre_hook(_multiplied)
+
+
+def _multiplied(layer: Any, args: tuple[Tensor, ...]) -> tuple[Any, ...]:
+    change = InputChange(multiplier=layer.input_multiplier)
+    return (change.on_input(args[0], axis=input_axis(layer)), *args[1:])

@@ -16,9 +16,13 @@ from torch import Tensor, nn
 from vision_models import NAMES as VISION
 from vision_models import vision
 
+from neural_compressor.torch.quantization import SmoothQuantConfig, StaticQuantConfig
+
 Call = Callable[..., Any]
 Samples = list[list[float]]
 """What is needed of each sample to make a score of all."""
+_SMOOTHED = SmoothQuantConfig(alpha="auto", folding=True)
+_SEARCHED = StaticQuantConfig(equalize=True, range_search=True)
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,8 @@ class Task:
     evaluate: Callable[[Call], Samples]
     score: Callable[[Samples], float]
     measure: str
+    helped: StaticQuantConfig
+    """What the guide names for such a model where int8 as it comes loses too much."""
 
     def gain(self, values: Samples, others: Samples) -> tuple[float, float]:
         """How much better ``values`` score than ``others`` on the same samples, and the standard error of that.
@@ -66,7 +72,7 @@ def _images(name: str, data: Path, count: int) -> Task:
         return 100 * statistics.fmean(each for (each,) in right)
 
     calibration = [{"x": batch} for batch in found.calibration[:96].split(8)]
-    return Task(found.model, calibration, {"x": found.images[:1]}, evaluate, score, "top-1 %")
+    return Task(found.model, calibration, {"x": found.images[:1]}, evaluate, score, "top-1 %", _SEARCHED)
 
 
 def _language(folder: str | None, calibration: str, evaluation: str, count: int) -> Task:
@@ -84,7 +90,7 @@ def _language(folder: str | None, calibration: str, evaluation: str, count: int)
         return -math.exp(statistics.fmean(loss for (loss,) in losses))
 
     batches = [{"input_ids": ids} for ids in seen[:, None]]
-    return Task(model, batches, {"input_ids": unseen[:1, :64]}, evaluate, score, "-perplexity")
+    return Task(model, batches, {"input_ids": unseen[:1, :64]}, evaluate, score, "-perplexity", _SMOOTHED)
 
 
 def _sentences(packages: Path, data: Path, count: int) -> Task:
@@ -122,7 +128,7 @@ def _sentences(packages: Path, data: Path, count: int) -> Task:
         return 100 * float(spearmanr(*zip(*pairs, strict=True)).statistic)
 
     calibration = [encoded([row[0] for row in others[at : at + 8]]) for at in range(0, 64, 8)]
-    return Task(model, calibration, encoded([rows[0][0]]), evaluate, score, "Spearman x100")
+    return Task(model, calibration, encoded([rows[0][0]]), evaluate, score, "Spearman x100", _SMOOTHED)
 
 
 def task(name: str, data: Path, packages: Path | None, language_model: str | None, count: int) -> Task:

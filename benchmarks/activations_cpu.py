@@ -3,12 +3,12 @@
     python benchmarks/activations_cpu.py --data DIR [--packages DIR] [--models resnet20 mobilenet_v2] [--ways torchao ours]
         [--parts score speed] [--out cells.json]
 
-A row is a model and a way to run it. Its part ``score`` is how good it is, with graphs run op by op, by how much that is
-better than plain torchao on the same samples (with the standard error of the difference), its size on disk and the seconds
-it took to quantize. Its part ``speed`` is how often as fast it is as float compiled by Inductor and as plain torchao at
-batch 1 and 16 (thread CPU time of one thread, in turns with both), and how near the compiled model comes to the same run
-op by op. Parts that ``--out`` has are not measured again. ``DIR`` holds what ``vision_models.py`` reads, ``docs_lm/``,
-``wikitext2/`` and ``stsb/``.
+A row is a model and a way to run it; ``ours helped`` smooths what language models read, and searches ranges of CNNs. Its
+part ``score`` is how good it is, with graphs run op by op, by how much that is better than plain torchao on the same
+samples (with the standard error of the difference), its size on disk and the seconds it took to quantize. Its part
+``speed`` is how often as fast it is as float compiled by Inductor and as plain torchao at batch 1 and 16 (thread CPU time
+of one thread, in turns with both), and how near the compiled model comes to the same run op by op. Parts that ``--out``
+has are not measured again. ``DIR`` holds what ``vision_models.py`` reads, ``docs_lm/``, ``wikitext2/`` and ``stsb/``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from torch._inductor import config as inductor
 from neural_compressor.torch.export import export
 from neural_compressor.torch.quantization import DynamicQuantConfig, StaticQuantConfig, convert, prepare
 
-WAYS = ("float", "float compiled", "torchao", "torchao dynamic", "ours", "ours dynamic", "ours eager")
+WAYS = ("float", "float compiled", "torchao", "torchao dynamic", "ours", "ours helped", "ours dynamic", "ours eager")
 _ROUNDS, _SECONDS = 7, 0.4
 
 
@@ -47,6 +47,8 @@ def quantized(way: str, given: Task) -> nn.Module:
         return _torchao(given, "dynamic" in way)
     dynamic = "dynamic" in way
     quant_config = DynamicQuantConfig(w_granularity="per_channel") if dynamic else StaticQuantConfig()
+    if way == "ours helped":
+        quant_config = given.helped
     model = copy.deepcopy(given.model) if way == "ours eager" else export(given.model, given.calibration[0])
     prepared = prepare(model, quant_config)
     with torch.no_grad():

@@ -179,6 +179,17 @@ def test_copies_are_smoothed_too(blocks):
     assert error(graph_of(model, SmoothQuantConfig(), x, inplace=False), model, x) < 0.05
 
 
+@pytest.mark.parametrize(
+    "config", [SmoothQuantConfig(folding=True), StaticQuantConfig(range_search=True)], ids=["smooth", "ranges"]
+)
+def test_a_prepared_graph_is_converted_twice_alike(blocks, config):
+    model, x = blocks
+    prepared = prepare(export(model, x), config)
+    prepared(x)
+    first, second = (convert(prepared, inplace=False, quiet=True)(x) for _ in range(2))
+    assert torch.equal(first, second)
+
+
 def test_converting_without_data_says_what_is_missing(blocks):
     model, x = blocks
     prepared = prepare(export(model, x), SmoothQuantConfig())

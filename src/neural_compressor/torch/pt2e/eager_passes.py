@@ -30,7 +30,7 @@ from neural_compressor.torch.pt2e.execution import GraphExecution, Settled
 from neural_compressor.torch.pt2e.exported import is_exported, mark, require_exported, shared, unchanged_source
 from neural_compressor.torch.quantized_model import Quantization
 from neural_compressor.torch.structure.ops import find_ops, input_axis
-from neural_compressor.torch.structure.replay import Arguments, call_block
+from neural_compressor.torch.structure.replay import call_block
 
 
 def execution_of(model: GraphModule, plan: Plan, reasons: Mapping[OpKey, str]) -> GraphExecution | ReexportingExecution:
@@ -91,9 +91,8 @@ class ReexportingExecution:
             raise CalibrationError(
                 "the passes of the plan need calibration: run the model that prepare returned on data before convert"
             )
-        floats = self._changed(calls)
         rest = () if self._settles else tuple(step for step in self.plan.passes if step not in self._moving)
-        inner = GraphExecution(floats, replace(self.plan, passes=rest), self.reasons)
+        inner = GraphExecution(self._changed(), replace(self.plan, passes=rest), self.reasons)
         for call in calls if inner.needs_data else ():
             call_block(inner.model, call)
         if self._settles:
@@ -104,20 +103,21 @@ class ReexportingExecution:
         new.quantization = replace(done, plan=replace(done.plan, passes=self.plan.passes))
         return new
 
-    def _execution(self, steps: Sequence[Pass]) -> Execution:
-        """Of the ops that are modules of the eager model, under the types that these have there."""
+    def _execution(self, steps: Sequence[Pass], seen: Execution | None = None) -> Execution:
+        """Of the ops that are modules of the eager model, under the types that these have there, on a copy of it."""
         model = sharing_weights(self._source.model).eval()
         schemes = {name: scheme for (name, _), scheme in self.plan.items()}
         ops = {key: schemes[key[0]] for key in find_ops(model)[0] if key[0] in schemes}
-        return Execution(model, Plan(ops, passes=(FOLD, *steps)))
+        plan = Plan(ops, passes=(FOLD, *steps))
+        if seen is None:
+            return Execution(model, plan)
+        execution = Execution(model, plan, survey=seen.survey, ranges=seen.ranges)
+        execution.calls = seen.calls
+        return execution
 
-    def _changed(self, calls: Sequence[Arguments]) -> GraphModule:
+    def _changed(self) -> GraphModule:
         """The graph of the float model behind the passes that change it."""
-        execution = self._eager
-        if self._settles:
-            execution = self._execution(self._moving)
-            with execution.listening():
-                _run(execution.model, calls)
+        execution = self._execution(self._moving, self._eager)
         with torch.no_grad(), without_cache(execution.model):
             state = execution.passed_over()
         for name, change in state.changes.items():
@@ -129,20 +129,15 @@ class ReexportingExecution:
 
     def _settled(self) -> dict[OpKey, Settled]:
         """What passes on the quantized eager model made of each layer."""
-        with without_cache(self._eager.model):
-            quantized = self._eager.apply()
-        modules = {name: quantized.get_submodule(name) for name, _ in self._eager.plan}
+        execution = self._execution(self.plan.passes, self._eager)
+        with without_cache(execution.model):
+            quantized = execution.apply()
+        modules = {name: quantized.get_submodule(name) for name, _ in execution.plan}
         return {
             key: Settled(module.weight_array(), module.bias, module.qparams("input"))
             for key in self.plan
             if isinstance(module := modules.get(key[0]), WeightedModule)
         }
-
-
-def _run(model: nn.Module, calls: Sequence[Arguments]) -> None:
-    with without_cache(model):
-        for call in calls:
-            call_block(model, call)
 
 
 def _multiply_input(layer: nn.Module, change: InputChange) -> None:

@@ -107,6 +107,8 @@ class CompressionManager:
         """Convert what was trained."""
         if self._session is None:
             raise ConfigError("on_train_end() without on_train_begin(): call that before training")
+        if self._done:
+            raise ConfigError("on_train_end() was called already: manager.model is the quantized model")
         if self._conf.freeze_after is not None and not self._epochs:
             raise ConfigError(
                 f"freeze_after={self._conf.freeze_after} counts epochs, and none began: call "

@@ -36,7 +36,28 @@ def test_op_types_come_as_one_name_or_several():
 def test_smoothing_needs_to_be_asked_for():
     args = {"alpha": [0.5, 0.6], "folding": False}
     assert passes(smooth_quant_args=args) == USUAL
-    assert passes(smooth_quant=True, smooth_quant_args=args) == (*USUAL, Pass("smooth", args))
+    assert passes(smooth_quant=True, smooth_quant_args=args) == (Pass("optimize"), Pass("smooth", args), USUAL[1])
+
+
+def test_passes_come_in_the_order_that_configurations_have_them_in():
+    assert [step.name for step in passes(equalization=True)] == ["optimize", "equalize", "correct_biases"]
+
+
+def test_arguments_of_smoothing_alone_are_refused():
+    with pytest.raises(ConfigError, match="smooth_quant_args has no effect without smooth_quant"):
+        PostTrainingQuantConfig(recipes={"smooth_quant_args": {"alpha": 0.5}})
+    PostTrainingQuantConfig(recipes={"smooth_quant": False, "smooth_quant_args": {"alpha": 0.5}})
+
+
+@pytest.mark.parametrize(
+    "name", ["smooth_quant", "equalization", "fast_bias_correction", "range_search", "weight_correction"]
+)
+def test_a_switch_is_true_or_false(name):
+    PostTrainingQuantConfig(recipes={name: [True, False, None]})
+    with pytest.raises(ConfigError, match=f"recipe {name} is True or False, not 'no'"):
+        PostTrainingQuantConfig(recipes={name: "no"})
+    with pytest.raises(ConfigError, match=f"recipe {name} is True or False, not 2"):
+        passes(**{name: 2})
 
 
 def test_a_level_is_one_of_the_same_pass():

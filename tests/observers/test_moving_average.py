@@ -57,3 +57,21 @@ def test_other_decays_do_not_merge() -> None:
 def test_a_decay_that_makes_no_average_is_refused(decay: float) -> None:
     with pytest.raises(ConfigError, match="decay"):
         MovingAverageObserver(decay=decay)
+
+
+@pytest.mark.parametrize("axis", [None, 0])
+def test_what_is_restored_goes_on_as_the_original(axis):
+    observer, again = MovingAverageObserver(axis), MovingAverageObserver(axis)
+    observer.update(np.float32([[1, -2], [3, 4]]))
+    rest = again.restore(np.concatenate([observer.state(), [7.0]]))
+    assert rest.tolist() == [7.0]
+    for each in (observer, again):
+        each.update(np.float32([[5, -6], [0, 1]]))
+    assert np.array_equal(observer.range(None), again.range(None))
+
+
+def test_the_state_of_an_observer_that_saw_nothing():
+    observer = MovingAverageObserver()
+    observer.restore(MovingAverageObserver().state())
+    with pytest.raises(CalibrationError, match="no data"):
+        observer.range(None)

@@ -538,7 +538,7 @@ def test_a_recipe_comes_beside_the_usual_passes(convnet, images):
     cfg = {"op": dict.fromkeys(KEYS, INT8), "recipe_cfgs": {"smooth_quant": True}}
     model = PyTorchAdaptor({"dataloader": images}).quantize(cfg, convnet, images)
     assert isinstance(model.bn1, nn.Identity)
-    assert [step.name for step in model.quantization.plan.passes] == ["fold", "correct_biases", "smooth"]
+    assert [step.name for step in model.quantization.plan.passes] == ["fold", "smooth", "correct_biases"]
     cfg["recipe_cfgs"] = {"weight_correction": True, "fast_bias_correction": False}
     model = PyTorchAdaptor({"dataloader": images}).quantize(cfg, convnet, images)
     assert [step.name for step in model.quantization.plan.passes] == ["fold", "correct_weights"]

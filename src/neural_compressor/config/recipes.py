@@ -72,9 +72,17 @@ def known_recipes(value: Any) -> Recipes:
         if name not in RECIPES and method_named(str(name)) is None:
             known = [*RECIPES, *(f"{algorithm}_args" for algorithm in ALGORITHMS)]
             raise ConfigError(f"unknown recipe {name!r}; {close_matches(str(name), known)}")
+    for name in value.keys() & _SWITCHES:
+        for each in as_list(value[name]):
+            _yes_or_no(name, {name: each})
+    if value.get("smooth_quant_args") and "smooth_quant" not in value:
+        raise ConfigError(
+            "recipe smooth_quant_args has no effect without smooth_quant: add 'smooth_quant': True, or leave it out"
+        )
     return Recipes(value)
 
 
+_SWITCHES = {"smooth_quant", "equalization", "fast_bias_correction", "range_search", "weight_correction"}
 _LAYOUT = ("add_qdq_pair_to_weight", "dedicated_qdq_pair", "optypes_to_exclude_output_quant")
 TARGET_CPUS = ("any", "vnni")
 """``any``: the same numbers on every x86 CPU. ``vnni``: weights use all of int8, and overflow where there is no VNNI."""
@@ -92,24 +100,25 @@ def with_recipes(
     (Pass(name='smooth', options={'alpha': 0.7}),)
     """
     passes = {step.name: step for step in plan.passes}
+    given = set(passes)
     if (level := recipes.get("graph_optimization_level")) is not None:
         passes["optimize"] = passes.get("optimize", Pass("optimize")).with_options(level=level)
-    if recipes.get("smooth_quant"):
+    if _yes_or_no("smooth_quant", recipes):
         passes["smooth"] = Pass("smooth", _smoothing(recipes.get("smooth_quant_args") or {}))
-    if recipes.get("equalization"):
+    if _yes_or_no("equalization", recipes):
         passes["equalize"] = Pass("equalize")
-    if (correct := recipes.get("fast_bias_correction")) is not None:
+    if recipes.get("fast_bias_correction") is not None:
+        correct = _yes_or_no("fast_bias_correction", recipes)
         passes["correct_biases"] = Pass("correct_biases", {"required": True})
         if not correct:
             del passes["correct_biases"]
-    before = len(passes)
-    if recipes.get("range_search"):
+    if _yes_or_no("range_search", recipes):
         passes["search_ranges"] = Pass("search_ranges")
-    if recipes.get("weight_correction"):
+    if _yes_or_no("weight_correction", recipes):
         passes["correct_weights"] = Pass("correct_weights")
     if learned := recipes.get("learned_rounding"):
         passes["learn_rounding"] = learned_rounding_pass(learned)
-    if len(passes) > before:
+    if passes.keys() - given:
         passes = {step.name: step for step in in_order(passes.values())}
     layout = {name: recipes[name] for name in _LAYOUT if recipes.get(name)}
     if types := layout.get("optypes_to_exclude_output_quant"):
@@ -123,6 +132,14 @@ def with_recipes(
     if adds_in_pairs and word(TARGET_CPUS)(recipes.get("target_cpu", "any")) == "any":
         ops |= {key: any_cpu_op(s) for key, s in ops.items() if key in adds_in_pairs.get(s.mode, ())}
     return replace(plan, ops=ops, passes=tuple(passes.values()))
+
+
+def _yes_or_no(name: str, recipes: Mapping[str, Any]) -> bool:
+    """Whether the recipe ``name`` is asked for; a word such as ``"no"`` is not taken for a yes."""
+    value = recipes.get(name, False)
+    if value is None or isinstance(value, bool):
+        return bool(value)
+    raise ConfigError(f"recipe {name} is True or False, not {value!r}")
 
 
 _LAST = ("search_ranges", "correct_weights", "learn_rounding", "correct_biases")

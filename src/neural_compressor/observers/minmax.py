@@ -101,6 +101,18 @@ class MovingAverageObserver(Observer):
         low, high = self.sums / self.weight
         return self.shaped(low), self.shaped(high)
 
+    def state(self) -> Floats:
+        """All that is kept, in one array."""
+        sums = np.zeros((2, 0)) if self.sums is None else self.sums
+        return np.array([sums.shape[1], self.batches, self.weight, *sums.ravel()], np.float64)
+
+    def restore(self, state: Floats) -> Floats:
+        """Take over what :meth:`state` of another gave; returns what stands behind it in ``state``."""
+        end = 3 + 2 * int(state[0])
+        self.batches, self.weight = int(state[1]), float(state[2])
+        self.sums = state[3:end].reshape(2, -1).copy() if state[0] else None
+        return state[end:]
+
     def _append(self, sums: Floats, weight: float, batches: int) -> None:
         if self.sums is None:
             self.sums, self.weight, self.batches = sums, weight, batches

@@ -9,8 +9,9 @@ from torch import nn
 from neural_compressor import quantization as two_x
 from neural_compressor.config import PostTrainingQuantConfig
 from neural_compressor.errors import CalibrationError, ConfigError
-from neural_compressor.schemes import OpScheme, Pass, Plan, sqnr_db
+from neural_compressor.schemes import OpScheme, Pass, Plan, float_op, sqnr_db
 from neural_compressor.torch.executor import FOLD, prepare
+from neural_compressor.torch.modules import QuantModule
 from neural_compressor.torch.passes.model_pass import PassState, read_pass
 from neural_compressor.torch.passes.survey import Survey
 from neural_compressor.torch.quantization import (
@@ -252,3 +253,13 @@ def test_auto_on_models_in_half_precision(net, batches, kind, blockwise):
     plain = quantize(copy.deepcopy(half), StaticQuantConfig(), run(data), quiet=True)
     assert found(data[0]).dtype == kind
     assert decibels(half, found, data) > decibels(half, plain, data) + 3
+
+
+def test_a_plan_that_tuning_took_all_layers_of_back_to_float_runs_unsmoothed(net, batches, caplog):
+    kept = {("fc1", "Linear"): float_op("fp32"), ("fc2", "Linear"): OpScheme.from_dict(STATIC)}
+    execution = prepare(net, Plan(kept, passes=[Pass("smooth", {"ops": ["fc1"]})]))
+    with execution.listening():
+        for batch in batches:
+            execution.model(batch)
+    assert isinstance(execution.apply().get_submodule("fc2"), QuantModule)
+    assert "nothing is smoothed: the plan has fc1 in float" in caplog.text

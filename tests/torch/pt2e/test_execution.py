@@ -1,5 +1,6 @@
 """Exported graphs quantized: what is quantized and how, by configurations as for other models."""
 
+import copy
 from dataclasses import replace
 
 import numpy as np
@@ -18,6 +19,7 @@ from neural_compressor.torch.quantization import (
     RTNConfig,
     StaticQuantConfig,
     convert,
+    load,
     prepare,
     quantize,
 )
@@ -469,3 +471,24 @@ def test_data_that_was_forgotten_can_run_after_convert_has_said_so(mlp):
         convert(prepared)
     prepared(x)
     assert torch.equal(convert(prepared, quiet=True)(x), quantized(mlp, StaticQuantConfig(), x)(x))
+
+
+def test_deep_copies_are_called_calibrated_and_saved_like_the_model(mlp, tmp_path):
+    x = torch.randn(8, 16)
+    exported = export(mlp, {"input": x})
+    copied = copy.deepcopy(exported)
+    assert torch.equal(copied(x), exported(input=x))
+    with pytest.raises(ConfigError, match="is 15 in dimension 1"):
+        copied(x[:, :15])
+    prepared = prepare(copied, StaticQuantConfig(act_algo="minmax").set_local("Linear", StaticQuantConfig()))
+    prepared(x)
+    wider = copy.deepcopy(prepared)
+    wider(10 * x)
+    q_model, other = convert(prepared, quiet=True), convert(wider, quiet=True)
+    assert not torch.equal(q_model(x), other(x))
+    again = copy.deepcopy(q_model)
+    assert torch.equal(again(x), q_model(x))
+    assert not again(x).requires_grad
+    assert again.quantization.plan == q_model.quantization.plan
+    again.save(tmp_path / "model")
+    assert torch.equal(load(tmp_path / "model")(x), q_model(x))

@@ -16,7 +16,7 @@ from neural_compressor.schemes.pair_safe import pair_safe_codes
 from neural_compressor.torch.methods.autoround.block import RecordedBlock, samples_of
 from neural_compressor.torch.methods.autoround.rounding import LearnedRounding
 from neural_compressor.torch.methods.autoround.training import mean_error, train
-from neural_compressor.torch.methods.qat import straight_through
+from neural_compressor.torch.methods.qat_rounding import straight_through
 from neural_compressor.torch.modules.weighted import WeightedModule
 from neural_compressor.torch.structure.replay import Arguments, independent
 

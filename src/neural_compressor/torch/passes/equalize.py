@@ -63,7 +63,8 @@ class Equalize(ModelPass):
         for name in self.options.ops or ():
             if name not in names:
                 raise ConfigError(f"the pass equalize: the plan has no op {name!r}; {close_matches(name, names)}")
-        if len(self._layers(model, plan)) < 2:
+        # Those that tuning took back to float count: a plan without them is no reason to stop.
+        if len(self._layers(model, plan, in_float=True)) < 2:
             refusal = NothingToQuantizeError if self.options.ops is None else ConfigError
             raise refusal("the pass equalize takes two convolutions or linear layers in a row; the plan has none")
 
@@ -87,8 +88,8 @@ class Equalize(ModelPass):
             return
         logger.info("weights of %d pairs of layers equalized", sum(len(feed.readers) for feed in found))
 
-    def _layers(self, model: nn.Module, plan: Plan) -> list[str]:
-        asked = [name for (name, _), op in plan.items() if op.weight is not None and op.mode != "float"]
+    def _layers(self, model: nn.Module, plan: Plan, in_float: bool = False) -> list[str]:
+        asked = [name for (name, _), op in plan.items() if op.weight is not None and (in_float or op.mode != "float")]
         asked = [name for name in asked if self.options.ops is None or name in self.options.ops]
         modules = dict(model.named_modules())
         return [name for name in asked if name in modules and is_scalable(modules[name])]

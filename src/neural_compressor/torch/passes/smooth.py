@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from neural_compressor.algorithms.smoothquant import alphas_between, check_alpha
 from neural_compressor.errors import ConfigError, NothingToQuantizeError
 from neural_compressor.registry import close_matches
-from neural_compressor.schemes import OpScheme, Plan
+from neural_compressor.schemes import OpKey, OpScheme, Plan
 from neural_compressor.torch.modules.input_change import InputChange
 from neural_compressor.torch.passes.alpha_search import AlphaSearch, ChannelInputs, Criterion, scale_of
 from neural_compressor.torch.passes.model_pass import PASSES, ModelPass, PassOptions, PassState
@@ -31,6 +31,8 @@ logger = logging.getLogger("neural_compressor")
 
 _USUAL_TYPES = ("Linear", "Conv1D")
 _TYPES = (*_USUAL_TYPES, "Conv1d", "Conv2d", "Conv3d")
+_NAMED = 3
+"""So many layers are named in a warning."""
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -93,7 +95,7 @@ class Smooth(ModelPass):
                     f"the pass smooth: {op.method.name} finds the weight of {name!r} for inputs as they come; leave the "
                     "method or the pass out, or leave the layer out with ops"
                 )
-        if not self._layers(model, plan):
+        if not self._layers(model, plan) and not self._in_float(plan):
             kinds = " or ".join(self.options.op_types)
             refusal = NothingToQuantizeError if self.options.ops is None else ConfigError
             raise refusal(
@@ -101,9 +103,17 @@ class Smooth(ModelPass):
                 "activations, or leave the pass out"
             )
 
+    def wants_data(self, plan: Plan) -> bool:
+        return any(self._asks_for(key) and _reads_quantized(op) for key, op in plan.items())
+
     def before(self, state: PassState) -> None:
-        assert state.survey is not None
         layers = self._layers(state.model, state.plan)
+        if not layers:
+            names = self._in_float(state.plan)
+            more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+            logger.warning("nothing is smoothed: the plan has %s%s in float", ", ".join(names[:_NAMED]), more)
+            return
+        assert state.survey is not None
         found = list(self._groups(feeds(state.model, state.survey.traces, layers)))
         seen = self._observed(state, found, with_samples=len(self.options.alphas()) > 1)
         reached = [feed for feed in found if feed in seen]
@@ -126,11 +136,17 @@ class Smooth(ModelPass):
     def _layers(self, model: nn.Module, plan: Plan) -> dict[str, OpScheme]:
         """The layers to smooth: those whose input is quantized."""
         found = {}
-        for (name, kind), op in plan.items():
-            asked = kind in self.options.op_types and (self.options.ops is None or name in self.options.ops)
-            if _reads_quantized(op) and asked and is_scalable(model.get_submodule(name)):
-                found[name] = op
+        for key, op in plan.items():
+            if _reads_quantized(op) and self._asks_for(key) and is_scalable(model.get_submodule(key[0])):
+                found[key[0]] = op
         return found
+
+    def _in_float(self, plan: Plan) -> list[str]:
+        """The layers that would be smoothed if the plan quantized them: tuning takes ops back to float."""
+        return [key[0] for key, op in plan.items() if op.is_float and self._asks_for(key)]
+
+    def _asks_for(self, key: OpKey) -> bool:
+        return key[1] in self.options.op_types and (self.options.ops is None or key[0] in self.options.ops)
 
     def _groups(self, found: Sequence[Feed]) -> Iterator[Feed]:
         """Those that share a scale: what is folded has to, others do where they are asked to."""

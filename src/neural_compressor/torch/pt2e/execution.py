@@ -72,6 +72,12 @@ class GraphExecution:
         return any(isinstance(observer, RangeObserver) for observer in self._observers)
 
     @property
+    def _saw_data(self) -> bool:
+        """Whether data ran through the model here, or ranges came from a checkpoint."""
+        seen = (observer.seen for observer in self._observers if isinstance(observer, RangeObserver))
+        return self.runs > 0 or any(seen)
+
+    @property
     def is_listening(self) -> bool:
         """Whether what runs through the model is taken into account."""
         return bool(self._listening)
@@ -121,7 +127,7 @@ class GraphExecution:
     def apply(self, on_block: Callable[[str, int, int], None] | None = None) -> GraphModule:
         """The quantized graph. ``on_block`` is for methods that go block by block, of which there are none here."""
         self.stop()
-        if self.needs_data and not self.runs:
+        if self.needs_data and not self._saw_data:
             count = sum(scheme.mode == "static" for scheme in self.plan.values())
             raise CalibrationError(self.unseen.format(count))
         errors = mean_errors(self.model) | self._bias_errors()

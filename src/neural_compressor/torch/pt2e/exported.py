@@ -180,9 +180,31 @@ def mark(model: GraphModule, exported: Exported) -> GraphModule:
         model.meta[_KEY] = exported
         model.fixed_dimensions = exported.fixed  # type: ignore[assignment]
         model.register_forward_pre_hook(exported, with_kwargs=True)
+        model._deepcopy_hooks = [_Held(model)]
     model.train = partial(_train, model)  # type: ignore[method-assign]
     model.eval = partial(_train, model, False)  # type: ignore[method-assign]
     return model
+
+
+_OWN = (
+    *("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "train", "eval", "fixed_dimensions"),
+    *("quantization", "save", "_prepared"),
+)
+"""What a graph module of ours has beside its graph and tensors."""
+
+
+class _Held:
+    """Gives a deep copy of a graph module what torch copies and leaves out of the graph module it makes."""
+
+    def __init__(self, model: GraphModule) -> None:
+        self.attributes = vars(model)
+
+    def __call__(self, copied: GraphModule) -> None:
+        # torch calls what the original has; the copy of that, which the copy has, holds what was copied.
+        held = next(hook.attributes for hook in copied._deepcopy_hooks if isinstance(hook, _Held))
+        vars(copied).update({name: held[name] for name in _OWN if name in held})
+        if "forward" in held:
+            copied.forward = torch.no_grad()(copied.forward)
 
 
 def shared(model: GraphModule) -> GraphModule:

@@ -16,8 +16,10 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from neural_compressor.algorithms.qat import trained
+from neural_compressor.observers import MovingAverageObserver
 from neural_compressor.schemes import OpKey, Plan, TensorScheme
-from neural_compressor.torch.methods.qat import check_trainable, straight_through
+from neural_compressor.torch.methods.qat import check_trainable
+from neural_compressor.torch.methods.qat_rounding import observers_of, state_of, straight_through
 from neural_compressor.torch.modules.activation import calibrated_qparams, simulate
 from neural_compressor.torch.pt2e.execution import GraphExecution
 from neural_compressor.torch.pt2e.observers import BatchObserver, RangeObserver, WeightObserver, as_rows
@@ -37,6 +39,16 @@ class RoundedRange(RangeObserver):
             return x
         qparams = calibrated_qparams(self._observer.range(self.scheme), self.scheme, self.where)
         return straight_through(x, simulate(x.detach(), self.scheme, qparams).to(x.dtype))
+
+    def get_extra_state(self) -> Tensor:
+        """The range, so that a checkpoint of the training has it."""
+        assert isinstance(self._observer, MovingAverageObserver)
+        return state_of([self._observer])
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Take the range of a checkpoint."""
+        (self._observer,) = observers_of(state, self.scheme)
+        self.seen = self._observer.batches
 
 
 class RoundedWeight(WeightObserver):

@@ -63,6 +63,15 @@ def fp8_blocks(weight: torch.Tensor, size: int = 64) -> tuple[Tensors, torch.Ten
     return {"weight": stored, "weight_scale_inv": scale}, values
 
 
+def powers_of_two(weight: torch.Tensor, size: int = 64) -> tuple[Tensors, torch.Tensor]:
+    """The same with the next powers of two as scales (``scale_fmt: ue8m0``), of blocks that fit."""
+    blocks = weight.unflatten(1, (-1, size)).unflatten(0, (-1, size))
+    scale = (blocks.abs().amax((1, 3), keepdim=True) / 448).log2().ceil().exp2()
+    stored = (blocks / scale).to(E4M3)
+    values = (stored.float() * scale).flatten(2).flatten(0, 1)
+    return {"weight": stored.flatten(2).flatten(0, 1), "weight_scale_inv": scale[:, 0, :, 0]}, values
+
+
 def fp8_static(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
     scale = weight.abs().max() / 448
     stored = (weight / scale).to(E4M3)
@@ -91,6 +100,12 @@ def grouped_e4m3(x: torch.Tensor, size: int) -> torch.Tensor:
     return ((groups / scale).to(E4M3).float() * scale).flatten(-2)
 
 
+def grouped_by_powers(x: torch.Tensor, size: int) -> torch.Tensor:
+    groups = x.unflatten(-1, (-1, size))
+    scale = (groups.abs().amax(-1, keepdim=True) / 448).log2().ceil().exp2()
+    return ((groups / scale).to(E4M3).float() * scale).flatten(-2)
+
+
 def static_e4m3(x: torch.Tensor) -> torch.Tensor:
     return (x / 0.01).clamp(-448, 448).to(E4M3).float() * 0.01
 
@@ -116,11 +131,17 @@ def modelopt_nvfp4(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
 
 
 NVFP4_ARGS = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16, "symmetric": True}
+FP8_BLOCKS = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [64, 64]}
 KINDS: dict[str, tuple[Callable[..., Any], Callable[..., Any], dict[str, Any]]] = {
     "deepseek": (
         fp8_blocks,
         lambda x: grouped_e4m3(x, 64),
-        {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [64, 64]},
+        FP8_BLOCKS,
+    ),
+    "deepseek, ue8m0": (
+        powers_of_two,
+        lambda x: grouped_by_powers(x, 64),
+        {**FP8_BLOCKS, "scale_fmt": "ue8m0"},
     ),
     "fp8 static": (
         fp8_static,
@@ -216,6 +237,17 @@ def test_the_modelopt_layout_is_written(llama: Any, ids: torch.Tensor, tmp_path:
     told = json.loads((tmp_path / "again" / "hf_quant_config.json").read_text())["quantization"]
     assert told["quant_algo"] == ("FP8" if kind == "modelopt fp8" else "NVFP4")
     assert (told["exclude_modules"], told["kv_cache_quant_algo"]) == (["lm_head"], "FP8")
+
+
+def test_powers_of_two_as_scales_of_inputs_are_written_again(
+    llama: Any, ids: torch.Tensor, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assembled(llama, tmp_path / "m", "deepseek, ue8m0")
+    model = load(tmp_path / "m", format="huggingface")
+    save(model, tmp_path / "again", format="huggingface", layout="fp8")
+    assert json.loads((tmp_path / "again" / "config.json").read_text())["quantization_config"]["scale_fmt"] == "ue8m0"
+    assert torch.equal(logits(load(tmp_path / "again", format="huggingface"), ids), logits(model, ids))
+    assert "engines divide" not in caplog.text
 
 
 def test_scales_that_are_exponents_are_read(llama: Any, ids: torch.Tensor, tmp_path: Path) -> None:

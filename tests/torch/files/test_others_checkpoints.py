@@ -440,6 +440,7 @@ DAMAGED = {
     "weight of NaN": ("deepseek", changed("weight", with_first(math.nan)), ["q_proj", "weight", "NaN"]),
     "weight of floats": ("deepseek", changed("weight", lambda t: t.float()), ["q_proj", "float8_e4m3fn", "float32"]),
     "weight of another shape": ("deepseek", changed("weight", lambda t: t[:-64]), ["q_proj"]),
+    "a row less": ("deepseek", changed("weight", lambda t: t[:-1]), ["self_attn.q_proj", "does not fit the model"]),
     "no input scale": ("fp8 static", changed("input_scale", lambda t: None), ["q_proj", "input_scale"]),
     "input scale of 0": ("fp8 static", changed("input_scale", lambda t: t * 0), ["q_proj", "input_scale", "above 0"]),
     "many input scales": (

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from neural_compressor.errors import ConfigError, FormatError
+from neural_compressor.errors import CalibrationError, ConfigError, FormatError
 from neural_compressor.torch.modules import WeightOnlyLinear
 from neural_compressor.torch.quantization import RTNConfig, load, quantize, save
 
@@ -386,6 +386,24 @@ def test_scales_of_the_cache(llama: Any, ids: torch.Tensor, tmp_path: Path, layo
         load_file(tmp_path / "twice" / "model.safetensors")["model.layers.0.self_attn.k_scale"],
         tensors["model.layers.0.self_attn.k_scale"],
     )
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (True, "not iterable; give a list of batches"),
+        (
+            torch.zeros(1, 4, dtype=torch.long),
+            r"kv_cache is a Tensor, expected a list of batches, as in kv_cache=\[inputs\]",
+        ),
+        ({"input_ids": None}, "kv_cache is a dict"),
+        ([torch.zeros(1, 4)], "batch 0 of kv_cache does not fit the model"),
+    ],
+)
+def test_batches_for_the_cache_that_are_none(llama: Any, tmp_path: Path, given: Any, said: str) -> None:
+    model = quantize(copy.deepcopy(llama), RTNConfig(bits=4, group_size=32))
+    with pytest.raises(CalibrationError, match=said):
+        save(model, tmp_path / "m", format="huggingface", kv_cache=given)
 
 
 def test_a_layout_without_a_place_for_the_cache(llama: Any, ids: torch.Tensor, tmp_path: Path) -> None:

@@ -101,7 +101,8 @@ ADMITTED = {
         "dynamic_max_gap": COUNT | {"0", "negative", "None"},
         "lr_scheduler": {"None"},
         "dataset": {"None", "empty list", "list of None", "nested", "set"},  # batches, whatever the model takes
-        "export_format static_kv_dtype static_attention_dtype scale_dtype options shared_layers": {"None"},
+        "export_format static_kv_dtype static_attention_dtype scale_dtype options": {"None"},
+        "shared_layers": {"None", "empty list"},
         "target_bits": {"1", "None"},
         "output_dir": {"None", "empty text", "word"},
         "tokenizer": {"None", "word", "function"},

@@ -3,6 +3,7 @@
 ``weight`` e4m3 (out, in). With one scale a tensor ``weight_scale``, and ``input_scale`` where ``activation_scheme`` is
 static.
 With ``weight_block_size`` [r, c] ``weight_scale_inv`` (ceil(out / r), ceil(in / c)), which multiplies all the same.
+``scale_fmt`` "ue8m0": scales are powers of two, those of dynamic inputs too (``act_quant`` of DeepSeek-V3.1).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from neural_compressor.schemes import (
     PerGroup,
     PerTensor,
     QuantizedArray,
+    Scaling,
     TensorScheme,
 )
 from neural_compressor.schemes.arrays import Array, array_namespace, as_float32
@@ -32,6 +34,7 @@ from neural_compressor.schemes.grid import decode
 from neural_compressor.schemes.ranges import scale_shape
 
 _E4M3 = dtype("fp8_e4m3")
+_SCALINGS = {"float": None, "ue8m0": Scaling(rounding="pow2")}
 #: What some files call the tensors.
 _OTHER_NAMES = {
     "weight_scale": "weight_scale_inv",
@@ -106,6 +109,7 @@ class FP8(CheckpointFormat[QuantizedLinear]):
             "fmt": "e4m3",
             "activation_scheme": spec.mode,
             "weight_block_size": [part.rows, part.columns] if isinstance(part, PerBlock) else None,
+            **({"scale_fmt": "ue8m0"} if has_powers_of_two(spec) else {}),
             # Engines read the one name or the other.
             "ignored_layers": left,
             "modules_to_not_convert": left,
@@ -128,14 +132,24 @@ def _spec(config: Mapping[str, Any]) -> OpScheme:
         raise FormatError(f"'activation_scheme' is static or dynamic, found {when!r}")
     if config.get("fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"):
         raise FormatError(f"'fmt' is e4m3, found {config['fmt']!r}")
+    if (scales := config.get("scale_fmt") or "float") not in _SCALINGS:
+        raise FormatError(f"'scale_fmt' is {' or '.join(_SCALINGS)}, found {scales!r}")
+    own = _SCALINGS[scales] if when == "dynamic" else None
     if sizes is None:
-        return OpScheme(TensorScheme(_E4M3), TensorScheme(_E4M3, granularity=_inputs(when)), when)
+        activation = TensorScheme(_E4M3, granularity=_inputs(when), scaling=own)
+        return OpScheme(TensorScheme(_E4M3), activation, when)
     if not isinstance(sizes, (list, tuple)) or len(sizes) != 2 or not all(type(n) is int and n > 0 for n in sizes):
         raise FormatError(f"'weight_block_size' is [rows, columns], found {sizes!r}")
     if when != "dynamic":
         raise FormatError("beside weights in blocks 'activation_scheme' is dynamic, found static")
-    weight, activation = PerBlock(*sizes), PerGroup(sizes[1])
-    return OpScheme(TensorScheme(_E4M3, granularity=weight), TensorScheme(_E4M3, granularity=activation), when)
+    activation = TensorScheme(_E4M3, granularity=PerGroup(sizes[1]), scaling=own)
+    return OpScheme(TensorScheme(_E4M3, granularity=PerBlock(*sizes)), activation, when)
+
+
+def has_powers_of_two(spec: OpScheme) -> bool:
+    """Whether it is one of blocks that ``scale_fmt: ue8m0`` describes, of inputs too."""
+    in_blocks = spec.weight is not None and isinstance(spec.weight.granularity, PerBlock)
+    return in_blocks and spec.activation is not None and spec.activation.scaling == _SCALINGS["ue8m0"]
 
 
 def _inputs(when: str) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from neural_compressor.errors import FormatError
-from neural_compressor.schemes import OpScheme, QuantizedArray, TensorScheme
+from neural_compressor.schemes import OpScheme, PerGroup, QuantizedArray, TensorScheme
 from neural_compressor.schemes.arrays import Array
 
 
@@ -61,6 +61,9 @@ class QuantizedLinear:
     def spec(self) -> OpScheme:
         """What a configuration has to say of the layer: how it computes, not how its scales were found."""
         weight, activation = (_plain(scheme) for scheme in (self.weight.scheme, self.activation))
+        if activation is not None and isinstance(activation.granularity, PerGroup):
+            assert self.activation is not None
+            activation = replace(activation, scaling=self.activation.scaling)  # ``quant_method: fp8`` has a word for it
         return OpScheme(weight, activation, self.mode)
 
     def dequantize(self) -> Array:

@@ -44,6 +44,15 @@ def feed(model: torch.nn.Module, inputs: Any) -> Any:
     return model(inputs)
 
 
+def feed_each(model: torch.nn.Module, data: Iterable[Any], what: str) -> None:
+    """Call ``model`` with each of the batches ``data``, the argument ``what``: tokens, a tuple or a mapping of arguments."""
+    if isinstance(data, (torch.Tensor, Mapping, str)):
+        raise CalibrationError(f"{what} is a {type(data).__name__}, expected a list of batches, as in {what}=[inputs]")
+    for index, batch in enumerate(batches(data)):
+        with fitting(f"batch {index} of {what}", batch):
+            feed(model, batch)
+
+
 def on_device_of(model: torch.nn.Module, inputs: Any) -> Any:
     """``inputs`` with their tensors where the model's are; as they are where it has none, or none with values yet."""
     device = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), None)

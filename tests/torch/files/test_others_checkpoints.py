@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from neural_compressor.errors import ConfigError, FormatError
+from neural_compressor.errors import CalibrationError, ConfigError, FormatError
 from neural_compressor.torch.modules import WeightOnlyLinear
 from neural_compressor.torch.quantization import RTNConfig, load, quantize, save
 
@@ -63,6 +63,15 @@ def fp8_blocks(weight: torch.Tensor, size: int = 64) -> tuple[Tensors, torch.Ten
     return {"weight": stored, "weight_scale_inv": scale}, values
 
 
+def powers_of_two(weight: torch.Tensor, size: int = 64) -> tuple[Tensors, torch.Tensor]:
+    """The same with the next powers of two as scales (``scale_fmt: ue8m0``), of blocks that fit."""
+    blocks = weight.unflatten(1, (-1, size)).unflatten(0, (-1, size))
+    scale = (blocks.abs().amax((1, 3), keepdim=True) / 448).log2().ceil().exp2()
+    stored = (blocks / scale).to(E4M3)
+    values = (stored.float() * scale).flatten(2).flatten(0, 1)
+    return {"weight": stored.flatten(2).flatten(0, 1), "weight_scale_inv": scale[:, 0, :, 0]}, values
+
+
 def fp8_static(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
     scale = weight.abs().max() / 448
     stored = (weight / scale).to(E4M3)
@@ -91,6 +100,12 @@ def grouped_e4m3(x: torch.Tensor, size: int) -> torch.Tensor:
     return ((groups / scale).to(E4M3).float() * scale).flatten(-2)
 
 
+def grouped_by_powers(x: torch.Tensor, size: int) -> torch.Tensor:
+    groups = x.unflatten(-1, (-1, size))
+    scale = (groups.abs().amax(-1, keepdim=True) / 448).log2().ceil().exp2()
+    return ((groups / scale).to(E4M3).float() * scale).flatten(-2)
+
+
 def static_e4m3(x: torch.Tensor) -> torch.Tensor:
     return (x / 0.01).clamp(-448, 448).to(E4M3).float() * 0.01
 
@@ -116,11 +131,17 @@ def modelopt_nvfp4(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
 
 
 NVFP4_ARGS = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16, "symmetric": True}
+FP8_BLOCKS = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [64, 64]}
 KINDS: dict[str, tuple[Callable[..., Any], Callable[..., Any], dict[str, Any]]] = {
     "deepseek": (
         fp8_blocks,
         lambda x: grouped_e4m3(x, 64),
-        {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [64, 64]},
+        FP8_BLOCKS,
+    ),
+    "deepseek, ue8m0": (
+        powers_of_two,
+        lambda x: grouped_by_powers(x, 64),
+        {**FP8_BLOCKS, "scale_fmt": "ue8m0"},
     ),
     "fp8 static": (
         fp8_static,
@@ -216,6 +237,17 @@ def test_the_modelopt_layout_is_written(llama: Any, ids: torch.Tensor, tmp_path:
     told = json.loads((tmp_path / "again" / "hf_quant_config.json").read_text())["quantization"]
     assert told["quant_algo"] == ("FP8" if kind == "modelopt fp8" else "NVFP4")
     assert (told["exclude_modules"], told["kv_cache_quant_algo"]) == (["lm_head"], "FP8")
+
+
+def test_powers_of_two_as_scales_of_inputs_are_written_again(
+    llama: Any, ids: torch.Tensor, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assembled(llama, tmp_path / "m", "deepseek, ue8m0")
+    model = load(tmp_path / "m", format="huggingface")
+    save(model, tmp_path / "again", format="huggingface", layout="fp8")
+    assert json.loads((tmp_path / "again" / "config.json").read_text())["quantization_config"]["scale_fmt"] == "ue8m0"
+    assert torch.equal(logits(load(tmp_path / "again", format="huggingface"), ids), logits(model, ids))
+    assert "engines divide" not in caplog.text
 
 
 def test_scales_that_are_exponents_are_read(llama: Any, ids: torch.Tensor, tmp_path: Path) -> None:
@@ -356,6 +388,24 @@ def test_scales_of_the_cache(llama: Any, ids: torch.Tensor, tmp_path: Path, layo
     )
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (True, "not iterable; give a list of batches"),
+        (
+            torch.zeros(1, 4, dtype=torch.long),
+            r"kv_cache is a Tensor, expected a list of batches, as in kv_cache=\[inputs\]",
+        ),
+        ({"input_ids": None}, "kv_cache is a dict"),
+        ([torch.zeros(1, 4)], "batch 0 of kv_cache does not fit the model"),
+    ],
+)
+def test_batches_for_the_cache_that_are_none(llama: Any, tmp_path: Path, given: Any, said: str) -> None:
+    model = quantize(copy.deepcopy(llama), RTNConfig(bits=4, group_size=32))
+    with pytest.raises(CalibrationError, match=said):
+        save(model, tmp_path / "m", format="huggingface", kv_cache=given)
+
+
 def test_a_layout_without_a_place_for_the_cache(llama: Any, ids: torch.Tensor, tmp_path: Path) -> None:
     model = quantize(copy.deepcopy(llama), RTNConfig(bits=4, group_size=32))
     with pytest.raises(ConfigError, match="'gptq' has no scales of a cache"):
@@ -408,6 +458,7 @@ DAMAGED = {
     "weight of NaN": ("deepseek", changed("weight", with_first(math.nan)), ["q_proj", "weight", "NaN"]),
     "weight of floats": ("deepseek", changed("weight", lambda t: t.float()), ["q_proj", "float8_e4m3fn", "float32"]),
     "weight of another shape": ("deepseek", changed("weight", lambda t: t[:-64]), ["q_proj"]),
+    "a row less": ("deepseek", changed("weight", lambda t: t[:-1]), ["self_attn.q_proj", "does not fit the model"]),
     "no input scale": ("fp8 static", changed("input_scale", lambda t: None), ["q_proj", "input_scale"]),
     "input scale of 0": ("fp8 static", changed("input_scale", lambda t: t * 0), ["q_proj", "input_scale", "above 0"]),
     "many input scales": (

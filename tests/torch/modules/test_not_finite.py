@@ -8,10 +8,12 @@ import torch
 from torch import nn
 
 from neural_compressor.dtypes import dtype
-from neural_compressor.schemes import PER_CHANNEL, OpScheme, TensorScheme
+from neural_compressor.schemes import PER_CHANNEL, PER_TOKEN, OpScheme, PerGroup, TensorScheme
+from neural_compressor.schemes.scaling import Scaling
 from neural_compressor.torch import functional
 from neural_compressor.torch.adaptor import PyTorchAdaptor
 from neural_compressor.torch.modules import QUANT_MODULES
+from neural_compressor.torch.modules.activation import simulate
 from neural_compressor.torch.modules.kernels.table import SIMULATED
 
 WEIGHT = TensorScheme(dtype("int8"), granularity=PER_CHANNEL, pair_safe=True)
@@ -125,3 +127,39 @@ def test_a_relayed_model_reads_them_as_its_own_forward(value):
         step = float(new(data[0]).abs().max()) / 100
         torch.testing.assert_close(new(x), type(new).forward(new, x), rtol=0, atol=step)
         assert torch.isfinite(new(x)).all()
+
+
+E4M3, INT8 = dtype("fp8_e4m3"), dtype("int8")
+OWN_PARTS = {
+    "fp8 token": TensorScheme(E4M3, granularity=PER_TOKEN),
+    "fp8 token, pow2": TensorScheme(E4M3, granularity=PER_TOKEN, scaling=Scaling(rounding="pow2")),
+    "fp8 group": TensorScheme(E4M3, granularity=PerGroup(8)),
+    "int8 token": TensorScheme(INT8, granularity=PER_TOKEN),
+    "int8 token, asym": TensorScheme(INT8, symmetric=False, granularity=PER_TOKEN),
+}
+
+
+@pytest.mark.parametrize("value", BAD.values(), ids=BAD)
+@pytest.mark.parametrize("scheme", OWN_PARTS.values(), ids=OWN_PARTS)
+def test_a_token_that_is_not_finite_is_nan_and_touches_no_other(scheme, value):
+    x = spoiled((3, 16), value, 18)
+    found, clean = simulate(x, scheme, None), simulate(x.nan_to_num(0.0, 0.0, 0.0), scheme, None)
+    assert torch.isnan(found[1, 2:]).any()
+    assert torch.equal(found[::2], clean[::2])
+    layer = QUANT_MODULES["Linear"].from_float(nn.Linear(16, 4), OpScheme(WEIGHT, scheme, "dynamic"))
+    assert torch.isnan(layer(x)[1]).all()
+    assert torch.isfinite(layer(x)[::2]).all()
+
+
+def test_eight_bit_floats_keep_nan_over_a_fixed_range_and_saturate():
+    scheme = OpScheme(TensorScheme(E4M3), TensorScheme(E4M3), "static")
+    layer = QUANT_MODULES["Linear"].from_float(nn.Linear(16, 4), scheme, [(-2.0, 2.0)])
+    x = spoiled((3, 16), math.nan, 18)
+    assert torch.isnan(layer(x)).all(dim=1).tolist() == [False, True, False]
+    x = spoiled((3, 16), math.inf, 18)
+    assert torch.equal(layer(x), layer(x.nan_to_num(posinf=2.0)))
+
+
+@pytest.mark.parametrize("value", BAD.values(), ids=BAD)
+def test_a_whole_tensor_of_eight_bit_floats_with_a_range_of_its_own_is_nan(value):
+    assert torch.isnan(simulate(spoiled((3, 16), value, 18), TensorScheme(E4M3), None)).all()

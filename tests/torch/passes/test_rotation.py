@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from neural_compressor.errors import ConfigError, QuantizationError
+from neural_compressor.errors import CalibrationError, ConfigError, QuantizationError
 from neural_compressor.torch.passes.rotation import fold_rotation
 
 transformers = pytest.importorskip("transformers")
@@ -194,6 +194,17 @@ def test_a_weight_that_is_read_behind_the_back_leaves_the_model_as_it_was():
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(QuantizationError, match="it gives something else"):
         fold_rotation(model, [call])
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+
+
+def test_a_model_that_overflows_on_the_data_proves_nothing():
+    model = tiny("Llama", GROUPED, {})
+    mlp = model.model.layers[1].mlp
+    mlp.up_proj.weight.data *= 1e30
+    mlp.gate_proj.weight.data *= 1e30
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(CalibrationError, match=r"an output of the LlamaForCausalLM .* is NaN or Inf throughout"):
+        fold_rotation(model, [((IDS,), {"use_cache": True})])
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
 
 

@@ -96,6 +96,37 @@ def test_shared_layers_get_the_same():
             schemes(budget(shared_layers=wrong))
 
 
+def test_layers_that_engines_multiply_as_one_matrix_get_the_same(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=50, **sizes)).eval()
+    with torch.no_grad():
+        model.model.layers[0].self_attn.q_proj.weight.pow_(5)
+    data = [torch.randint(0, 50, (1, 12), generator=torch.Generator().manual_seed(0))]
+    for shared in (None, []):
+        fields = {
+            "options": ["W3A16", "W8A16"],
+            "target_bits": 6,
+            "group_size": 64,
+            "iters": 0,
+            "shared_layers": shared,
+        }
+        prepared = prepare(copy.deepcopy(model), AutoRoundConfig(**fields))
+        prepared(data[0])
+        found = convert(prepared, quiet=True)
+        parts = [(layer.self_attn, ("q_proj", "k_proj", "v_proj")) for layer in found.model.layers]
+        parts += [(layer.mlp, ("gate_proj", "up_proj")) for layer in found.model.layers]
+        alike = [len({getattr(of, name).scheme.weight.dtype.name for name in names}) == 1 for of, names in parts]
+        assert all(alike) == (shared is None)
+        if shared is None:
+            found.save(tmp_path / "m", format="huggingface")
+            assert {each.scheme.weight.dtype.name for each in found.modules() if hasattr(each, "scheme")} == {
+                "int3",
+                "int8",
+            }
+
+
 def test_options_may_have_groups_of_their_own():
     model = prepare(net(), budget(options="MXFP4, W8A16", target_bits=6))
     model(torch.randn(8, 64, generator=torch.Generator().manual_seed(1)))

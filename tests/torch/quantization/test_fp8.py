@@ -418,6 +418,23 @@ def test_what_does_not_fit_the_model_is_refused(net, fields, said):
         prepare(net, FP8Config(**fields))
 
 
+def test_flags_are_words_in_the_json_files_of_others(tmp_path):
+    (tmp_path / "maxabs.json").write_text(
+        json.dumps({"mode": "AUTO", "fake_quant": "True", "use_qdq": "False", "dynamic_quantization": "true"})
+    )
+    config = FP8Config.from_json_file(str(tmp_path / "maxabs.json"))
+    assert (config.fake_quant, config.use_qdq, config.dynamic_quantization) == (True, False, True)
+    with pytest.raises(ConfigError, match="fake_quant: got 'maybe', expected True or False"):
+        FP8Config(fake_quant="maybe")
+
+
+@pytest.mark.parametrize("method", ["maxabs_hw", {"default": "maxabs_hw"}, {"nodes": {"fc": "maxabs_pow2"}}])
+def test_inputs_over_their_own_range_have_no_headroom(method):
+    of_inputs = FP8Config(scale_method=method, dynamic_quantization=True).wanted_for("fc", "Linear").activation
+    assert of_inputs.scaling.backoff == 1.0
+    assert FP8Config(scale_method=method).wanted_for("fc", "Linear").activation.scaling.backoff == 0.25
+
+
 RUNS = [{"mode": "MEASURE"}, {"kv_cache": True}, {"calibration_sample_interval": 2}, {"dump_stats_path": "m"}]
 
 

@@ -112,6 +112,18 @@ def test_each_operand_is_rounded_to_fp8_exactly(dynamic):
     torch.testing.assert_close(output, rounded(a, dims(a, -1)) @ rounded(b, dims(b, -2)))
 
 
+def test_products_that_are_quantized_without_data_are_not_listed_again():
+    x = torch.randn(2, 4, 8)
+    for names, left in ((["Linear", "matmul"], []), (["Linear"], ["matmul", "matmul_1"])):
+        config = FP8Config(dynamic_quantization=True, allowlist={"types": names})
+        model = convert(prepare(Attention().eval(), config, example_inputs=(x,)), quiet=True)
+        assert [name for name, _ in model.quantization.reasons] == left
+    single = FP8Config(dynamic_quantization=True, allowlist={"names": ["matmul_1"]})
+    model = convert(prepare(Attention().eval(), single, example_inputs=(x,)), quiet=True)
+    assert "example_inputs" in model.quantization.reasons["matmul", "matmul"]
+    assert ("matmul_1", "matmul") not in model.quantization.reasons
+
+
 def test_a_rule_for_a_block_leaves_its_products_in_float():
     new = quantized(llama(), FP8Config(allowlist={"names": ["layers.0"]}))
     assert products_of(new) == []

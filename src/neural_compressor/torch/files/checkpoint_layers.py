@@ -13,7 +13,7 @@ from neural_compressor.algorithms import LayerResult
 from neural_compressor.errors import CalibrationError, ConfigError, FormatError
 from neural_compressor.formats import Layer, LinearWeight, QuantizedLinear
 from neural_compressor.schemes import OpScheme, PerBlock, PerGroup, QuantizedArray, TensorScheme, is_pair_safe
-from neural_compressor.torch.batches import feed
+from neural_compressor.torch.batches import feed_each
 from neural_compressor.torch.hooks import evaluating, forward_replaced, hooked
 from neural_compressor.torch.modules import QuantModule, WeightOnlyLinear
 from neural_compressor.torch.modules.activation import calibrated_qparams
@@ -73,8 +73,7 @@ def observed_input_scales(
         largest[name] = torch.maximum(largest.get(name, found), found)
 
     with torch.no_grad(), evaluating(model), hooked(wanted, before=see):
-        for batch in batches:
-            feed(model, batch)
+        feed_each(model, batches, "input_data")
     scales: dict[str, Tensor] = {}
     for name, module in wanted.items():
         if name not in largest or not bool(torch.isfinite(largest[name])):

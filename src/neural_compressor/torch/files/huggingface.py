@@ -161,9 +161,10 @@ def _convert(folder: Path, model: nn.Module, dtype: torch.dtype | None) -> nn.Mo
         for name in (name for name in checkpoint.layers if name not in fused):
             if name not in modules:
                 raise FormatError(f"{folder} has a layer {name!r}; a {type(model).__name__} has none of that name")
+            stored = checkpoint.layer(name)
             try:
-                layer = module_of(checkpoint.layer(name), modules[name])
-            except QuantizationError as error:
+                layer = module_of(stored, modules[name])
+            except (FormatError, QuantizationError) as error:
                 raise FormatError(f"{folder}: layer {name!r} does not fit the model: {error}") from error
             replace_module(model, name, layer)
             schemes[name, type(modules[name]).__name__] = layer.scheme

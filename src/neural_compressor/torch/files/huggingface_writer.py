@@ -14,6 +14,7 @@ from torch import nn
 from neural_compressor.errors import ConfigError, FormatError, WorkspaceError
 from neural_compressor.formats import FORMATS, Layer, LinearSpec, new_folder
 from neural_compressor.formats.base import Spec
+from neural_compressor.formats.fp8 import has_powers_of_two
 from neural_compressor.formats.json_files import read_json
 from neural_compressor.formats.kv_cache import attention_group, kv_cache_scheme
 from neural_compressor.formats.safetensors_writer import shards_in
@@ -86,7 +87,7 @@ def write_checkpoint(
     if output_head(model) in layers.values():
         settings["tie_word_embeddings"] = False  # readers would put the table of embeddings in its place
         _tell_tied_head(model, settings)
-    _tell_own_scales(layers)
+    _tell_own_scales(layers, layout)
     _tell_scales_of_transformers(layers)
     _tell_experts(layers)
     _tell_own_rounding(layers, _float_type(model))
@@ -221,10 +222,12 @@ def _require_alike(model: nn.Module, specs: Mapping[str, Spec]) -> None:
             )
 
 
-def _tell_own_scales(layers: Mapping[str, QuantModule]) -> None:
-    """Say which layers scale their inputs by another rule than engines, which know one."""
-    schemes = {name: module.scheme.activation for name, module in layers.items() if module.scheme.mode == "dynamic"}
-    own = [name for name, scheme in schemes.items() if scheme is not None and scheme.scaling not in (None, Scaling())]
+def _tell_own_scales(layers: Mapping[str, QuantModule], layout: str) -> None:
+    """Say which layers scale their inputs by another rule than engines know, or than the file tells them."""
+    schemes = {name: module.scheme for name, module in layers.items() if module.scheme.mode == "dynamic"}
+    told = {name for name, scheme in schemes.items() if layout == "fp8" and has_powers_of_two(scheme)}
+    activations = {name: scheme.activation for name, scheme in schemes.items() if name not in told}
+    own = [name for name, each in activations.items() if each is not None and each.scaling not in (None, Scaling())]
     if own:
         logger.warning(
             "engines divide each input by its largest value over that of the type; here the scales of inputs are rounded or "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -50,12 +51,23 @@ def simulate(x: Tensor, scheme: TensorScheme, qparams: QParams | None) -> Tensor
         whole = None if qparams is None else qparams.scale
         in_blocks: Tensor = (round_in_arrays if is_leaving() else round_blocks)(x, scheme, whole)
         return in_blocks
-    if not is_leaving():  # else there are no values yet to look at
+    part = scale_granularity(scheme)
+    as_kernels_do = scheme.dtype.is_integer and (qparams is not None or isinstance(part, PerTensor))
+    if as_kernels_do and not is_leaving():  # else there are no values yet to look at
         x = as_kernels_read(x, fixed_range=qparams is not None)
     if qparams is None:
-        qparams = qparams_over(*value_range(x, scale_granularity(scheme)), scheme)
+        low, high = value_range(x, part)
+        qparams = qparams_over(low, high, scheme)
+        if not as_kernels_do and not is_leaving():
+            qparams = _without_endless_parts(qparams, low, high)
     rounded: Tensor = round_values(x, scheme, qparams)
     return rounded
+
+
+def _without_endless_parts(qparams: QParams, low: Tensor, high: Tensor) -> QParams:
+    """Scales that make a token, group or tensor with NaN or infinity in it NaN, and leave the others as they are."""
+    assert qparams.scale is not None
+    return replace(qparams, scale=torch.where(torch.isfinite(low) & torch.isfinite(high), qparams.scale, torch.nan))
 
 
 def as_kernels_read(x: Tensor, fixed_range: bool) -> Tensor:

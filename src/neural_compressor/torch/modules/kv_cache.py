@@ -14,7 +14,7 @@ from neural_compressor.errors import CalibrationError, FormatError
 from neural_compressor.formats.kv_cache import KV_SCHEME, KVScales
 from neural_compressor.schemes import QParams
 from neural_compressor.schemes.quantize import round_values
-from neural_compressor.torch.batches import feed
+from neural_compressor.torch.batches import feed_each
 from neural_compressor.torch.hooks import evaluating
 
 _ARGUMENTS = ("past_key_values", "past_key_value")
@@ -61,8 +61,7 @@ def observed_kv_scales(model: nn.Module, batches: Iterable[Any]) -> dict[str, KV
     A batch is what the model is called with: tokens, a tuple or a mapping of arguments.
     """
     with torch.no_grad(), evaluating(model), observing_caches(model) as largest:
-        for batch in batches:
-            feed(model, batch)
+        feed_each(model, batches, "kv_cache")
     return kv_scales_for(model, largest)
 
 

@@ -19,7 +19,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from neural_compressor.algorithms import Orthogonal
-from neural_compressor.errors import ConfigError, QuantizationError
+from neural_compressor.errors import CalibrationError, ConfigError, QuantizationError
 from neural_compressor.schemes import Pass, Plan
 from neural_compressor.torch.batches import tensors_in
 from neural_compressor.torch.hooks import evaluating
@@ -148,6 +148,12 @@ def _proven(
 ) -> tuple[dict[str, Tensor], list[Space]]:
     """The new parameters with which the model gives the same, and the spaces beside the stream that they turn."""
     expected = [call_block(model, call) for call in samples]
+    floats = [each for each in tensors_in(expected) if each.is_floating_point() and each.dim() and each.numel()]
+    if not all(bool(torch.isfinite(each).any()) for each in floats):
+        raise CalibrationError(
+            f"an output of the {type(model).__name__} on the calibration data is NaN or Inf throughout, so that no rotation "
+            "can be proven; look for an overflow in the float model or bad values in the data"
+        )
     for turned in [others, []] if others else [[]]:
         new = turned_parameters(model, [stream, *turned], seed)
         trial = sharing_weights(model)

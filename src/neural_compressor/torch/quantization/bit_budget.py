@@ -23,6 +23,7 @@ from neural_compressor.config.op_selector import Assignment, Tier
 from neural_compressor.errors import ConfigError
 from neural_compressor.schemes import OpKey, OpScheme, Plan
 from neural_compressor.torch.batches import run_batches
+from neural_compressor.torch.files.checkpoint_layers import layers_of_one_input
 from neural_compressor.torch.files.streaming import is_empty
 from neural_compressor.torch.hooks import evaluating, hooked
 from neural_compressor.torch.modules.weight_only import is_conv1d
@@ -66,7 +67,7 @@ def with_chosen_schemes(model: nn.Module, config: Composition, plan_of: Callable
     given = instead(found).assign(dict(find_ops(model)[0].keys()))
     own = {name for name, each in given.items() if _is_of(each, found)}
     open_ops = list(dict.fromkeys(key for plan in plans.values() for key in plan if key[0] in own))
-    units = _units(open_ops, part.shared_layers or ())
+    units = _fused(model, open_ops) if part.shared_layers is None else _units(open_ops, part.shared_layers)
     costs = _costs(model, part, open_ops, plans)
     choices = [_together([costs[key] for key in unit], unit) for unit in units]
     weights = sum(_matrix(model, key).numel() for key in open_ops)
@@ -149,6 +150,16 @@ def _is_of(given: Assignment[Any], config: AutoRoundConfig) -> bool:
     return given.config.identity == config.alone().identity
 
 
+def _fused(model: nn.Module, ops: Sequence[OpKey]) -> list[list[OpKey]]:
+    """``ops`` one by one, but together those that engines multiply as one matrix, which have one scheme in a file."""
+    groups = layers_of_one_input(model) or ()
+    placed = {name: number for number, names in enumerate(groups) for name in names}
+    units: dict[Any, list[OpKey]] = {}
+    for key in ops:
+        units.setdefault(placed.get(key[0], key), []).append(key)
+    return list(units.values())
+
+
 def _units(ops: Sequence[OpKey], shared: Sequence[Sequence[str]]) -> list[list[OpKey]]:
     """``ops`` one by one, but together those that ``shared`` names by how their names end, in each place of the model."""
     placed: dict[OpKey, Any] = {}
@@ -175,7 +186,10 @@ def _together(costs: Sequence[Mapping[str, Choice]], unit: Sequence[OpKey]) -> l
     """What the options that all layers of a unit can have cost them together."""
     common = [option for option in costs[0] if all(option in each for each in costs)]
     if not common:
-        raise ConfigError(f"AutoRoundConfig.shared_layers: no option does for all of {[name for name, _ in unit]}")
+        raise ConfigError(
+            f"AutoRoundConfig.options: none does for all of {[name for name, _ in unit]}, which have one scheme; leave some "
+            "of them out with layer_config, or say with shared_layers what has one"
+        )
     parts = {option: [each[option] for each in costs] for option in common}
     return [Choice(sum(c.bits for c in of), sum(c.error for c in of), option) for option, of in parts.items()]
 

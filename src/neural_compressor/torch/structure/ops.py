@@ -42,7 +42,8 @@ _INSTEAD = {
 
 BY_FUNCTION = (
     "a product that a forward computes by a function: in float unless a rule given to quantization.fit, prepare, quantize "
-    "or autotune speaks of products alone, by their type 'MatMul' or their names"
+    "or autotune speaks of products alone, by their type 'MatMul' or their names, and the model can be run first, on "
+    "example_inputs"
 )
 """Why a rule for a whole block is not enough: a quantized product is simulated, and serving engines have no place for it."""
 
@@ -143,10 +144,13 @@ def find_functions(model: nn.Module, traces: Iterable[Trace], listed: Collection
     owners = [name if name in modules else name.rpartition(".")[0] for name, _ in listed]
     known = {name for name in owners if type(modules.get(name)).__module__.startswith("torch.")}
     said = {name for name, _ in listed}
+    calls = [(name, kind, call) for name, kind, call in _function_calls(modules, traces) if call.inside not in known]
+    found = {(name, product.kind): True for name, product in seen_products(model).items()}
+    found |= {(name, kind): _can_be_module(call, modules[call.inside]) for name, kind, call in calls}
     return {
-        (name, kind): _of_function(name, kind, _can_be_module(call, modules[call.inside]))
-        for name, kind, call in _function_calls(modules, traces)
-        if call.inside not in known and not said & {name, f"{name}.qk", f"{name}.av"}
+        (name, kind): _of_function(name, kind, can_be_module)
+        for (name, kind), can_be_module in found.items()
+        if not said & {name, f"{name}.qk", f"{name}.av"}
     }
 
 
@@ -185,6 +189,8 @@ def _function_calls(modules: Mapping[str, nn.Module], traces: Iterable[Trace]) -
             ):
                 continue
             counts[call.inside, kind] += not call.site
+            if not call.site and isinstance(vars(inside).get("forward"), ProductsForward):
+                continue  # its products were found by running it
             place = (call.inside, kind, call.site or counts[call.inside, kind])
             known = seen.get((call.inside, call.site))
             if place in names or known in modules:

@@ -57,6 +57,7 @@ def test_scales_are_those_of_the_scheme(kind, rounding):
         scheme = TensorScheme(kind, scaling=Scaling("maxabs", rounding, backoff))
         found = scale_of(magnitudes, InputRule.of(scheme))
         torch.testing.assert_close(found, scheme.scaling.scale(magnitudes, kind), rtol=0, atol=0)
+        assert torch.isnan(scale_of(torch.tensor([torch.nan, torch.inf]), InputRule.of(scheme))).all()
 
 
 @pytest.mark.parametrize("name", SCHEMES)

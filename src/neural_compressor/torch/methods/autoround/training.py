@@ -220,7 +220,11 @@ def _check(
         raise CalibrationError(f"each of {len(inputs)} calls needs its target, and there are {len(targets)}")
     for place, target in enumerate(targets):
         if not bool(torch.isfinite(target).all()):
-            raise CalibrationError(f"target {place} holds NaN or Inf: the float block overflows there")
+            first, *_, last = [*layers, *layers]
+            raise CalibrationError(
+                f"the float block with the layers {first!r} to {last!r} gives NaN or Inf on sample {place}; look for an "
+                "overflow in the model or bad values in the data"
+            )
 
 
 _MOMENTUM = 0.9

@@ -111,14 +111,17 @@ def why_not_fp8(op_type: str, scheme: OpScheme, shape: tuple[int, ...], device: 
 
 
 def scale_of(magnitude: Tensor, rule: InputRule) -> Tensor:
-    """The scales for these magnitudes, as ``Scaling.scale`` finds them, in operators that ``torch.compile`` looks into."""
-    if rule.is_unit:
-        return torch.ones_like(magnitude)
-    scale = torch.where(magnitude > 0, (magnitude / rule.full_scale).clamp(min=_SMALLEST_STEP), 1.0)
-    if rule.rounding == "none":
-        return scale
-    bits = scale.clamp(*_BOUNDS[rule.rounding]).view(torch.int32)
-    return ((bits + 0x7FFFFF) & 0x7F800000).view(torch.float32)
+    """The scales for these magnitudes, as ``Scaling.scale`` finds them, in operators that ``torch.compile`` looks into.
+
+    NaN where a magnitude is no finite number: what holds it is NaN, and its neighbours in a batch are not touched.
+    """
+    scale = torch.ones_like(magnitude)
+    if not rule.is_unit:
+        scale = torch.where(magnitude > 0, (magnitude / rule.full_scale).clamp(min=_SMALLEST_STEP), 1.0)
+    if rule.rounding in _BOUNDS and not rule.is_unit:
+        bits = scale.clamp(*_BOUNDS[rule.rounding]).view(torch.int32)
+        scale = ((bits + 0x7FFFFF) & 0x7F800000).view(torch.float32)
+    return torch.where(torch.isfinite(magnitude), scale, torch.nan)
 
 
 def codes_of(values: Tensor, scale: Tensor, rule: InputRule) -> Tensor:

@@ -113,7 +113,8 @@ class AutoRoundConfig(WeightOnlyConfig):
     ``scale_dtype`` ``"fp16"`` or ``"bf16"`` has them held in 16 bits when the model is converted.
     With ``target_bits`` each layer gets one of the schemes ``options``, such that weights have at most so many bits on
     average, scales included, and layers lose least, on ``dataset`` where there is one; ``shared_layers`` are groups of
-    layers, by the ends of their names, that get the same (``[["q_proj", "k_proj", "v_proj"]]``).
+    layers, by the ends of their names, that get the same (``[["q_proj", "k_proj", "v_proj"]]``). Without it those of a
+    language model do that read one input, as engines want it; ``[]`` lets each have its own.
     ``amp`` is that of :class:`GPTQConfig`, of the training too, and on. ``use_full_range`` is that of :class:`RTNConfig`,
     and on by default for symmetric integers: a scale may be negative.
 

@@ -93,7 +93,9 @@ def layer_groups(value: Any) -> tuple[tuple[str, ...], ...] | None:
         if (isinstance(value, list | tuple))
         else ()
     )
-    if groups and all(group and all(isinstance(text, str) and text for text in group) for group in groups):
+    if (groups or value == []) and all(
+        group and all(isinstance(text, str) and text for text in group) for group in groups
+    ):
         return groups
     raise ConfigError(f"got {value!r}, expected groups of layers, as in [['q_proj', 'k_proj', 'v_proj']]")
 

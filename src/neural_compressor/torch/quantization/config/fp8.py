@@ -17,7 +17,7 @@ from neural_compressor.name_pattern import NamePattern
 from neural_compressor.registry import close_matches
 from neural_compressor.schemes import OpScheme
 from neural_compressor.schemes.scaling import DEVICE_SCALES
-from neural_compressor.torch.quantization.config.fields import Flag, FoldedHadamard, Path, TorchConfig, spelled
+from neural_compressor.torch.quantization.config.fields import FoldedHadamard, Path, TorchConfig, spelled
 from neural_compressor.torch.quantization.config.fp8_scales import (
     DYNAMIC,
     SCALE_METHODS,
@@ -102,6 +102,12 @@ def _no_modules(value: Any) -> dict[str, str]:
     return dict(value)
 
 
+def _switch(value: Any) -> bool:
+    """A flag; in JSON files of these settings it is as often a word."""
+    words = {"true": True, "false": False}
+    return flag(words.get(value.lower(), value) if isinstance(value, str) else value)
+
+
 Rank = Annotated[int | None, PlainValidator(lambda value: None if value in (None, -1) else at_least(0)(value))]
 
 
@@ -136,22 +142,22 @@ class FP8Config(TorchConfig):
     scale_method: Annotated[str | dict[str, Any], one_or_more(read_scale_method)] = STATIC
     measure_exclude: Annotated[str, PlainValidator(_any_case(*TENSORS))] = "OUTPUT"
     dump_stats_path: Path = "./hqt_output/measure"
-    fake_quant: Flag = False
-    use_qdq: Flag = False
-    dynamic_quantization: Flag = False
+    fake_quant: Annotated[bool, one_or_more(_switch)] = False
+    use_qdq: Annotated[bool, one_or_more(_switch)] = False
+    dynamic_quantization: Annotated[bool, one_or_more(_switch)] = False
     scale_params: Annotated[dict[str, float], PlainValidator(read_scale_params)] = Field(default_factory=dict)
     scale_format: Annotated[str, PlainValidator(spelled(("scalar", "const"), str.lower))] = "scalar"
     device_for_scales: Annotated[str | None, PlainValidator(optional(spelled(tuple(DEVICE_SCALES), str.lower)))] = None
-    recalc_scales: Annotated[bool, PlainValidator(flag)] = False
-    ignore_modules_wo_measures: Annotated[bool, PlainValidator(flag)] = False
-    seperate_measure_files: Annotated[bool, PlainValidator(flag)] = True
+    recalc_scales: Annotated[bool, PlainValidator(_switch)] = False
+    ignore_modules_wo_measures: Annotated[bool, PlainValidator(_switch)] = False
+    seperate_measure_files: Annotated[bool, PlainValidator(_switch)] = True
     calibration_sample_interval: Annotated[int, PlainValidator(at_least(1))] = 1
     local_rank: Rank = None
     global_rank: Rank = None
     world_size: Rank = None
     mod_dict: Annotated[dict[str, str], PlainValidator(_no_modules)] = Field(default_factory=dict)
-    measure_on_hpu: Annotated[bool, PlainValidator(flag)] = True
-    kv_cache: Annotated[bool, PlainValidator(flag)] = False
+    measure_on_hpu: Annotated[bool, PlainValidator(_switch)] = True
+    kv_cache: Annotated[bool, PlainValidator(_switch)] = False
     hadamard: FoldedHadamard = False
 
     _json_file: str | None = PrivateAttr(default=None)

@@ -150,16 +150,22 @@ def scale_method(value: str | Mapping[str, Any], name: str, op_type: str, dynami
     """The method for an op: what names it exactly (``nodes``), then ``layers`` (found in its name), types, the default."""
     usual = SCALE_METHODS[DYNAMIC if dynamic else STATIC]
     if isinstance(value, str):
-        return SCALE_METHODS[value]
+        return _method_called(value, dynamic)
     parts = value.get("default", {})
     for place, names in (("layer_types", {op_type}), ("layers", None), ("nodes", {name})):
         for given, said in value.get(place, {}).items():
             if given in names if names else NamePattern.of(f".*(?:{given}).*").matches(name):
                 parts = said
     if isinstance(parts, str):
-        return SCALE_METHODS[parts]
+        return _method_called(parts, dynamic)
     weight, activation = (replace(getattr(usual, tensor), **parts.get(tensor, {})) for tensor in _TENSORS)
     return ScaleMethod(weight, activation, dynamic)
+
+
+def _method_called(name: str, dynamic: bool) -> ScaleMethod:
+    """A method by its name; over a range of their own activations need no headroom, whatever it leaves them."""
+    method = SCALE_METHODS[name]
+    return replace(method, activation=replace(method.activation, backoff=1.0)) if dynamic else method
 
 
 def names_of(value: str | Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -41,6 +41,7 @@ from neural_compressor.torch.checks import check_finite, copy_of, require_module
 from neural_compressor.torch.executor import USUAL_PASSES, prepare
 from neural_compressor.torch.files.checkpoint import load_model, save_model, unique_state
 from neural_compressor.torch.files.onnx_export import call_arguments, export_model, to_onnx
+from neural_compressor.torch.files.streaming import WeightSource, home_of, is_empty
 from neural_compressor.torch.hooks import evaluating
 from neural_compressor.torch.inspection import (
     fingerprint,
@@ -126,6 +127,7 @@ class PyTorchAdaptor(Adaptor):
             "blocks": ops_by_block(model, list(ops)),
             "skipped": dict(self._skipped),
             "recipes": RECIPES,
+            "done_anyway": ("layer_wise_quant",),
             "passes": USUAL_PASSES,
             "in_float_unless_named": slower_in_integers(opened, ops, self.example, traces[0] if traces else None),
             "unseen": "" if traces else f". {NOT_LOOKED_FOR}",
@@ -284,6 +286,11 @@ class PyTorchAdaptor(Adaptor):
         return ReadAgain(data) if isinstance(data, Iterator) else data
 
     def ready(self, model: nn.Module) -> nn.Module:
+        if is_empty(model) and home_of(model):  # what is evaluated has all its weights
+            model = copy_of(model).eval()
+            source = WeightSource(home_of(model))
+            source.fill(model)
+            source.finish(model)
         return copy_of(model).eval() if model.training else model
 
     def settle(self, model: nn.Module) -> None:

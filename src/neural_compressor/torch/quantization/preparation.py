@@ -22,7 +22,7 @@ from neural_compressor.schemes import OpKey, Plan
 from neural_compressor.torch.batches import fitting
 from neural_compressor.torch.checks import check_finite, copy_of, require_module
 from neural_compressor.torch.executor import Execution
-from neural_compressor.torch.files.streaming import WeightSource, is_empty
+from neural_compressor.torch.files.streaming import WeightSource, home_of, is_empty
 from neural_compressor.torch.inspection import op_records
 from neural_compressor.torch.methods.qat import QatSession, check_trainable
 from neural_compressor.torch.modules import QuantModule
@@ -215,10 +215,11 @@ def _execution(model: nn.Module) -> Any:
 
 
 def _weights(model: nn.Module, config: Any) -> WeightSource | None:
-    """Where the weights of an empty model come from."""
+    """Where the weights of an empty model come from: a folder that the configuration says, or that of its config.json."""
     if not is_empty(model):
         return None
     folder = next((part.model_path for part in config.parts if getattr(part, "model_path", "")), "")
+    folder = folder or home_of(model)
     if not folder:
         raise ConfigError(
             "the model has parameters without values (meta device): set model_path in the configuration to the folder "

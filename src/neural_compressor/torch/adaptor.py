@@ -15,10 +15,11 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
+from torch.fx import GraphModule
 
 from neural_compressor.adaptor.capability import get_optype_wise_ability
 from neural_compressor.adaptor.contract import Adaptor
-from neural_compressor.adaptor.records import OpRecord, save_inspected, with_time_shares
+from neural_compressor.adaptor.records import Node, OpRecord, save_inspected, with_time_shares
 from neural_compressor.algorithms.qat import untrained
 from neural_compressor.config.exporting import Torch2ONNXConfig
 from neural_compressor.config.op_rule import named_alone, read_rules
@@ -247,6 +248,13 @@ class PyTorchAdaptor(Adaptor):
     def summary(self, model: nn.Module) -> list[OpRecord]:
         floats = self._floats.get(model, self.pre_optimized)
         return self._timed(op_records(model, floats, self.example, self._skipped), model)
+
+    def nodes(self, model: nn.Module) -> list[Node]:
+        """The modules without others inside, by the names of their classes; of a graph, what it calls."""
+        if isinstance(model, GraphModule):
+            return [Node(node.name, str(node.target)) for node in model.graph.nodes if node.op == "call_function"]
+        leaves = {name: each for name, each in model.named_modules() if not any(True for _ in each.children())}
+        return [Node(name, type(each).__name__) for name, each in leaves.items()]
 
     def _timed(self, records: list[OpRecord], model: nn.Module) -> list[OpRecord]:
         if self._source is None or self.example is None:

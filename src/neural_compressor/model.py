@@ -36,14 +36,8 @@ class Model:
         return self.model
 
     def nodes(self) -> list[Any]:
-        """The nodes of an ONNX model."""
-        graph: Any = getattr(self.model, "graph", None)
-        if not hasattr(graph, "node"):
-            raise ConfigError(
-                f"nodes: a {type(self.model).__name__} has none; those of PyTorch are model.named_modules(), and what was "
-                "quantized of it is model.quantization.plan"
-            )
-        return list(graph.node)
+        """What the model runs, each with ``name`` and ``op_type``: the nodes of an ONNX model, the modules of PyTorch."""
+        return self.adaptor.nodes(self.model)
 
     def export(self, save_path: str | Path, conf: Any) -> None:
         """Write a PyTorch model as the ONNX file ``save_path``, as ``conf``, a ``Torch2ONNXConfig``, says."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from neural_compressor import config
 from neural_compressor.adaptor.contract import adaptor_for
 from neural_compressor.algorithms.qat import trained
 from neural_compressor.config import QuantizationAwareTrainingConfig
@@ -40,7 +41,7 @@ class Callbacks:
         self._manager.begin_epoch(epoch)
 
     def on_epoch_end(self) -> None:
-        """For loops that call it: there is nothing to do, nor in the next four."""
+        """For loops that call it: there is nothing to do, nor in the next five."""
 
     def on_step_begin(self, batch_id: int) -> None:
         """Before a batch."""
@@ -53,6 +54,10 @@ class Callbacks:
 
     def on_after_optimizer_step(self) -> None:
         """Weights have changed."""
+
+    def on_after_compute_loss(self, inputs: Any, outputs: Any, loss: Any, teacher_output: Any = None) -> Any:
+        """The loss to train with, which is the one that was computed."""
+        return loss
 
     def on_train_end(self) -> None:
         """Make ``manager.model`` the quantized model."""
@@ -121,16 +126,24 @@ class CompressionManager:
 
     def save(self, path: str | Path) -> None:
         """Write the quantized model into the folder ``path``."""
-        self._trained().save(path)
+        self.quantized.save(path)
 
     def export(self, save_path: str | Path, conf: Any) -> None:
         """Write the quantized model as an ONNX file, as ``conf``, a ``Torch2ONNXConfig``, says."""
-        self._trained().export(save_path, conf)
+        self.quantized.export(save_path, conf)
 
-    def _trained(self) -> Model:
+    @property
+    def quantized(self) -> Model:
+        """The quantized model, with the adaptor of its framework."""
         if not self._done:
             raise ConfigError("there is no quantized model yet: call callbacks.on_train_end() after training")
         return Model(self.model, self._adaptor)
+
+
+def __getattr__(name: str) -> Any:
+    if name.endswith("Config"):  # of what programs import from here and is out of scope, the error says so
+        return getattr(config, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def prepare_compression(
@@ -141,6 +154,8 @@ def prepare_compression(
     With ``example_inputs`` batch normalisation is folded first, so that the trained weights are those the kernel will see.
     When training ends, a few lines on standard error say what runs in integers and what does not; ``quiet`` leaves them out.
     """
+    if isinstance(confs, list | tuple) and len(confs) == 1:
+        (confs,) = confs
     if not isinstance(confs, QuantizationAwareTrainingConfig):
         raise ConfigError(
             f"confs is a {type(confs).__name__}; prepare_compression takes a QuantizationAwareTrainingConfig"
@@ -152,7 +167,7 @@ def fit(
     compression_manager: CompressionManager,
     train_func: Callable[[Any], Any],
     eval_func: Callable[[Any], Any] | None = None,
-) -> Any:
+) -> Model:
     """Train with ``train_func(model)`` and convert: the quantized model. What ``eval_func`` gives for it is in the log."""
     for name, function in (("train_func", train_func), ("eval_func", eval_func)):
         if not callable(function) and not (name == "eval_func" and function is None):
@@ -162,4 +177,4 @@ def fit(
     compression_manager.callbacks.on_train_end()
     if eval_func is not None:
         logger.info("the quantized model reaches %s", Evaluator(eval_func=eval_func)(compression_manager.model))
-    return compression_manager.model
+    return compression_manager.quantized

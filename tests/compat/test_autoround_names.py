@@ -96,6 +96,8 @@ def test_layers_of_their_own():
     assert type(quantized(layer_config={"fc1": {"bits": 16}}).fc1) is nn.Linear
     with pytest.raises(ConfigError, match="matches"):
         quantized(ignore_layers="nowhere")
+    named = quantized(bits=4, layer_config={"fc2": "W8A16"})
+    assert [named.get_submodule(name).scheme.weight.dtype.name for name in ("fc1", "fc2")] == ["int4", "int8"]
     with pytest.raises(ConfigError, match="layer_config"):
         AutoRoundConfig(layer_config={"fc1": 8})
     config = AutoRoundConfig(bits=2, layer_config={"fc1": {"bits": 8}}, fp_layers=["head"])

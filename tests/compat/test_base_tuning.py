@@ -44,7 +44,7 @@ def test_a_loop_of_ones_own():
     monitor.set_baseline(1.0)
     log.tuning_start()
     for number, each in enumerate(loader):
-        log.trial_start(number)
+        log.trial_start(trial_index=number)
         monitor.add_trial_result(number, results[each.bits], each)
         if monitor.need_stop():
             break

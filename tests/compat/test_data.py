@@ -47,6 +47,23 @@ def test_dummy_data_calibrates_a_model(tmp_path):
     assert type(made.model[0]).__name__ == "QuantConv2d"
 
 
+def test_dummy_data_of_several_inputs():
+    shapes = [(8, 3, 6, 6), (8, 5)]
+    data = Datasets("pytorch")["dummy"](shapes, low=[0.0, 1], high=[1.0, 9], dtype=["float32", "int64"], label=False)
+    (image, ids), count = data[2], len(data)
+    assert (image.shape, image.dtype, ids.shape, ids.dtype, count) == ((3, 6, 6), np.float32, (5,), np.int64, 8)
+    for fields in ({"low": [0.0]}, {"low": 9.0, "high": 1.0}, {"shape": [(8, 3), (7, 3)]}):
+        with pytest.raises(ConfigError, match="as many of each input"):
+            Datasets("pytorch")["dummy"](**{"shape": shapes, **fields})
+
+
+def test_arguments_of_other_loaders():
+    usual = {"sampler": None, "num_workers": 0, "pin_memory": False, "distributed": False}
+    assert len(DataLoader("pytorch", [1, 2], batch_size=2, **usual)) == 1
+    with pytest.raises(ConfigError, match="num_workers=2"):
+        DefaultDataLoader([1, 2], num_workers=2)
+
+
 def test_random_data_follow_the_seed(monkeypatch):
     first, same = (Datasets("pytorch")["dummy"](shape=(2, 3))[0][0] for _ in range(2))
     monkeypatch.setattr(options, "random_seed", 5)

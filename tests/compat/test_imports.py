@@ -52,7 +52,7 @@ IMPORTS = {
     "onnx_neural_compressor.data_reader": "CalibrationDataReader",
     "onnx_neural_compressor.quantization": """
         quantize QuantType QuantFormat CalibrationMethod config tuning algorithm_entry matmul_4bits_quantizer
-        matmul_nbits_quantizer""",
+        matmul_nbits_quantizer autotune StaticQuantConfig SmoothQuantConfig""",
     "onnx_neural_compressor.quantization.matmul_4bits_quantizer": """
         MatMul4BitsQuantizer RTNWeightOnlyQuantConfig GPTQWeightOnlyQuantConfig""",
     "onnx_neural_compressor.quantization.matmul_nbits_quantizer": "MatMulNBitsQuantizer",
@@ -63,7 +63,9 @@ IMPORTS = {
         SmoothQuantConfig get_woq_tuning_config""",
     "onnx_neural_compressor.quantization.algorithm_entry": "rtn_quantize_entry static_quantize_entry",
     "neural_compressor.torch.export": "export export_model_for_pt2e_quant",
+    "neural_compressor.torch": "load_empty_model",
     "neural_compressor.torch.quantization": """
+        get_default_qat_module_mappings
         prepare convert quantize autotune save load prepare_qat finalize_calibration TuningConfig get_all_config_set
         get_rtn_double_quant_config_set INT8StaticQuantConfig get_default_fp8_config_set HybridGPTQConfig
         get_default_mixed_precision_config_set RTNConfig GPTQConfig AWQConfig TEQConfig HQQConfig AutoRoundConfig FP8Config
@@ -98,14 +100,20 @@ def test_import(module, name):
     assert names[name] is not None
 
 
-@pytest.mark.parametrize("module", ["neural_compressor", "neural_compressor.config"])
+@pytest.mark.parametrize("module", ["neural_compressor", "neural_compressor.config", "neural_compressor.training"])
 @pytest.mark.parametrize("name", OUT_OF_SCOPE)
 def test_what_is_out_of_scope_says_so(module, name):
     with pytest.raises(ImportError, match=f"{name} is not here.*out of its scope"):
         exec(f"from {module} import {name}", {})
 
 
-@pytest.mark.parametrize("module", ["neural_compressor", "neural_compressor.config"])
+@pytest.mark.parametrize("module", ["compression", "compression.pruner", "compression.distillation.criterions"])
+def test_modules_out_of_scope_say_so(module):
+    with pytest.raises(ImportError, match=r"compression is not here.*out of its scope"):
+        exec(f"from neural_compressor.{module} import name", {})
+
+
+@pytest.mark.parametrize("module", ["neural_compressor", "neural_compressor.config", "neural_compressor.training"])
 def test_other_names_are_attribute_errors(module):
     with pytest.raises(AttributeError, match="no attribute 'Nonsense'"):
         _ = importlib.import_module(module).Nonsense

@@ -9,6 +9,7 @@ from torch import nn
 
 from neural_compressor import METRICS, Metric, Model, PostTrainingQuantConfig, quantization
 from neural_compressor.errors import ConfigError, MissingDependencyError
+from neural_compressor.tuning.metrics import resolve_metric
 
 SCORES = np.array([[0.5, 0.3, 0.2], [0.1, 0.2, 0.7], [0.2, 0.5, 0.3]])
 LABELS = np.array([1, 2, 0])  # second, first and third place
@@ -91,6 +92,17 @@ def test_detections_and_losses_by_name():
     loss.update(np.array([1.0, 2.0, 6.0]), np.zeros(3))
     assert loss.result() == pytest.approx(3.0)
     assert loss.higher_is_better is False
+
+
+@pytest.mark.parametrize("name", ["MSE", "RMSE", "MAE"])
+def test_differences_are_from_labels(name):
+    metric = METRICS("pytorch")[name](compare_label=True)
+    metric.update(np.array([1.0, 0.0]), np.array([1.0, 1.0]))
+    assert metric.result() == pytest.approx(0.5**0.5 if name == "RMSE" else 0.5)
+    with pytest.raises(ConfigError, match="outputs of the float model as labels"):
+        METRICS("pytorch")[name](compare_label=False)
+    with pytest.raises(ConfigError, match="options by name"):
+        resolve_metric({"topk": 1})
 
 
 def test_bleu():

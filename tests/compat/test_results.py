@@ -10,6 +10,8 @@ from torch import nn
 from neural_compressor import Model, PostTrainingQuantConfig, QuantizationAwareTrainingConfig, quantization
 from neural_compressor.config import Torch2ONNXConfig
 from neural_compressor.errors import ConfigError
+from neural_compressor.torch.export import export
+from neural_compressor.torch.quantization import StaticQuantConfig, convert, prepare
 from neural_compressor.training import prepare_compression
 
 
@@ -120,11 +122,20 @@ def test_attributes_of_results(tmp_path):
     assert q_model.export_compressed_model(compression_dtype=torch.int32, use_optimum_format=True) is q_model.model
     ops = q_model.q_config["op"]
     assert ops[("0", "Conv2d")]["weight"]["dtype"] == "int8"
-    with pytest.raises(ConfigError, match="named_modules"):
-        q_model.nodes()
+    assert [node.op_type for node in q_model.nodes()] == ["QuantConv2d", "Identity", "Flatten", "QuantLinear"]
+    assert [node.name for node in Model(net()).nodes()] == ["0", "1", "2", "3"]
     q_model.export(tmp_path / "m.onnx", Torch2ONNXConfig(example_inputs=X))
     loaded = Model(onnx.load(tmp_path / "m.onnx"))
     assert "QuantizeLinear" in {node.op_type for node in loaded.nodes()}
+    assert [node.op_type for node in Model(tmp_path / "m.onnx").nodes()] == [node.op_type for node in loaded.nodes()]
+
+
+def test_nodes_of_a_graph():
+    prepared = prepare(export(net(), (X,)), StaticQuantConfig())
+    prepared(X)
+    graph = convert(prepared, quiet=True)
+    kinds = [node.op_type for node in Model(graph).nodes()]
+    assert "quantized_decomposed.quantize_per_tensor.default" in kinds
 
 
 def test_a_trained_model_as_an_onnx_file(tmp_path):

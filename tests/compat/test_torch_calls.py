@@ -23,9 +23,11 @@ from neural_compressor.torch.quantization import (
     get_all_config_set,
     get_default_AutoRound_config,
     get_default_gptq_config,
+    get_default_qat_module_mappings,
     get_default_rtn_config,
     load,
     prepare,
+    prepare_qat,
     quantize,
 )
 from neural_compressor.torch.quantization.config import get_rtn_double_quant_config_set
@@ -206,3 +208,20 @@ def test_questions_that_every_configuration_answers(kind):
     info = kind.get_model_info(net())
     assert set(config.to_config_mapping([config], info)) == set(info)
     assert kind.from_dict(config.to_dict()).identity == config.identity
+
+
+@pytest.mark.parametrize(("given", "expected"), [((), "mxfp8_e4m3"), (({nn.Linear: "MXFP4"},), "mxfp4")])
+def test_training_by_a_scheme(given, expected):
+    model, x = net().train(), torch.randn(4, 32)
+    prepare_qat(model, *given)  # in place: programs go on with the model they have
+    model(x).square().sum().backward()
+    assert model[0].parametrizations.weight.original.grad is not None
+    assert {
+        layer.scheme.weight.dtype.name for layer in convert(model.eval(), quiet=True) if hasattr(layer, "scheme")
+    } == {expected}
+
+
+def test_schemes_are_for_linear_layers():
+    assert get_default_qat_module_mappings() == {nn.Linear: "MXFP8"}
+    with pytest.raises(ConfigError, match="other layers are trained with a configuration"):
+        prepare_qat(net(), {nn.Conv2d: "MXFP4"})

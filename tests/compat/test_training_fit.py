@@ -16,7 +16,7 @@ def manager():
     return training.prepare_compression(model, QuantizationAwareTrainingConfig(), quiet=True)
 
 
-def test_fit_trains_and_converts(caplog):
+def test_fit_trains_and_converts(caplog, tmp_path):
     trained = []
 
     def train(model):
@@ -30,8 +30,16 @@ def test_fit_trains_and_converts(caplog):
     with caplog.at_level(logging.INFO, "neural_compressor"):
         made = training.fit(manager(), train, eval_func=lambda model: 0.75)
     assert len(trained) == 1
-    assert [type(made[place]).__name__ for place in (0, 2)] == ["QuantLinear", "QuantLinear"]
+    assert [type(made.model[place]).__name__ for place in (0, 2)] == ["QuantLinear", "QuantLinear"]
     assert "reaches 0.75" in caplog.text
+    made.save(tmp_path / "out")
+    assert (tmp_path / "out" / "qconfig.json").is_file()
+
+
+def test_a_loop_for_several_ways_to_compress():
+    made = training.prepare_compression(nn.Linear(8, 2), [QuantizationAwareTrainingConfig()], quiet=True)
+    loss = torch.ones(())
+    assert made.callbacks.on_after_compute_loss(None, None, loss) is loss
 
 
 def test_what_is_no_function_is_refused_before_training():

@@ -37,6 +37,12 @@ def test_smoothing_needs_to_be_asked_for():
     args = {"alpha": [0.5, 0.6], "folding": False}
     assert passes(smooth_quant_args=args) == USUAL
     assert passes(smooth_quant=True, smooth_quant_args=args) == (Pass("optimize"), Pass("smooth", args), USUAL[1])
+    earlier = {"alpha": "auto", "auto_alpha_args": {"alpha_min": 0.3, "enable_blockwise_loss": True}}
+    assert passes(smooth_quant=True, smooth_quant_args=earlier)[1].options == {
+        "alpha": "auto",
+        "alpha_min": 0.3,
+        "do_blockwise": True,
+    }
 
 
 def test_passes_come_in_the_order_that_configurations_have_them_in():

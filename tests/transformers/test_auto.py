@@ -83,6 +83,19 @@ def test_the_data_of_the_config_serves_for_calibration(folder):
     assert not torch.equal(state[0], state[2])
 
 
+def test_autoround_sees_the_data_of_its_config(folder):
+    from neural_compressor.transformers import AutoModelForCausalLM, AutoRoundConfig
+
+    ids = torch.randint(0, 64, (6, 10), generator=torch.Generator().manual_seed(0))
+    sizes = {"bits": 4, "group_size": 32, "iters": 2, "n_samples": 4, "seq_len": 5}
+    found, expected = (
+        AutoModelForCausalLM.from_pretrained(folder, quantization_config=AutoRoundConfig(**sizes, **data), **more)
+        for data, more in (({"dataset": [ids]}, {}), ({}, {"calibration": [ids[:4, :5]]}))
+    )
+    state = [m.model.layers[1].mlp.up_proj.weight_packed for m in (found, expected)]
+    assert torch.equal(state[0], state[1])
+
+
 def test_data_is_given_once(folder):
     from neural_compressor.transformers import AutoModelForCausalLM, GPTQConfig
 

@@ -11,7 +11,7 @@ from typing import Any
 from neural_compressor.adaptor.capability import get_optype_wise_ability
 from neural_compressor.adaptor.evaluation import evaluate_batches
 from neural_compressor.adaptor.framework_config import to_framework_config
-from neural_compressor.adaptor.records import OpRecord
+from neural_compressor.adaptor.records import Node, OpRecord
 from neural_compressor.errors import ConfigError
 from neural_compressor.registry import Registry
 from neural_compressor.schemes import OpKey, Plan
@@ -145,6 +145,10 @@ class Adaptor(ABC):
     def summary(self, model: Model) -> list[OpRecord]:
         """One record for each op of a quantized model, ops left in float included, with the reason."""
         return []
+
+    def nodes(self, model: Model) -> list[Any]:
+        """What the model runs, each with its ``name`` and ``op_type``."""
+        return [Node(op.name, op.op_type) for op in self.summary(model)]
 
     def describe(self, model: Model) -> str:
         """``model`` in words that a person reads."""

@@ -13,6 +13,14 @@ from neural_compressor.paths import write_errors
 
 
 @dataclass(frozen=True)
+class Node:
+    """What a model runs under a name, where the framework has no nodes of its own."""
+
+    name: str
+    op_type: str
+
+
+@dataclass(frozen=True)
 class OpRecord:
     """One op of a quantized model, as tables and reports show it.
 

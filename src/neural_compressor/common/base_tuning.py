@@ -177,7 +177,7 @@ class TuningLogger:
         self._log = log
 
     def _say(self, what: str) -> Callable[..., None]:
-        return lambda index=None: self._log.info("%s%s", what, "" if index is None else f" {index}")
+        return lambda trial_index=None: self._log.info("%s%s", what, "" if trial_index is None else f" {trial_index}")
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         step, _, end = name.rpartition("_")

@@ -243,8 +243,8 @@ class ComposableConfig(Composition):
         return {(name, kind): found[name] for name, kind in model_info}
 
     @classmethod
-    def get_model_info(cls, model: Any) -> list[tuple[str, str]]:
-        """The ops of a model that can be quantized: pairs of name and type."""
+    def get_model_info(cls, model: Any, example_inputs: Any = None) -> list[tuple[str, str]]:
+        """The ops of a model that can be quantized: pairs of name and type; it does not run for that."""
         return list(FRAMEWORK_QUERIES[cls.framework].ops(model).items())
 
     @classmethod

@@ -171,11 +171,16 @@ def learning_scope(value: Any) -> bool | str:
     raise ConfigError(f"learned_rounding: got {value!r}, expected True, False, 'layer' or 'block'")
 
 
+_SMOOTHING = {"enable_blockwise_loss": "do_blockwise"}
+"""Options by another name, which earlier versions of 2.x have."""
+
+
 def _smoothing(args: Any) -> Mapping[str, Any]:
     """The options of smoothing, of which 2.x keeps those of ``alpha="auto"`` in a dict of their own."""
     if not isinstance(args, Mapping) or not isinstance(args.get("auto_alpha_args", {}), Mapping):
         raise ConfigError(f"smooth_quant_args is {args!r}; expected a dict such as {{'alpha': 0.5}}")
-    return {**{n: value for n, value in args.items() if n != "auto_alpha_args"}, **args.get("auto_alpha_args", {})}
+    found = {**args, **args.get("auto_alpha_args", {})}
+    return {_SMOOTHING.get(name, name): value for name, value in found.items() if name != "auto_alpha_args"}
 
 
 def _with_options(scheme: OpScheme, options: Mapping[str, Mapping[str, Any]], every: Mapping[str, Any]) -> OpScheme:

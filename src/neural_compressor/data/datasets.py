@@ -22,6 +22,8 @@ _IMAGES = (".jpeg", ".jpg", ".png", ".bmp")
 class Dummy:
     """Random samples: ``shape`` is the number of samples and the shape of each. With ``label`` each comes with the label 0.
 
+    Of a list of shapes a sample is a tuple of arrays; ``low``, ``high`` and ``dtype`` may then be lists too.
+
     >>> data = Dummy((4, 3, 8, 8), low=0.0, high=1.0)
     >>> len(data), data[0][0].shape
     (4, (3, 8, 8))
@@ -29,25 +31,36 @@ class Dummy:
 
     def __init__(
         self,
-        shape: tuple[int, ...],
-        low: float = -128.0,
-        high: float = 127.0,
-        dtype: str = "float32",
+        shape: Any,
+        low: Any = -128.0,
+        high: Any = 127.0,
+        dtype: Any = "float32",
         label: bool = True,
         transform: Transform | None = None,
     ) -> None:
-        if len(shape) < 1 or low >= high:
+        several = isinstance(shape, list) and any(isinstance(each, list | tuple) for each in shape)
+        shapes = [tuple(each) for each in (shape if several else [shape])]
+        parts = [each if isinstance(each, list) else [each] * len(shapes) for each in (low, high, dtype)]
+        is_fitting = all(len(each) == len(shapes) for each in parts) and len({each[:1] for each in shapes}) == 1
+        if not is_fitting or () in shapes or any(least >= most for least, most in zip(parts[0], parts[1], strict=True)):
             raise ConfigError(
-                f"Dummy: got shape {shape!r}, low {low!r}, high {high!r}; expected samples and low < high"
+                f"Dummy: got shape {shape!r}, low {low!r}, high {high!r}, dtype {dtype!r}; expected samples, as many of "
+                "each input, and low < high"
             )
-        self._data = np.random.default_rng(options.random_seed).uniform(low, high, shape).astype(dtype)
-        self._label, self._transform = label, transform
+        random = np.random.default_rng(options.random_seed)
+        self._data = [
+            random.uniform(least, most, each).astype(kind)
+            for each, least, most, kind in zip(shapes, *parts, strict=True)
+        ]
+        self._several, self._label, self._transform = several, label, transform
 
     def __len__(self) -> int:
-        return len(self._data)
+        return len(self._data[0])
 
     def __getitem__(self, index: int) -> Any:
-        sample = (self._data[index], 0) if self._label else self._data[index]
+        arrays = tuple(each[index] for each in self._data)
+        found = arrays if self._several else arrays[0]
+        sample = (found, 0) if self._label else found
         return sample if self._transform is None else self._transform(sample)
 
 

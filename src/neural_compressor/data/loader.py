@@ -13,6 +13,9 @@ from neural_compressor.config.validators import at_least, word
 from neural_compressor.errors import ConfigError
 from neural_compressor.metric import known_framework
 
+_OTHERS = {"sampler": None, "batch_sampler": None, "num_workers": 0, "pin_memory": False, "distributed": False}
+"""Arguments of loaders elsewhere, with the values that they have when they are left out."""
+
 
 class DefaultDataLoader:
     """Batches of ``batch_size`` samples; samples that are tuples or mappings are stacked part by part.
@@ -31,7 +34,14 @@ class DefaultDataLoader:
         last_batch: str = "rollover",
         collate_fn: Callable[[Sequence[Any]], Any] | None = None,
         shuffle: bool = False,
+        **others: Any,
     ) -> None:
+        for name, value in others.items():
+            if name not in _OTHERS or value != _OTHERS[name]:
+                raise ConfigError(
+                    f"{type(self).__name__}: got {name}={value!r}; batches are made in this process, in the order of the "
+                    "data or shuffled once. Any loader that can be gone over again serves, that of torch too"
+                )
         if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
             raise ConfigError(
                 f"dataset is a {type(dataset).__name__}; expected one with a length whose samples are taken by position"

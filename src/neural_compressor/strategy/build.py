@@ -37,7 +37,8 @@ def build_space(capability: Mapping[str, Any], conf: Conf, has_data: bool = True
 
     A rule that matches no op, a value the capability does not admit, and a model with nothing to quantize are errors.
     Beside what every capability has, ``capability['recipes']`` may name the recipes the framework applies (perhaps with
-    the modes they are about), ``capability['passes']`` the passes of a plan where nothing is asked for,
+    the modes they are about), ``capability['done_anyway']`` those that it needs no asking for,
+    ``capability['passes']`` the passes of a plan where nothing is asked for,
     ``capability['adds_in_pairs']`` by mode the ops that overflow on some CPUs unless their weights are made safe,
     ``capability['quantizable_types']`` every op type its YAML can quantize, ``capability['unseen']`` what a rule may speak
     of that could not be looked for, and ``capability['in_float_unless_named']``
@@ -115,6 +116,7 @@ def unapplied_recipes(capability: Mapping[str, Any], conf: PostTrainingQuantConf
     about: Mapping[str, Collection[str]] = known if isinstance(known, Mapping) else {}
     modes = MODES_OF[conf.approach]
     applied = {name for name in known if set(about.get(name, modes)) & set(modes)} | {*_EDGES, _OUTSIDE}
+    applied |= set(capability.get("done_anyway", ()))
     # No to what is done only where it can be is as good as nothing said, where it is not done at all.
     usual = {name: RECIPES.get(name, {}) for name in conf.recipes}
     asked = {name: value for name, value in conf.recipes.items() if value != (usual[name] or False)}

@@ -15,10 +15,11 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
+from torch.fx import GraphModule
 
 from neural_compressor.adaptor.capability import get_optype_wise_ability
 from neural_compressor.adaptor.contract import Adaptor
-from neural_compressor.adaptor.records import OpRecord, save_inspected, with_time_shares
+from neural_compressor.adaptor.records import Node, OpRecord, save_inspected, with_time_shares
 from neural_compressor.algorithms.qat import untrained
 from neural_compressor.config.exporting import Torch2ONNXConfig
 from neural_compressor.config.op_rule import named_alone, read_rules
@@ -41,6 +42,7 @@ from neural_compressor.torch.checks import check_finite, copy_of, require_module
 from neural_compressor.torch.executor import USUAL_PASSES, prepare
 from neural_compressor.torch.files.checkpoint import load_model, save_model, unique_state
 from neural_compressor.torch.files.onnx_export import call_arguments, export_model, to_onnx
+from neural_compressor.torch.files.streaming import WeightSource, home_of, is_empty
 from neural_compressor.torch.hooks import evaluating
 from neural_compressor.torch.inspection import (
     fingerprint,
@@ -126,6 +128,7 @@ class PyTorchAdaptor(Adaptor):
             "blocks": ops_by_block(model, list(ops)),
             "skipped": dict(self._skipped),
             "recipes": RECIPES,
+            "done_anyway": ("layer_wise_quant",),
             "passes": USUAL_PASSES,
             "in_float_unless_named": slower_in_integers(opened, ops, self.example, traces[0] if traces else None),
             "unseen": "" if traces else f". {NOT_LOOKED_FOR}",
@@ -246,6 +249,13 @@ class PyTorchAdaptor(Adaptor):
         floats = self._floats.get(model, self.pre_optimized)
         return self._timed(op_records(model, floats, self.example, self._skipped), model)
 
+    def nodes(self, model: nn.Module) -> list[Node]:
+        """The modules without others inside, by the names of their classes; of a graph, what it calls."""
+        if isinstance(model, GraphModule):
+            return [Node(node.name, str(node.target)) for node in model.graph.nodes if node.op == "call_function"]
+        leaves = {name: each for name, each in model.named_modules() if not any(True for _ in each.children())}
+        return [Node(name, type(each).__name__) for name, each in leaves.items()]
+
     def _timed(self, records: list[OpRecord], model: nn.Module) -> list[OpRecord]:
         if self._source is None or self.example is None:
             return records
@@ -284,6 +294,11 @@ class PyTorchAdaptor(Adaptor):
         return ReadAgain(data) if isinstance(data, Iterator) else data
 
     def ready(self, model: nn.Module) -> nn.Module:
+        if is_empty(model) and home_of(model):  # what is evaluated has all its weights
+            model = copy_of(model).eval()
+            source = WeightSource(home_of(model))
+            source.fill(model)
+            source.finish(model)
         return copy_of(model).eval() if model.training else model
 
     def settle(self, model: nn.Module) -> None:

@@ -216,5 +216,6 @@ class AutoRoundConfig(CalibratedConfig):
     def to_torch_config(self) -> WeightOnlyConfig:
         """The same settings for :mod:`neural_compressor.torch.quantization`."""
         config = super().to_torch_config()
+        config.dataset = None  # from_pretrained runs it, as with the other algorithms
         config.enable_quanted_input = not self.disable_quanted_input
         return config

@@ -189,12 +189,25 @@ class F1(Metric):
         return Evidence(len(influences), influences, 1 / elements)
 
 
+class _Difference(_Mean):
+    """A mean over differences from labels."""
+
+    higher_is_better = False
+
+    def __init__(self, compare_label: bool = True) -> None:
+        if compare_label is not True:
+            raise ConfigError(
+                f"metric {self.name}: got compare_label={compare_label!r}; differences are from labels, so let the loader "
+                "give the outputs of the float model as labels"
+            )
+        super().__init__()
+
+
 @METRICS.register("mse")
-class MeanSquaredError(_Mean):
+class MeanSquaredError(_Difference):
     """Mean of squared differences."""
 
     name = "mse"
-    higher_is_better = False
 
     def update(self, preds: Any, labels: Any) -> None:
         difference = difference_of(preds, labels, self.name)
@@ -218,11 +231,10 @@ class RootMeanSquaredError(MeanSquaredError):
 
 
 @METRICS.register("mae")
-class MeanAbsoluteError(_Mean):
+class MeanAbsoluteError(_Difference):
     """Mean of absolute differences."""
 
     name = "mae"
-    higher_is_better = False
 
     def update(self, preds: Any, labels: Any) -> None:
         difference = difference_of(preds, labels, self.name)
@@ -311,6 +323,8 @@ def resolve_metric(metric: Any) -> Metric:
             )
         ((name, options),) = metric.items()
         factory = METRICS[name]
+        if not isinstance(options or {}, Mapping):
+            raise ConfigError(f"metric {name!r}: got {options!r}, expected its options by name, as in {{'k': 5}}")
         try:
             return factory(**(options or {}))
         except TypeError as error:

@@ -1,5 +1,6 @@
 """Quantize ONNX models: static, dynamic and weight-only; convert them to fp16 and bf16."""
 
-from neural_compressor.onnx.quantization import CalibrationMethod, QuantFormat, QuantType, convert_precision, quantize
+from neural_compressor.onnx import quantization as _quantization
+from neural_compressor.onnx.quantization import *  # noqa: F403
 
-__all__ = ["CalibrationMethod", "QuantFormat", "QuantType", "convert_precision", "quantize"]
+__all__ = list(_quantization.__all__)

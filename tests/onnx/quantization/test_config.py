@@ -139,12 +139,25 @@ def test_smoothing_through_the_extra_options():
     given = {"SmoothQuant": True, "SmoothQuantAlpha": [0.2, 0.8], "SmoothQuantFolding": False}
     smoothing = StaticQuantConfig(extra_options=given).smoothing.options
     assert [smoothing[name] for name in ("alpha", "folding", "calib_iter")] == [[0.2, 0.8], False, 100]
+    between = {"alpha_min": 0.3, "alpha_max": 0.5, "alpha_step": 0.1, "attn_method": "min"}
+    given = {"SmoothQuant": True, "SmoothQuantAlpha": "auto", "AutoAlphaArgs": between}
+    assert StaticQuantConfig(extra_options=given).smoothing.options["alpha"] == [0.3, 0.4, 0.5]
+    with pytest.raises(ConfigError, match="SmoothQuantAlpha='auto'"):
+        _ = StaticQuantConfig(extra_options={**given, "SmoothQuantAlpha": 0.5}).smoothing
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: RTNConfig(weight_bits=9), "1 to 8 bits"),
+        (
+            lambda: StaticQuantConfig(extra_options={"AutoAlphaArgs": {"alpha_mim": 0}}),
+            "no part 'alpha_mim'.*alpha_min",
+        ),
+        (
+            lambda: StaticQuantConfig(extra_options={"AutoAlphaArgs": {"alpha_min": 0.8, "alpha_max": 0.2}}),
+            "least first",
+        ),
         (lambda: RTNConfig(weight_dtype="bf16"), "weight_dtype: got 'bf16', expected a data type of 1 to 8 bits"),
         (lambda: RTNConfig(weight_dtype="int16"), "1 to 8 bits"),
         (lambda: RTNConfig(weight_dtype="nf4", weight_sym=False), "weight_sym=True"),

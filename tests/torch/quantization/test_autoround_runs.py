@@ -112,6 +112,48 @@ def test_files_are_written(llama, tmp_path, name, method):
         assert (load(folder, format="huggingface")(ids()).logits - found(ids()).logits).abs().max() < 0.02
 
 
+@pytest.mark.parametrize(
+    ("scheme", "data", "format"),
+    [("MXFP4", None, "mxfp4"), ("MXFP8", None, "mxfp8"), ("NVFP4", [ids()], "nvfp4")],
+)
+def test_formats_of_blocks_are_written_without_training(llama, tmp_path, scheme, data, format):
+    folder = str(tmp_path / "out")
+    config = AutoRoundConfig(
+        tokenizer=Letters(), iters=0, scheme=scheme, dataset=data, export_format="auto_round", output_dir=folder
+    )
+    found = convert(prepare(llama, config), quiet=True)
+    written = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
+    assert written["config_groups"]["group_0"]["format"] == f"{format}-pack-quantized" or format == "mxfp8"
+    with torch.no_grad():
+        assert torch.equal(load(folder, format="huggingface")(ids()).logits, found(ids()).logits)
+
+
+def test_the_best_of_several_budgets_is_written(llama, tmp_path):
+    folder, groups = str(tmp_path / "out"), [["q_proj", "k_proj", "v_proj"], ["gate_proj", "up_proj"]]
+    config = AutoRoundConfig(
+        iters=0,
+        target_bits=[5, 8.25],
+        options=["MXFP4", "MXFP8"],
+        shared_layers=groups,
+        export_format="auto_round",
+        output_dir=folder,
+    )
+    assert [each.target_bits for each in config.expand()] == [5.0, 8.25]
+    with torch.no_grad():
+        exact = llama(ids()).logits
+
+    @torch.no_grad()
+    def closeness(model):
+        return -float((model(ids()).logits - exact).square().mean())
+
+    tried = TuningConfig(config_set=[config], tolerable_loss=-1, max_trials=2, workspace=str(tmp_path / "work"))
+    best = autotune(llama, tried, closeness, quiet=True)
+    kinds = {op.weight.dtype.name for op in best.quantization.plan.values()}
+    assert kinds == {"mxfp8_e4m3"}
+    with torch.no_grad():
+        assert torch.equal(load(folder, format="huggingface")(ids()).logits, best(ids()).logits)
+
+
 def test_scales_of_a_cache_are_written(llama, tmp_path):
     named = {"tokenizer": Letters(), "dataset": TEXTS, "output_dir": str(tmp_path / "out"), "static_kv_dtype": "fp8"}
     convert(prepare(llama, AutoRoundConfig(**SMALL, **named)), quiet=True)
@@ -137,8 +179,10 @@ def test_what_cannot_be_had_is_said(llama, tmp_path):
         with pytest.raises(ConfigError, match=said):
             prepare(llama, config)
         assert not hasattr(llama, "_prepared")  # it is the float model that it was
-    with pytest.raises(ConfigError, match="of convert"):
-        autotune(llama, TuningConfig(config_set=[AutoRoundConfig(output_dir="x")]), lambda _: 1.0)
+    several = [AutoRoundConfig(output_dir="x"), AutoRoundConfig(output_dir="y")]
+    for configs, said in [([AutoRoundConfig(scale_dtype="fp16")], "of convert"), (several, "one model is written")]:
+        with pytest.raises(ConfigError, match=said):
+            autotune(llama, TuningConfig(config_set=configs), lambda _: 1.0)
 
 
 @pytest.mark.parametrize(

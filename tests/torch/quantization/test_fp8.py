@@ -461,3 +461,10 @@ def test_configurations_are_read_from_json_files(tmp_path):
     assert (again.fp8_config, again.mode, again.measure, again.quantize) == ("E5M2", "LOAD", False, True)
     assert FP8Config.from_json_file(FP8Config().json_file).to_dict() == FP8Config().to_dict()
     assert isinstance(StaticQuantConfig(fp8_config="E4M3"), FP8Config)
+
+
+def test_what_files_say_beside_the_fields():
+    said = {"method": "HOOKS", "quantize_weight": False, "dump_stats_xlsx_path": "s.xlsx", "hp_dtype": "BF16"}
+    assert FP8Config.from_dict({**said, "fake_quant": "False", "use_qdq": "True"}) == FP8Config(use_qdq=True)
+    with pytest.raises(ConfigError, match="quantize_weight: got True, expected False"):
+        FP8Config.from_dict({"quantize_weight": True})

@@ -6,6 +6,7 @@ import weakref
 import pytest
 import torch
 
+from neural_compressor import PostTrainingQuantConfig, quantization
 from neural_compressor.errors import ConfigError, FormatError
 from neural_compressor.torch import load_empty_model
 from neural_compressor.torch.files.streaming import WeightSource
@@ -13,6 +14,7 @@ from neural_compressor.torch.methods.weight_only import block_quantizer, lockste
 from neural_compressor.torch.methods.weight_only.methods import LayerMethod
 from neural_compressor.torch.modules import WeightOnlyLinear
 from neural_compressor.torch.quantization import GPTQConfig, HQQConfig, RTNConfig, quantize
+from neural_compressor.utils.pytorch import load
 
 transformers = pytest.importorskip("transformers", reason="the transformers extra is not installed")
 
@@ -33,8 +35,9 @@ def folder(tmp_path):
         lambda path: RTNConfig(bits=4, group_size=32, model_path=path, use_layer_wise=True),
         lambda path: GPTQConfig(bits=4, group_size=32, model_path=path, use_layer_wise=True),
         lambda path: GPTQConfig(bits=4, group_size=32, model_path=path, use_layer_wise=True, correct_upstream=True),
+        lambda path: RTNConfig(bits=4, group_size=32, use_layer_wise=True),
     ],
-    ids=["rtn", "gptq", "gptq-upstream"],
+    ids=["rtn", "gptq", "gptq-upstream", "the-folder-it-was-made-from"],
 )
 def test_the_same_model_comes_out(folder, make):
     ids = torch.randint(0, 64, (4, 16), generator=torch.Generator().manual_seed(0))
@@ -46,9 +49,33 @@ def test_the_same_model_comes_out(folder, make):
         assert torch.equal(streamed(ids).logits, whole(ids).logits)
 
 
-def test_an_empty_model_without_a_path_is_refused(folder):
+def test_an_empty_model_that_knows_no_folder_is_refused(folder):
+    model = load_empty_model(folder)
+    model.config._name_or_path = ""
     with pytest.raises(ConfigError, match="model_path"):
-        quantize(load_empty_model(folder), HQQConfig())
+        quantize(model, HQQConfig())
+
+
+def test_other_values_of_what_the_folder_says(folder):
+    model = load_empty_model(folder, torchscript=True, max_position_embeddings=16)
+    assert model.config.max_position_embeddings == 16
+    with pytest.raises(ConfigError, match="no setting 'max_positions'"):
+        load_empty_model(folder, max_positions=16)
+
+
+def test_fit_reads_the_weights_of_an_empty_model(folder, tmp_path):
+    ids = torch.randint(0, 64, (4, 16), generator=torch.Generator().manual_seed(0))
+    rule = {".*": {"weight": {"bits": 4, "group_size": 32, "algorithm": "RTN"}}}
+    conf = PostTrainingQuantConfig(approach="weight_only", op_type_dict=rule, recipes={"layer_wise_quant": True})
+    empty = load_empty_model(folder)
+    made = quantization.fit(empty, conf, [ids], eval_func=lambda model: 0.1, workspace=tmp_path / "work", quiet=True)
+    assert isinstance(made.model.model.layers[0].mlp.up_proj, WeightOnlyLinear)
+    made.save(tmp_path / "out")
+    loaded = load(tmp_path / "out", empty, weight_only=True, layer_wise=True)
+    with torch.no_grad():
+        assert torch.equal(loaded(ids).logits, made.model(ids).logits)
+    with pytest.raises(ConfigError, match="history_cfg"):
+        load(tmp_path / "out", empty, history_cfg={})
 
 
 def test_a_checkpoint_of_another_model_is_refused(folder, tmp_path):

@@ -95,6 +95,9 @@ class ONNXRTAdaptor(Adaptor):
 
         return model if isinstance(model, onnx.ModelProto) else as_proto(read_model(model))
 
+    def nodes(self, model: Any) -> list[Any]:
+        return list(self.ready(model).graph.node)
+
     def query_fw_capability(self, model: Any) -> dict[str, Any]:
         self._feed = self._first_feed(self._prepare(model).source)
         # A latency on another provider would say nothing.

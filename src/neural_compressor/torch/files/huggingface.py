@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from neural_compressor.errors import FormatError, MissingDependencyError, QuantizationError, WorkspaceError
+from neural_compressor.errors import ConfigError, FormatError, MissingDependencyError, QuantizationError, WorkspaceError
 from neural_compressor.formats import QuantizedCheckpoint
 from neural_compressor.formats.json_files import read_json
 from neural_compressor.schemes import OpKey, OpScheme, Plan
@@ -60,10 +60,13 @@ def parameters_on_meta() -> Iterator[None]:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
-def empty_model(folder: Path, dtype: torch.dtype | None, kind: Any = None) -> nn.Module:
-    """The model that the config.json of a folder describes, without weights; ``kind`` is the class, where that is known."""
+def empty_model(folder: Path, dtype: torch.dtype | None, kind: Any = None, **settings: Any) -> nn.Module:
+    """The model that the config.json of a folder describes, without weights; ``kind`` is the class, where that is known.
+
+    ``settings`` are other values of what config.json says.
+    """
     transformers = transformers_module()
-    config = _config_of(folder)
+    config = _config_of(folder, **settings)
     if hasattr(config, "quantization_config"):
         del config.quantization_config
     names = getattr(config, "architectures", None) or []
@@ -79,8 +82,8 @@ def empty_model(folder: Path, dtype: torch.dtype | None, kind: Any = None) -> nn
     return model.eval()
 
 
-def _config_of(folder: Path) -> Any:
-    """The transformers config of a folder, or an error that says what it lacks."""
+def _config_of(folder: Path, **settings: Any) -> Any:
+    """The transformers config of a folder with ``settings``, or an error that says what it lacks."""
     file = folder / "config.json"
     if folder.is_dir() and not file.exists():
         _refuse_default_format(folder)
@@ -88,11 +91,14 @@ def _config_of(folder: Path) -> Any:
             f"{folder} has no config.json, which says what model it holds: it is no Hugging Face checkpoint"
         )
     try:
-        return transformers_module().AutoConfig.from_pretrained(folder)
+        config, unused = transformers_module().AutoConfig.from_pretrained(folder, return_unused_kwargs=True, **settings)
     except (ValueError, OSError, KeyError, TypeError) as error:
         if file.exists() and "model_type" not in read_json(file):
             raise FormatError(f"{file} has no 'model_type', which says what model it is the config of") from error
         raise FormatError(f"{file} is not read by transformers: {error}") from error
+    if unused:
+        raise ConfigError(f"a {type(config).__name__} has no setting {', '.join(map(repr, unused))}; see {file}")
+    return config
 
 
 def _refuse_default_format(folder: Path) -> None:
@@ -104,10 +110,14 @@ def _refuse_default_format(folder: Path) -> None:
         )
 
 
-def load_empty_model(folder: str | Path, dtype: torch.dtype | None = None) -> nn.Module:
-    """The model of a Hugging Face folder without its weights: quantized with ``model_path`` set to the folder, they are read
-    when their turn comes, and a checkpoint larger than memory can be worked on."""
-    return empty_model(Path(folder), dtype)
+def load_empty_model(
+    pretrained_model_name_or_path: str | Path, cls: Any = None, *, dtype: torch.dtype | None = None, **settings: Any
+) -> nn.Module:
+    """The model of a Hugging Face folder without its weights: they are read from there when their turn comes, so that a
+    checkpoint larger than memory can be quantized. ``settings`` are other values of what its config.json says; nothing is
+    traced, so ``torchscript`` changes nothing."""
+    settings.pop("torchscript", None)
+    return empty_model(Path(pretrained_model_name_or_path), dtype, cls, **settings)
 
 
 def load_checkpoint(

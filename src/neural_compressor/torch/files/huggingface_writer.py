@@ -115,8 +115,13 @@ def write_checkpoint(
             (fresh / file).write_text(json.dumps(content, indent=2), encoding="utf-8")
 
 
-def check_checkpoint(model: nn.Module, plan: Plan, folder: str | Path, layout: str, kv_cache: bool) -> None:
-    """Refuse what :func:`write_checkpoint` will, as far as it is known of a float ``model`` and its ``plan``."""
+def check_checkpoint(
+    model: nn.Module, plan: Plan, folder: str | Path, layout: str, kv_cache: bool, input_data: bool = False
+) -> None:
+    """Refuse what :func:`write_checkpoint` will, as far as it is known of a float ``model`` and its ``plan``.
+
+    ``kv_cache`` and ``input_data`` say whether it will be given data.
+    """
     _checked_config(model, layout)
     if kv_cache:
         _require_scales_of_caches(layout)
@@ -133,7 +138,8 @@ def check_checkpoint(model: nn.Module, plan: Plan, folder: str | Path, layout: s
         module = modules.get(name)
         is_linear = type(module) is nn.Linear or (module is not None and is_conv1d(module))
         if is_linear and scheme.mode != "static":  # scales of static inputs come from data
-            specs |= _storable(model, name, quantized_module(_stand_in(module), scheme), layout, None)
+            seen = torch.ones(()) if input_data else None
+            specs |= _storable(model, name, quantized_module(_stand_in(module), scheme), layout, seen)
     if layout in _FOR_ENGINES and specs.keys() == quantized.keys() and not is_empty(model):
         _require_alike(model, specs)
 

@@ -19,6 +19,11 @@ def is_empty(model: nn.Module) -> bool:
     return any(p.is_meta for p in model.parameters())
 
 
+def home_of(model: nn.Module) -> str:
+    """The folder that a model of transformers was made from; empty where it does not know one."""
+    return str(getattr(getattr(model, "config", None), "_name_or_path", "") or "")
+
+
 def give_back_freed_memory() -> None:
     """Return to the system what was freed: the C library of Linux keeps it for the next allocation, piece by piece."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None

@@ -82,6 +82,9 @@ class ExportedAdaptor(Adaptor):
     def summary(self, model: GraphModule) -> list[OpRecord]:
         return graph_records(model)
 
+    def nodes(self, model: GraphModule) -> list[Any]:
+        return self._modules.nodes(model)
+
     def describe(self, model: GraphModule) -> str:
         return str(model.graph)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import nn
 
 from neural_compressor.config.composition import Composition
 from neural_compressor.errors import ConfigError, QuantizationError
-from neural_compressor.schemes import Plan
+from neural_compressor.schemes import OpScheme, Plan
 from neural_compressor.torch.accelerator import device_named
 from neural_compressor.torch.batches import feed, on_device_of
 from neural_compressor.torch.files.gguf import check_gguf
@@ -156,13 +156,19 @@ class Export:
         """The fields that ask for scales of attentions."""
         return list(self.part.changed("static_attention_dtype", "static_kv_dtype"))
 
+    def _options(self, plan: Plan) -> Mapping[str, Any]:
+        """What ``save`` is told: GPTQ's tensors, as which ``auto_round`` is written, are those of integer weights alone."""
+        if self._name == "auto_round" and not all(_is_integer_weight(op) for op in plan.values() if not op.is_float):
+            return EXPORTS["llm_compressor"]
+        return EXPORTS[self._name]
+
     def check(self, model: nn.Module, plan: Plan) -> None:
         """Refuse what cannot be written of ``model``, as far as it is known before it is quantized."""
         if not self._writes:
             return
-        with_cache, layout = bool(self._of_attention), EXPORTS[self._name].get("layout")
+        with_cache, layout = bool(self._of_attention), self._options(plan).get("layout")
         if layout is not None:
-            check_checkpoint(model, plan, self._folder, layout, with_cache)
+            check_checkpoint(model, plan, self._folder, layout, with_cache, self.part.dataset is not None)
             return
         if with_cache:
             raise ConfigError(
@@ -191,18 +197,46 @@ class Export:
 
     def _write(self, model: nn.Module) -> None:
         name, folder = self._name, self._folder
-        options: dict[str, Any] = {"format": "huggingface", **EXPORTS[name]}
+        plan: Plan = model.quantization.plan  # type: ignore[assignment, union-attr]
+        options: dict[str, Any] = {"format": "huggingface", **self._options(plan)}
         tokenizer = self.part.tokenizer
         if options["format"] == "gguf":
             options["tokenizer"] = tokenizer
         if self._of_attention == ["static_kv_dtype"]:  # otherwise the model has scales
             options["kv_cache"] = list(named_batches(self.part, model))
+        if self.part.dataset is not None and any(_has_tensor_scale(op) for op in plan.values()):
+            options["input_data"] = list(named_batches(self.part, model))
         if name == "auto_round":
-            logger.warning("export_format 'auto_round' is written with the tensors it has and GPTQ's config.json")
+            logger.warning("export_format 'auto_round' is written as %s", options["layout"])
         save(model, folder, **options)
         if options["format"] == "huggingface" and hasattr(tokenizer, "save_pretrained"):
             tokenizer.save_pretrained(folder)
         logger.info("the quantized model is in %s (%s)", folder, name)
+
+
+def export_of_all(configs: Iterable[Any]) -> Export | None:
+    """What is written of the best of ``configs``, which those that speak of files say alike."""
+    found = list(filter(None, map(Export.of, configs)))
+    if any(each.part.scale_dtype is not None for each in found):
+        raise ConfigError(
+            "autotune: scale_dtype is of convert, and what was evaluated has scales in float32; leave it out"
+        )
+    told = {(each.part.export_format, each.part.output_dir, each.part.static_kv_dtype) for each in found}
+    if len(told) > 1:
+        raise ConfigError(
+            "autotune: one model is written, and configurations differ in export_format, output_dir or static_kv_dtype; say "
+            "the same in all, or save the model that comes back with model.save(...)"
+        )
+    return next(iter(found), None)
+
+
+def _is_integer_weight(op: OpScheme) -> bool:
+    return op.activation is None and op.weight is not None and op.weight.dtype.is_integer
+
+
+def _has_tensor_scale(op: OpScheme) -> bool:
+    """Whether inputs, rounded as they come, have a scale of the whole tensor, which files want beforehand."""
+    return op.mode == "dynamic" and op.activation is not None and op.activation.dtype.name.startswith("nvfp4")
 
 
 def _check_scales(part: AutoRoundConfig) -> None:

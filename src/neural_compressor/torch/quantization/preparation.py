@@ -22,7 +22,7 @@ from neural_compressor.schemes import OpKey, Plan
 from neural_compressor.torch.batches import fitting
 from neural_compressor.torch.checks import check_finite, copy_of, require_module
 from neural_compressor.torch.executor import Execution
-from neural_compressor.torch.files.streaming import WeightSource, is_empty
+from neural_compressor.torch.files.streaming import WeightSource, home_of, is_empty
 from neural_compressor.torch.inspection import op_records
 from neural_compressor.torch.methods.qat import QatSession, check_trainable
 from neural_compressor.torch.modules import QuantModule
@@ -32,6 +32,7 @@ from neural_compressor.torch.passes.survey import NOT_LOOKED_FOR, Survey
 from neural_compressor.torch.pt2e.exported import copied, is_exported, torchao_required
 from neural_compressor.torch.pt2e.records import graph_records
 from neural_compressor.torch.quantization.autoround_runs import Export, NamedData, refuse_both, runs_of, target_of
+from neural_compressor.torch.quantization.config.defaults import trained_scheme
 from neural_compressor.torch.quantization.fp8_runs import FP8Run, fp8_run
 from neural_compressor.torch.quantization.plans import plan_for
 from neural_compressor.torch.quantization.products import (
@@ -103,7 +104,7 @@ def prepare(model: nn.Module, quant_config: Any, inplace: bool = True, example_i
 
 def prepare_qat(
     model: nn.Module,
-    quant_config: Any,
+    quant_config: Any = None,
     inplace: bool = True,
     example_inputs: Any = None,
     *,
@@ -111,6 +112,8 @@ def prepare_qat(
 ) -> nn.Module:
     """Make ``model`` round as the quantized model will: train it next, in a loop of your own, then :func:`convert` it.
 
+    ``quant_config`` may be a scheme of :class:`AutoRoundConfig` for linear layers but the output head, as in
+    ``{nn.Linear: "MXFP4"}``; without it that is MXFP8.
     With ``example_inputs`` batch normalisation is folded first, so that the trained weights are those the kernels will see.
     ``learned_step_size`` trains the scales too (LSQ): make the optimizer after this call, so that it has them.
     :func:`finalize_calibration` keeps the ranges of activations as they are from there on.
@@ -118,7 +121,7 @@ def prepare_qat(
     Of an exported model a graph of its own is returned, which shares the weights where ``inplace`` is True. Its batch
     normalisation is folded and it has no dropout: it was exported in evaluation mode.
     """
-    quant_config = config_of(quant_config, "torch")
+    quant_config = config_of(trained_scheme(quant_config), "torch")
     is_graph = is_exported(model)
     if is_graph:
         _check_graph_training(example_inputs, learned_step_size)
@@ -215,10 +218,11 @@ def _execution(model: nn.Module) -> Any:
 
 
 def _weights(model: nn.Module, config: Any) -> WeightSource | None:
-    """Where the weights of an empty model come from."""
+    """Where the weights of an empty model come from: a folder that the configuration says, or that of its config.json."""
     if not is_empty(model):
         return None
     folder = next((part.model_path for part in config.parts if getattr(part, "model_path", "")), "")
+    folder = folder or home_of(model)
     if not folder:
         raise ConfigError(
             "the model has parameters without values (meta device): set model_path in the configuration to the folder "

@@ -20,7 +20,7 @@ from neural_compressor.torch.checks import require_module, require_values
 from neural_compressor.torch.executor import prepare
 from neural_compressor.torch.passes.model_pass import read_pass
 from neural_compressor.torch.pt2e.exported import is_exported, torchao_required
-from neural_compressor.torch.quantization.autoround_runs import Export, data_for_all, target_of
+from neural_compressor.torch.quantization.autoround_runs import data_for_all, export_of_all, target_of
 from neural_compressor.torch.quantization.config import TuningConfig
 from neural_compressor.torch.quantization.plans import plan_for
 from neural_compressor.torch.quantization.products import may_name_products
@@ -65,15 +65,12 @@ def autotune(
             f"tune_config is a {type(tune_config).__name__}; expected TuningConfig(config_set=...), with what is to be tried"
         )
     configs = list(tune_config.candidates())
-    if any(Export.of(config) is not None for config in configs):
-        raise ConfigError(
-            "autotune: export_format, output_dir and scale_dtype are of convert; save the model that comes back with "
-            "model.save(...)"
-        )
+    # Of all, before those are left out that differ in their data or files alone.
+    asked = [each for config in tune_config.config_set for each in config.expand()]
+    export = export_of_all(asked)
     if any(target_of(config, model) is not None for config in configs):
         raise ConfigError("autotune: device_map of AutoRoundConfig is of prepare; move the model before autotune")
-    # Before those are left out that differ in their data alone.
-    run_fn = data_for_all((each for config in tune_config.config_set for each in config.expand()), run_fn)
+    run_fn = data_for_all(asked, run_fn)
     workspace = str(options.folder(tune_config.workspace))
     left: dict[Plan, Mapping[OpKey, str]] = {}
     info = {
@@ -94,6 +91,8 @@ def autotune(
     )
     plans: dict[Plan, Proposal] = {}
     for config, (plan, reasons) in tried:
+        if export is not None:
+            export.check(planned, plan)
         plans.setdefault(plan, Proposal(plan, str(config)))
         left.setdefault(plan, {key: why for key, why in reasons.items() if why != BY_FUNCTION})
     best, result = tune(
@@ -108,6 +107,8 @@ def autotune(
     )
     best.tuning = result
     best.save = partial(save, best)
+    if export is not None:
+        export.finish(best)
     return best  # type: ignore[no-any-return]
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import PlainValidator
 
+from neural_compressor.algorithms.smoothquant import alphas_between
 from neural_compressor.config.composable import ComposableConfig
 from neural_compressor.config.recipes import TARGET_CPUS
 from neural_compressor.config.validators import (
@@ -53,6 +54,25 @@ def _alphas(value: Any) -> Any:
     return [smoothing_alpha(item) for item in value] if isinstance(value, list | tuple) else smoothing_alpha(value)
 
 
+_AUTO_ALPHA: Mapping[str, tuple[Any, Callable[[Any], Any]]] = {
+    "alpha_min": (0.0, number_between(0, 1)),
+    "alpha_max": (1.0, number_between(0, 1)),
+    "alpha_step": (0.1, number_between(0, 1)),
+    # Of ops that share an input, which have one scale: the error of all of them decides, whatever is said.
+    "attn_method": ("min", word(("min", "max", "mean"))),
+}
+
+
+def _auto_alpha(value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"got {value!r}, expected a dict with alpha_min, alpha_max and alpha_step")
+    if unknown := [name for name in value if name not in _AUTO_ALPHA]:
+        raise ConfigError(f"has no part {unknown[0]!r}; {close_matches(str(unknown[0]), _AUTO_ALPHA)}")
+    found = {name: check(value.get(name, usual)) for name, (usual, check) in _AUTO_ALPHA.items()}
+    alphas_between(found["alpha_min"], found["alpha_max"], found["alpha_step"])
+    return found
+
+
 EXTRA_OPTIONS: Mapping[str, tuple[Any, Callable[[Any], Any]]] = {
     "ActivationSymmetric": (False, flag),
     "WeightSymmetric": (None, flag),
@@ -67,6 +87,7 @@ EXTRA_OPTIONS: Mapping[str, tuple[Any, Callable[[Any], Any]]] = {
     "SmoothQuantOpTypes": (None, smoothed_types),
     "SmoothQuantCalibIter": (100, at_least(1)),
     "SmoothQuantScalesPerOp": (True, flag),
+    "AutoAlphaArgs": ({}, _auto_alpha),
 }
 """Each option with its default and what admits a value."""
 DYNAMIC_OPTIONS = ("WeightSymmetric", "ActivationSymmetric")

@@ -6,9 +6,11 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, PlainValidator
 
+from neural_compressor.algorithms.smoothquant import alphas_between
 from neural_compressor.config.composition import register_config
 from neural_compressor.config.validators import one_or_more
 from neural_compressor.dtypes import dtype
+from neural_compressor.errors import ConfigError
 from neural_compressor.onnx.graph.linear_ops import LINEAR_TYPES
 from neural_compressor.onnx.graph.sum_order import ANY
 from neural_compressor.onnx.quantization.config.fields import (
@@ -120,6 +122,13 @@ class StaticQuantConfig(IntegerConfig, StaticParameters):
         named = {"op_types": "OpTypes", "calib_iter": "CalibIter", "scales_per_op": "ScalesPerOp"}
         named |= {"alpha": "Alpha", "folding": "Folding"}
         options = {name: self.option(f"SmoothQuant{spelled}") for name, spelled in named.items()}
+        if auto := self.option("AutoAlphaArgs"):
+            if options["alpha"] != "auto":
+                raise ConfigError(
+                    f"{type(self).__name__}.extra_options: option AutoAlphaArgs says what SmoothQuantAlpha='auto' chooses "
+                    f"from, and that is {options['alpha']!r}; leave one out"
+                )
+            options["alpha"] = list(alphas_between(auto["alpha_min"], auto["alpha_max"], auto["alpha_step"]))
         return Pass("smooth", {**options, "op_types": options["op_types"] or LINEAR_TYPES})
 
     def _activation_scheme(self) -> TensorScheme:

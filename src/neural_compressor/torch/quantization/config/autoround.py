@@ -61,7 +61,11 @@ from neural_compressor.torch.quantization.config.fields import (
     weight_dtype,
 )
 from neural_compressor.torch.quantization.config.lr_schedules import factors, schedule
-from neural_compressor.torch.quantization.config.weight_only import WeightOnlyConfig, scheme_of_scales
+from neural_compressor.torch.quantization.config.weight_only import (
+    WeightOnlyConfig,
+    has_exponent_scales,
+    scheme_of_scales,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -92,7 +96,8 @@ class AutoRoundConfig(WeightOnlyConfig):
     calibration data as in :class:`StaticQuantConfig`, and the weight one a channel (``act_bits=8`` for integers,
     ``scheme="FP8_STATIC"`` for fp8). Weights are trained on float ones.
     With ``iters=0`` weights go to the nearest value of grids whose scales were searched, and with ``disable_opt_rtn`` (which
-    says nothing of training) of grids that span the weights: :class:`RTNConfig`, without data. A step sees
+    says nothing of training), or where scales are powers of two (MXFP4, MXFP8), of grids that span the weights:
+    :class:`RTNConfig`, without data. A step sees
     ``gradient_accumulate_steps`` batches of ``batch_size`` samples, drawn at random or in order (``sampler="seq"``). What
     was learned is given up where the error of a block is no smaller than before, unless ``not_use_best_mse``.
     ``lr_scheduler`` is ``"linear"``, ``"cosine"``, ``"constant"``, a factor for each step, a scheduler of torch (the factors
@@ -162,7 +167,7 @@ class AutoRoundConfig(WeightOnlyConfig):
     static_attention_dtype: Annotated[str | None, PlainValidator(cache_dtype)] = None
     scale_dtype: Annotated[str | None, PlainValidator(scale_type)] = None
     device_map: Annotated[str | None, PlainValidator(device_of)] = None
-    target_bits: Annotated[float | None, PlainValidator(average_bits)] = None
+    target_bits: Annotated[float | None, one_or_more(average_bits)] = None
     options: Annotated[tuple[str, ...] | None, PlainValidator(scheme_list)] = None
     shared_layers: Annotated[tuple[tuple[str, ...], ...] | None, PlainValidator(layer_groups)] = None
 
@@ -183,6 +188,8 @@ class AutoRoundConfig(WeightOnlyConfig):
             said = {name: getattr(self, name) for name in self.model_fields_set - RULES}
             if "scheme" in self.model_fields_set and "scheme" not in fields:
                 said |= {name: getattr(self, name) for name in _OF_A_SCHEME}
+            elif "scheme" in fields:
+                said = {name: value for name, value in said.items() if name not in _OF_A_SCHEME}
             said = fields if fields == {"dtype": FLOAT} else {**said, **fields}
             self.set_local(selector, AutoRoundConfig(**said))
 
@@ -190,6 +197,13 @@ class AutoRoundConfig(WeightOnlyConfig):
         # Data and tokenizers are handed on, not copied.
         shared = {id(value): value for value in (self.tokenizer, self.dataset) if value is not None}
         return super().__deepcopy__({**(memo or {}), **shared})
+
+    def expand(self) -> list[Self]:
+        """As for all configurations; one a budget, of which each has what was given and no more."""
+        if not isinstance(self.target_bits, list):
+            return super().expand()
+        budgets = [self.model_copy(update={"target_bits": bits}) for bits in self.target_bits]
+        return [single for budget in budgets for single in budget.expand()]
 
     def to_dict(self) -> dict[str, Any]:
         """As for all configurations; a tokenizer is the folder that it came from."""
@@ -209,7 +223,8 @@ class AutoRoundConfig(WeightOnlyConfig):
     @property
     def algorithm(self) -> str:
         """The registered algorithm that finds the weights: without steps and a search of scales that is nearest rounding."""
-        return "rtn" if self.iters == 0 and self.disable_opt_rtn is True else super().algorithm
+        is_searched = self.disable_opt_rtn is not True and not has_exponent_scales(self.dtype, self.bits)
+        return "rtn" if self.iters == 0 and not is_searched else super().algorithm
 
     def _option_fields(self) -> dict[str, Any]:
         fields = super()._option_fields()
@@ -312,8 +327,7 @@ class AutoRoundConfig(WeightOnlyConfig):
             raise ConfigError(f"AutoRoundConfig.{next(iter(idle))}: {kind.name} has blocks of its own; leave it out")
 
     def _distinct(self, values: dict[str, Any]) -> dict[str, Any]:
-        without = () if self.algorithm == "rtn" else ("disable_opt_rtn",)  # it is about iters=0 alone
-        return {name: value for name, value in super()._distinct(values).items() if name not in without}
+        return {**super()._distinct(values), "disable_opt_rtn": self.algorithm == "rtn"}  # it is about iters=0 alone
 
     def activation_scheme(self) -> TensorScheme | None:
         """How activations are quantized: as the weights where nothing else is said; None where they stay in float."""

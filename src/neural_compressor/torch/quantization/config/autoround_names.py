@@ -48,7 +48,7 @@ EXPORTS: Mapping[str, Mapping[str, Any]] = {
     **{name: {"layout": layout} for layout, others in _LAYOUTS.items() for name in (layout, *others)},
     "gguf": {"format": "gguf"},
 }
-"""What ``save`` is told for each ``export_format``. The tensors of ``auto_round`` are those of GPTQ."""
+"""What ``save`` is told for each ``export_format``. The tensors of ``auto_round`` are those of GPTQ, of integer weights."""
 
 BUDGET_FIELDS = ("target_bits", "options", "shared_layers")
 """Fields in whose place rules for layers come, once there is a model."""
@@ -221,11 +221,13 @@ def layer_rules(values: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """
     rules: dict[str, dict[str, Any]] = {}
     given = values.pop("layer_config", None) or {}
-    if not isinstance(given, Mapping) or not all(isinstance(each, Mapping) for each in given.values()):
+    if not isinstance(given, Mapping) or not all(isinstance(each, Mapping | str) for each in given.values()):
         raise ConfigError(
-            f"AutoRoundConfig.layer_config: got {given!r}, expected {{name of a layer: {{'bits': ..., ...}}}}"
+            f"AutoRoundConfig.layer_config: got {given!r}, expected {{name of a layer: {{'bits': ..., ...}}}}, or the name "
+            "of a scheme in place of the fields"
         )
-    for layer, fields in given.items():
+    for layer, said in given.items():
+        fields: Mapping[str, Any] = {"scheme": said} if isinstance(said, str) else said
         named = {_LAYER_FIELDS.get(name, name): value for name, value in fields.items()}
         if isinstance(named.get("bits"), int) and named["bits"] >= 16:
             named = {"dtype": FLOAT}

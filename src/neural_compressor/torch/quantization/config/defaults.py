@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
+
+from torch import nn
 
 from neural_compressor.config.composable import ComposableConfig
 from neural_compressor.config.composition import FRAMEWORK_QUERIES, FrameworkQueries, check_processor
@@ -32,6 +34,7 @@ __all__ = [
     "get_default_mixed_precision_config",
     "get_default_mixed_precision_config_set",
     "get_default_mx_config",
+    "get_default_qat_module_mappings",
     "get_default_rtn_config",
     "get_default_sq_config",
     "get_default_static_config",
@@ -114,6 +117,24 @@ def get_woq_tuning_config() -> list[ComposableConfig]:
 
 
 INT8StaticQuantConfig = StaticQuantConfig
+
+
+def get_default_qat_module_mappings() -> dict[type[nn.Module], str]:
+    """The scheme that layers are trained in where nothing is said, by their type."""
+    return {nn.Linear: "MXFP8"}
+
+
+def trained_scheme(given: Any) -> Any:
+    """``{nn.Linear: "MXFP4"}`` as a configuration, also where nothing is given; anything else comes back as it is."""
+    schemes = get_default_qat_module_mappings() if given is None else given
+    if not isinstance(schemes, Mapping) or not any(isinstance(kind, type) for kind in schemes):
+        return given
+    if set(schemes) != {nn.Linear}:
+        raise ConfigError(
+            f"prepare_qat: got schemes for {', '.join(map(str, schemes))}, expected {{nn.Linear: 'MXFP4'}}; other layers "
+            "are trained with a configuration such as StaticQuantConfig"
+        )
+    return AutoRoundConfig(scheme=schemes[nn.Linear], iters=0)
 
 
 def get_rtn_double_quant_config_set() -> list[RTNConfig]:

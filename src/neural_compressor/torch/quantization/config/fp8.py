@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
 from collections.abc import Collection, Iterable, Mapping
@@ -32,6 +33,7 @@ from neural_compressor.torch.quantization.config.fp8_scales import (
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+logger = logging.getLogger("neural_compressor")
 TENSORS = ("INPUT", "OUTPUT", "PARAMS", "ALL", "NONE")
 MODES = ("AUTO", "MEASURE", "QUANTIZE", "LOAD", "SHAPE")
 OBSERVERS = ("maxabs", "maxabs_per_channel", "save", "shape")
@@ -86,6 +88,9 @@ def _is_listed(ops: Mapping[str, list[str]], name: str, op_type: str) -> bool:
     return op_type.casefold() in kinds or any(NamePattern.of(f".*(?:{text}).*").matches(name) for text in ops["names"])
 
 
+_OF_FILES = {"method": "HOOKS", "quantize_weight": False}
+"""What files say beside the fields, with the one value that it has."""
+
 OpList = Annotated[dict[str, list[str]], PlainValidator(_op_list)]
 
 
@@ -135,7 +140,7 @@ class FP8Config(TorchConfig):
 
     fp8_config: Annotated[str, one_or_more(_any_case("E4M3", "E5M2"))] = "E4M3"
     mode: Annotated[str, PlainValidator(_any_case(*MODES))] = "AUTO"
-    hp_dtype: Annotated[str, one_or_more(word(("bf16", "fp16", "fp32")))] = "bf16"
+    hp_dtype: Annotated[str, one_or_more(spelled(("bf16", "fp16", "fp32"), str.lower))] = "bf16"
     observer: Annotated[str, one_or_more(word(OBSERVERS))] = "maxabs"
     allowlist: OpList = Field(default_factory=_no_ops)
     blocklist: OpList = Field(default_factory=_no_ops)
@@ -334,9 +339,13 @@ class FP8Config(TorchConfig):
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """Read what :meth:`to_dict` writes, or a JSON file of the fields alone."""
         given = dict(data)
-        if given.pop("method", "HOOKS") != "HOOKS":
-            raise ConfigError(f"FP8Config.method: got {data['method']!r}, expected 'HOOKS'")
-        return super().from_dict(given)
+        for name, usual in _OF_FILES.items():
+            if given.pop(name, usual) != usual:
+                raise ConfigError(f"FP8Config.{name}: got {data[name]!r}, expected {usual!r}")
+        if given.pop("dump_stats_xlsx_path", None) is not None:
+            logger.info("FP8Config: dump_stats_xlsx_path is not read, statistics are written as JSON")
+        texts = {"True": True, "False": False}  # as tools write flags into config.json
+        return super().from_dict({name: texts.get(v, v) if isinstance(v, str) else v for name, v in given.items()})
 
     @classmethod
     def from_json_file(cls, path: str | os.PathLike[str]) -> Self:

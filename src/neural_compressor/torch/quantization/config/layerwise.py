@@ -12,7 +12,6 @@ from neural_compressor.config.validators import one_or_more
 from neural_compressor.dtypes import dtype as registered
 from neural_compressor.errors import ConfigError
 from neural_compressor.schemes import PER_CHANNEL, PER_TOKEN, OpScheme, PerGroup, TensorScheme
-from neural_compressor.schemes.block import is_power_of_two_scale
 from neural_compressor.torch.quantization.config.fields import (
     FLOAT,
     Bits,
@@ -30,15 +29,13 @@ from neural_compressor.torch.quantization.config.fields import (
     dtype_of,
     spelled,
 )
-from neural_compressor.torch.quantization.config.weight_only import DoubleQuantConfig, WeightOnlyConfig
+from neural_compressor.torch.quantization.config.weight_only import (
+    DoubleQuantConfig,
+    WeightOnlyConfig,
+    has_exponent_scales,
+)
 
 _GPTQ, _AWQ, _TEQ = GPTQOptions(), AWQOptions(), TEQOptions()
-
-
-def has_exponent_scales(values: dict[str, Any]) -> bool:
-    """Whether the scales of the data type are bare powers of two."""
-    scales = dtype_of(values["dtype"], values["bits"]).scale_type
-    return scales is not None and is_power_of_two_scale(scales)
 
 
 class RoundingConfig(DoubleQuantConfig):
@@ -124,7 +121,11 @@ class GPTQConfig(DoubleQuantConfig):
     @classmethod
     def _settled(cls, values: dict[str, Any], given: frozenset[str]) -> dict[str, Any]:
         values = super()._settled(values, given)
-        if values["dtype"] != FLOAT and "scale_search" not in given and has_exponent_scales(values):
+        if (
+            values["dtype"] != FLOAT
+            and "scale_search" not in given
+            and has_exponent_scales(values["dtype"], values["bits"])
+        ):
             values = {**values, "scale_search": "none"}
         if not (values["act_order"] and values["hybrid_order"]):
             return values

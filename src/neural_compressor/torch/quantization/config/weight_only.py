@@ -12,6 +12,7 @@ from neural_compressor.config.method_options import OptionTable, method_of
 from neural_compressor.dtypes import DType
 from neural_compressor.errors import ConfigError
 from neural_compressor.schemes import PER_CHANNEL, Method, OpScheme, PerGroup, TensorScheme
+from neural_compressor.schemes.block import is_power_of_two_scale
 from neural_compressor.torch.quantization.config.fields import (
     FLOAT,
     Bits,
@@ -160,6 +161,12 @@ class WeightOnlyConfig(TorchConfig):
         if not self.quantizes:
             return {"dtype": FLOAT}
         return {**values, "dtype": dtype_of(self.dtype, self.bits).name}
+
+
+def has_exponent_scales(name: str, bits: int) -> bool:
+    """Whether the scales of a data type are bare powers of two, of which the largest weight of a block says which."""
+    scales = dtype_of(name, bits).scale_type
+    return scales is not None and is_power_of_two_scale(scales)
 
 
 def scheme_of_scales(kind: DType, symmetric: bool, size: int) -> TensorScheme:

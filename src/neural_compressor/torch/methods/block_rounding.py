@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from neural_compressor.algorithms import AutoRoundOptions
 from neural_compressor.schemes import QuantizedArray
 from neural_compressor.schemes.pair_safe import pair_safe_codes
+from neural_compressor.torch.batches import layer_input
 from neural_compressor.torch.methods.autoround.block import RecordedBlock, samples_of
 from neural_compressor.torch.methods.autoround.rounding import LearnedRounding
 from neural_compressor.torch.methods.autoround.training import mean_error, train
@@ -82,14 +83,6 @@ def _round_as(layer: nn.Module, module: WeightedModule) -> None:
         return (straight_through(module.turned(x), module.multiplied_input(x)), *args[1:]), more
 
     layer.register_forward_pre_hook(rounded, with_kwargs=True)
-
-
-def layer_input(call: Arguments) -> Tensor:
-    """What a layer is given, by place or by name."""
-    args, kwargs = call
-    found: Any = args[0] if args else kwargs["input"]
-    assert isinstance(found, Tensor)
-    return found.dequantize() if found.is_quantized else found
 
 
 def _rounding(layer: nn.Module, module: WeightedModule, start: QuantizedArray) -> LearnedRounding:

@@ -233,8 +233,8 @@ def _merged(contents: Sequence[Mapping[str, Any]], model: nn.Module, plan: Plan)
         parts = [content["ops"][key[0]] for content in contents if key[0] in content["ops"]]
         for part in parts:
             _check_weight(part, model.get_submodule(key[0]), key)
-        ranges = [list(_ranges_of(part)) for part in parts]
-        if any(ranges):
+        # On a rank whose data gave an op nothing but empty tensors there is no range of it.
+        if ranges := [each for part in parts if (each := list(_ranges_of(part)))]:
             found[key] = [
                 (min(low for low, _ in each), max(high for _, high in each)) for each in zip(*ranges, strict=True)
             ]

@@ -22,7 +22,7 @@ from neural_compressor.config.composition import Composition
 from neural_compressor.config.op_selector import Assignment, Tier
 from neural_compressor.errors import ConfigError
 from neural_compressor.schemes import OpKey, OpScheme, Plan
-from neural_compressor.torch.batches import run_batches
+from neural_compressor.torch.batches import layer_input, run_batches
 from neural_compressor.torch.files.streaming import is_empty
 from neural_compressor.torch.hooks import evaluating, hooked
 from neural_compressor.torch.modules.weight_only import is_conv1d
@@ -215,7 +215,7 @@ def _mean_squares(model: nn.Module, part: AutoRoundConfig, ops: Sequence[OpKey])
     sums: dict[OpKey, Tensor] = {}
 
     def add(key: OpKey, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        squares = args[0].detach().flatten(0, -2).float().square().sum(0)
+        squares = layer_input((args, kwargs)).detach().flatten(0, -2).float().square().sum(0)
         sums[key] = sums[key] + squares if key in sums else squares
 
     linear = {key: model.get_submodule(key[0]) for key in ops}

@@ -213,6 +213,11 @@ class Execution:
                 f"quantization of {len(self.seeing_data)} ops needs calibration data: pass calib_dataloader or calib_func"
             )
 
+    def abandon(self) -> None:
+        """End of a calibration that failed: nothing of it counts."""
+        self._seen = None
+        self.stop()
+
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Take what runs meanwhile into account, unless it ends with an error."""
@@ -220,10 +225,9 @@ class Execution:
         try:
             yield
         except BaseException:
-            self._seen = None
+            self.abandon()
             raise
-        finally:
-            self.stop()
+        self.stop()
 
     @property
     def _passes_named(self) -> str:

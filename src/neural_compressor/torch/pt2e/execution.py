@@ -77,6 +77,10 @@ class GraphExecution:
             self._inputs.warn()
         self._observe(False)
 
+    def abandon(self) -> None:
+        """End of a calibration that failed."""
+        self.stop()
+
     def _observe(self, listening: bool) -> None:
         for observer in self._observers:
             if isinstance(observer, RangeObserver):

@@ -118,3 +118,12 @@ def test_layers_without_scales_keep_floats_in_their_places(llama):
     held = model(IDS, past_key_values=cache).logits
     assert [layer.keys.dtype for layer in cache.layers] == [torch.float32, torch.uint8]
     torch.testing.assert_close(held, model(IDS).logits)
+
+
+def test_caches_of_an_encoder_and_a_decoder_are_refused_before_data_runs():
+    sizes = {"vocab_size": 64, "d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "max_position_embeddings": 64}
+    heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64}
+    model = transformers.BartForConditionalGeneration(transformers.BartConfig(**sizes, **heads)).eval()
+    with pytest.raises(QuantizationError, match=r"BartForConditionalGeneration.*leave out kv_cache"):
+        prepare(model, FP8Config(kv_cache=True))
+    assert not any(module._forward_pre_hooks for module in model.modules())

@@ -76,9 +76,10 @@ class Sample(threading.Thread):
 
     def wait_at(self, block: str, arguments: Arguments) -> Any:
         """Stop before ``block`` until its output is there; called by the sample's own thread."""
-        self.block, self.arguments = block, arguments
-        self._stopped.release()
-        self._go.acquire()
+        if not self._cancelled:  # else the model caught what ends it, as a bare except does
+            self.block, self.arguments = block, arguments
+            self._stopped.release()
+            self._go.acquire()
         if self._cancelled:
             raise _Cancelled
         output, self._output = self._output, None
@@ -110,8 +111,10 @@ def running(samples: Sequence[Sample]) -> Iterator[None]:
         for sample in samples:
             sample.start()
             started.append(sample)
-            sample.advance()
-            torch.set_num_threads(threads)
+            try:
+                sample.advance()
+            finally:
+                torch.set_num_threads(threads)  # of threads to come, too
         yield
     finally:
         for sample in started:

@@ -300,10 +300,9 @@ class Execution:
         modes = [(module, module.training) for module in self.model.modules()]
         try:
             return self._quantized(on_block).train(modes[0][1])
-        except BaseException:
+        finally:  # what is not new has its own mode, such as a normalisation that was frozen
             for module, training in modes:
                 module.training = training
-            raise
 
     def _quantized(self, on_block: Callable[[str, int, int], None] | None) -> nn.Module:
         self.reasons |= self._functions()

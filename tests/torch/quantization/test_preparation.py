@@ -336,6 +336,14 @@ def test_a_model_that_comes_back_in_training_mode_is_warned_of(config, caplog):
     assert ("BatchNorm1d" in quantized(nn.BatchNorm1d(16))) == (config is not StaticQuantConfig)
 
 
+@pytest.mark.parametrize("config", [FP8Config, RTNConfig, StaticQuantConfig], ids=lambda kind: kind.__name__)
+def test_modules_come_back_in_the_modes_they_had(config):
+    net = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.BatchNorm1d(16), nn.Linear(16, 4)).train()
+    net[2].eval()
+    new = quantize(net, config(), run_fn=lambda model: model(torch.randn(8, 16)), quiet=True)
+    assert [new.training, *(module.training for module in new)] == [True, True, True, False, True]
+
+
 def test_a_rule_with_other_smoothing_may_cover_every_layer_that_is_smoothed():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Embedding(8, 16), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4)).eval()

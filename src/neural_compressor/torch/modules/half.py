@@ -22,6 +22,7 @@ class HalfModule(QuantModule):
     """Any module with its weights in bf16 or fp16: inputs are cast to it, outputs back to the type of the input."""
 
     inputs = ()
+    output_type = "float_dtype"
 
     def __init__(self, module: nn.Module, scheme: OpScheme, relu: bool = False) -> None:
         super().__init__(module, scheme, relu)

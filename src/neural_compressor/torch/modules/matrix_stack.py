@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Iterable
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +14,6 @@ from neural_compressor.schemes import OpScheme
 from neural_compressor.torch.modules.kernels.stored_weight import StoredWeight
 from neural_compressor.torch.modules.kernels.weight_only import Choice
 from neural_compressor.torch.modules.weight_only import WeightOnlyLinear
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 
 class TensorLike:
@@ -93,6 +90,8 @@ class QuantMatrixStack(TensorLike, WeightOnlyLinear):
     (torch.Size([8, 64]), torch.Size([4, 8]))
     """
 
+    output_type = "dtype"
+
     def __init__(self, module: nn.Module, scheme: OpScheme, relu: bool = False) -> None:
         super().__init__(module, scheme, relu)
         assert isinstance(module, MatrixStack)
@@ -122,11 +121,6 @@ class QuantMatrixStack(TensorLike, WeightOnlyLinear):
 
     def _why_no_kernel(self) -> str:
         return "experts in one parameter, whose products the model computes itself: an expert is dequantized for each"
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        # The codes and scales are never cast; what they are read as is.
-        self.dtype = fn(torch.empty(0, dtype=self.dtype)).dtype
-        return super()._apply(fn, recurse)
 
 
 def weight_only_class(module: nn.Module) -> type[WeightOnlyLinear]:

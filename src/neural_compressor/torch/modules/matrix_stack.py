@@ -128,15 +128,23 @@ def weight_only_class(module: nn.Module) -> type[WeightOnlyLinear]:
     return QuantMatrixStack if isinstance(module, MatrixStack) else WeightOnlyLinear
 
 
-def open_stacks(model: nn.Module, names: Iterable[str]) -> None:
-    """Put a :class:`MatrixStack` in the place of each parameter among ``names``: it can be replaced as layers are.
+def parameter_stack(model: nn.Module, name: str) -> MatrixStack | None:
+    """The parameter ``name`` of ``model`` as a stack of its matrices; None where a module has that name.
 
     transformers says by ``is_transposed`` of a module of experts that inputs come first in its matrices.
     """
+    owner, _, own = name.rpartition(".")
+    module = model.get_submodule(owner)
+    parameter = module._parameters.get(own)
+    return None if parameter is None else MatrixStack(parameter, getattr(module, "is_transposed", False) is True)
+
+
+def open_stacks(model: nn.Module, names: Iterable[str]) -> None:
+    """Put a :class:`MatrixStack` in the place of each parameter among ``names``: it can be replaced as layers are."""
     for name in names:
-        owner, _, own = name.rpartition(".")
-        module = model.get_submodule(owner)
-        parameter = module._parameters.get(own)
-        if parameter is not None:
+        stack = parameter_stack(model, name)
+        if stack is not None:
+            owner, _, own = name.rpartition(".")
+            module = model.get_submodule(owner)
             del module._parameters[own]
-            module.add_module(own, MatrixStack(parameter, getattr(module, "is_transposed", False) is True))
+            module.add_module(own, stack)

@@ -54,7 +54,7 @@ class TritonBlockRounding:
         padded = 1 << (size - 1).bit_length()
         tile = max(1, _TILE // padded)
         out = torch.empty_like(x)
-        with torch.cuda.device_of(x):  # Triton launches on the current device, wherever tensors are
+        with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]  # Triton launches on the current device, wherever tensors are
             _kernel()[(-(-groups // tile),)](
                 x,
                 out,

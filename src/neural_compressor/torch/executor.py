@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import wraps
 from typing import Any
@@ -298,8 +298,11 @@ class Execution:
             )
         self._applied = True
         modes = [(module, module.training) for module in self.model.modules()]
+        # Tensors that are made in inference mode could be neither trained on nor used with gradients.
+        normal = torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
         try:
-            return self._quantized(on_block).train(modes[0][1])
+            with normal:
+                return self._quantized(on_block).train(modes[0][1])
         finally:  # what is not new has its own mode, such as a normalisation that was frozen
             for module, training in modes:
                 module.training = training

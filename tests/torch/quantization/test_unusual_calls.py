@@ -94,3 +94,12 @@ def test_layers_that_are_given_their_input_by_name(name):
     model = quantized(ByName(), name)
     assert sum(isinstance(module, QuantModule) for module in model.modules()) == 5
     assert model(torch.ones(2, 16)).isfinite().all()
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_what_is_quantized_in_inference_mode_is_used_outside_of_it(name):
+    model = ByName()
+    with torch.inference_mode():
+        model = quantized(model, name)
+    assert model(torch.ones(2, 16, requires_grad=True)).shape == (2, 8)
+    assert not any(tensor.is_inference() for tensor in model.state_dict().values())

@@ -162,6 +162,17 @@ def test_after_an_error_new_threads_compute_in_as_many_threads_as_before(model):
     assert seen == [2]
 
 
+def test_samples_have_the_gpu_that_the_driver_has(model, monkeypatch):
+    current, seen = threading.local(), []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: getattr(current, "number", 0))
+    monkeypatch.setattr(torch.cuda, "set_device", lambda number: setattr(current, "number", number))
+    monkeypatch.setattr(model.head, "forward", lambda x: seen.append(torch.cuda.current_device()) or x)
+    torch.cuda.set_device(1)
+    list(Lockstep(model, inputs(2), NAMES))
+    assert seen == [1, 1]
+
+
 def test_blocks_run_in_the_thread_that_drives(model, monkeypatch):
     threads = []
 

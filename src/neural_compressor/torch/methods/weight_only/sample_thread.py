@@ -45,6 +45,8 @@ class Sample(threading.Thread):
         self.block: str | None = None
         self.arguments: Arguments | None = None
         self.error: BaseException | None = None
+        # Of the thread that makes this one: a new thread starts with the first, where code of the model's would then run.
+        self._gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else None
         self._output: Any = None
         self._cancelled = False
         self._go = threading.Semaphore(0)
@@ -55,6 +57,8 @@ class Sample(threading.Thread):
         try:
             if not self._cancelled:
                 _compute_alone()
+                if self._gpu is not None:
+                    torch.cuda.set_device(self._gpu)
                 args, kwargs = independent(self.call)
                 with torch.no_grad(), self.reads or nullcontext():
                     self.model(*args, **kwargs)

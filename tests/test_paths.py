@@ -1,4 +1,4 @@
-"""Results go where links lead, and replace nothing but files and folders."""
+"""Results go where links lead, replace nothing but files and folders, and are whole or not there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from neural_compressor.errors import WorkspaceError
-from neural_compressor.paths import output_file, output_folder
+from neural_compressor.paths import output_file, output_folder, write_text_atomically
 
 
 def test_what_is_no_link_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,3 +64,12 @@ def test_a_write_protected_file_is_not_replaced(tmp_path: Path) -> None:
         output_file(path)
     path.chmod(0o644)
     assert output_file(path) == path
+
+
+def test_a_write_that_fails_leaves_the_old_text(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write_text_atomically(path, "old")
+    with pytest.raises(UnicodeEncodeError):
+        write_text_atomically(path, "new \ud800")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]

@@ -96,6 +96,20 @@ def check_writable(path: Path) -> None:
         pass
 
 
+def write_text_atomically(path: Path, text: str) -> None:
+    """Write ``text`` so that ``path`` holds either the old content or all of the new."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
 def is_full(error: BaseException) -> bool:
     """Whether ``error`` says that a disk is full; libraries that write for themselves say it only in words."""
     return getattr(error, "errno", None) in _FULL or "no space left" in str(error).lower()

@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from neural_compressor.errors import CalibrationError, QuantizationError
+from neural_compressor.formats.kv_cache import KVScales
 from neural_compressor.torch.fp8_cache import fp8_cache
+from neural_compressor.torch.modules.kv_cache import attach_kv_scales
 from neural_compressor.torch.quantization import FP8Config, convert, finalize_calibration, prepare, quantize
 
 transformers = pytest.importorskip("transformers")
@@ -105,3 +107,23 @@ def test_without_scales_or_attentions_it_is_refused(llama):
         fp8_cache(llama)
     with pytest.raises(CalibrationError, match="no attention"):
         prepare(torch.nn.Sequential(torch.nn.Linear(4, 4)), FP8Config(kv_cache=True))
+
+
+@torch.no_grad()
+def test_layers_without_scales_keep_floats_in_their_places(llama):
+    model = copy.deepcopy(llama)
+    one = KVScales(torch.tensor(0.05), torch.tensor(0.05))
+    attach_kv_scales(model, {"model.layers.1.self_attn": one})
+    cache = fp8_cache(model)
+    held = model(IDS, past_key_values=cache).logits
+    assert [layer.keys.dtype for layer in cache.layers] == [torch.float32, torch.uint8]
+    torch.testing.assert_close(held, model(IDS).logits)
+
+
+def test_caches_of_an_encoder_and_a_decoder_are_refused_before_data_runs():
+    sizes = {"vocab_size": 64, "d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "max_position_embeddings": 64}
+    heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64}
+    model = transformers.BartForConditionalGeneration(transformers.BartConfig(**sizes, **heads)).eval()
+    with pytest.raises(QuantizationError, match=r"BartForConditionalGeneration.*leave out kv_cache"):
+        prepare(model, FP8Config(kv_cache=True))
+    assert not any(module._forward_pre_hooks for module in model.modules())

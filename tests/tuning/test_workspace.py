@@ -5,7 +5,7 @@ from toy_tuning import plan_of
 
 from neural_compressor.errors import WorkspaceError
 from neural_compressor.tuning.result import Measurement, Trial
-from neural_compressor.tuning.workspace import BestModelFolder, slug, writable_folder, write_text_atomically
+from neural_compressor.tuning.workspace import BestModelFolder, slug, writable_folder
 
 
 def trial(names):
@@ -90,15 +90,6 @@ def test_the_plan_on_disk_can_be_read_back(tmp_path):
     best.replace(trial("ab"), saver("x"))
     record = json.loads(best.plan.read_text())
     assert record["plan"] == json.loads(plan_of("ab").to_json())
-
-
-def test_a_write_that_fails_leaves_the_old_text(tmp_path):
-    path = tmp_path / "file"
-    write_text_atomically(path, "old")
-    with pytest.raises(UnicodeEncodeError):
-        write_text_atomically(path, "new \ud800")
-    assert path.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_folders_are_made(tmp_path, monkeypatch):

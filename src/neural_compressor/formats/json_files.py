@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from neural_compressor.errors import FormatError
+from neural_compressor.paths import write_text_atomically
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -24,5 +25,5 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def write_json(file: Path, content: dict[str, Any]) -> None:
-    """Write ``content`` so that a person can read it."""
-    file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    """Write ``content`` so that a person can read it; what was there is replaced when the new is complete."""
+    write_text_atomically(file, json.dumps(content, indent=2) + "\n")

@@ -17,6 +17,7 @@ from typing import Any
 
 import yaml
 
+from neural_compressor.paths import write_text_atomically
 from neural_compressor.report.differences import differences
 from neural_compressor.report.plots import plots
 from neural_compressor.report.quantities import (
@@ -30,7 +31,7 @@ from neural_compressor.report.quantities import (
 )
 from neural_compressor.report.tables import op_section, trial_table
 from neural_compressor.tuning.result import Measurement, TuningResult, size_ratio, speed_up
-from neural_compressor.tuning.workspace import slug, workspace_errors, write_text_atomically
+from neural_compressor.tuning.workspace import slug, workspace_errors
 
 
 def keep_report(result: TuningResult, workspace: str | Path) -> Path:

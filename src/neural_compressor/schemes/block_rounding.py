@@ -41,10 +41,10 @@ def round_blocks(x: Array, scheme: TensorScheme, tensor_scale: Array | None = No
     >>> round_blocks(np.float32([[0.3, -2.6, 6.5]]), TensorScheme(dtype("mxfp4"))).tolist()
     [[0.5, -3.0, 6.0]]
     """
-    kernel = FASTER.get(x.device.type) if is_torch_array(x) else None
+    width, count = x.shape[-1], math.prod(x.shape)
+    kernel = FASTER.get(x.device.type) if count and is_torch_array(x) else None
     if kernel is not None and kernel.fits(scheme):
         return kernel(x, scheme, tensor_scale)
-    width, count = x.shape[-1], math.prod(x.shape)
     # Random rounding goes by the place in the whole.
     if count <= _IN_CACHE or str(device(x)) != "cpu" or scheme.rounding == "dither":
         return round_in_arrays(x, scheme, tensor_scale)

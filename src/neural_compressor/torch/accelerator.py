@@ -140,8 +140,11 @@ def device_named(name: str) -> torch.device:
     return found.device(int(number))
 
 
-def follow_inputs(model: nn.Module, moved: Callable[[torch.device], None]) -> None:
-    """Let a model that is on the CPU move to where the data of its first call is; ``moved`` is told so before the call."""
+def follow_inputs(model: nn.Module, moved: Callable[[torch.device], None]) -> Callable[[], None]:
+    """Let a model that is on the CPU move to where the data of its first call is; ``moved`` is told so before the call.
+
+    What is returned ends that where there was no call.
+    """
 
     def follow(module: nn.Module, args: Any, kwargs: Any) -> None:
         handle.remove()
@@ -152,3 +155,4 @@ def follow_inputs(model: nn.Module, moved: Callable[[torch.device], None]) -> No
             moved(device)
 
     handle = model.register_forward_pre_hook(follow, prepend=True, with_kwargs=True)
+    return handle.remove

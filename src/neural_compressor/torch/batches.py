@@ -76,6 +76,16 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
             yield from tensors_in(item)
 
 
+def layer_input(call: tuple[Any, Any]) -> torch.Tensor:
+    """What a layer with one input is given, by place or by name.
+
+    >>> layer_input(((), {"input": torch.ones(2)})).tolist()
+    [1.0, 1.0]
+    """
+    found = next(tensors_in(call))
+    return found.dequantize() if found.is_quantized else found
+
+
 def batch_size(inputs: Any) -> int:
     """Samples in the inputs of a batch: the first dimension of its first tensor."""
     first = next(tensors_in(inputs), None)

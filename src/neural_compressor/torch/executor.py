@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import wraps
 from typing import Any
@@ -213,6 +213,11 @@ class Execution:
                 f"quantization of {len(self.seeing_data)} ops needs calibration data: pass calib_dataloader or calib_func"
             )
 
+    def abandon(self) -> None:
+        """End of a calibration that failed: nothing of it counts."""
+        self._seen = None
+        self.stop()
+
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Take what runs meanwhile into account, unless it ends with an error."""
@@ -220,10 +225,9 @@ class Execution:
         try:
             yield
         except BaseException:
-            self._seen = None
+            self.abandon()
             raise
-        finally:
-            self.stop()
+        self.stop()
 
     @property
     def _passes_named(self) -> str:
@@ -294,12 +298,14 @@ class Execution:
             )
         self._applied = True
         modes = [(module, module.training) for module in self.model.modules()]
+        # Tensors that are made in inference mode could be neither trained on nor used with gradients.
+        normal = torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
         try:
-            return self._quantized(on_block).train(modes[0][1])
-        except BaseException:
+            with normal:
+                return self._quantized(on_block).train(modes[0][1])
+        finally:  # what is not new has its own mode, such as a normalisation that was frozen
             for module, training in modes:
                 module.training = training
-            raise
 
     def _quantized(self, on_block: Callable[[str, int, int], None] | None) -> nn.Module:
         self.reasons |= self._functions()

@@ -58,6 +58,9 @@ def fp8_cache(model: nn.Module) -> Any:
             back = [(c.view(_RULE.dtype).float() * s).to(self.dtype) for c, s in zip(codes, self._scales, strict=True)]
             return back[0], back[1]
 
-    attentions = cached_attentions(model)
-    order = sorted(scales, key=lambda name: int(attentions[name].layer_idx))  # type: ignore[arg-type]
-    return library.Cache(layers=[Fp8Layer(scales[name].keys, scales[name].values) for name in order])
+    # An attention looks for its layer by number; one that a checkpoint has no scales for keeps its floats.
+    places = {name: int(module.layer_idx) for name, module in cached_attentions(model).items()}  # type: ignore[arg-type]
+    layers = [library.DynamicLayer() for _ in range(1 + max(places.values()))]
+    for name, each in scales.items():
+        layers[places[name]] = Fp8Layer(each.keys, each.values)
+    return library.Cache(layers=layers)

@@ -15,6 +15,7 @@ from neural_compressor.errors import CalibrationError, ConfigError
 from neural_compressor.torch.batches import on_device_of
 from neural_compressor.torch.files.huggingface import empty_model, transformers_module
 from neural_compressor.torch.modules.weight_only import hold_scales_in
+from neural_compressor.torch.modules.weighted import FLOATS
 from neural_compressor.torch.quantization import RTNConfig, load, quantize, save
 from neural_compressor.torch.quantization.autoround_runs import refuse_both
 from neural_compressor.torch.quantization.saving import is_quantized_folder
@@ -23,8 +24,6 @@ from neural_compressor.torch.structure.ops import find_ops
 from neural_compressor.transformers.config import CalibratedConfig
 
 logger = logging.getLogger("neural_compressor")
-
-_PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class _QuantizingAuto:
@@ -80,9 +79,9 @@ class _QuantizingAuto:
             config = leaving_images_in_float(model, config)
         model = quantize(model, config, run_fn=_runner(calibration))
         if (scales := getattr(quantization_config, "scale_dtype", None)) is not None:
-            hold_scales_in(model, _PRECISIONS[scales])
+            hold_scales_in(model, FLOATS[scales])
         if (rest := getattr(quantization_config, "compute_dtype", None)) is not None:
-            model = model.to(_PRECISIONS[rest])
+            model = model.to(FLOATS[rest])
         return _saving(model.to(device_map))
 
     @classmethod

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from neural_compressor.errors import WorkspaceError
-from neural_compressor.paths import is_full, path_of
+from neural_compressor.paths import is_full, path_of, write_text_atomically
 from neural_compressor.tuning.result import Trial
 
 _PROBE_BYTES = 64 * 1024
@@ -51,20 +51,6 @@ def workspace_errors(folder: Path, file: str | Path = "") -> Iterator[None]:
             "What was written before is kept. "
             "Free some space or make it writable and run the same command again, or choose another workspace"
         ) from (None if is_full(error) else error)
-
-
-def write_text_atomically(path: Path, text: str) -> None:
-    """Write ``text`` so that ``path`` holds either the old content or all of the new."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 class BestModelFolder:

@@ -103,6 +103,14 @@ def test_casting_a_model_does_not_round_its_scales(scheme, name):
     assert torch.equal(outputs(q, x), y)
 
 
+@pytest.mark.parametrize("how", [("int8 channel",), "fp16"], ids=["int8", "fp16"])
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_a_cast_of_the_model_is_one_of_what_is_looked_up(scheme, kind, how):
+    model = nn.Sequential(kind(8, 16), nn.LayerNorm(16))
+    model[0] = quantized_module(model[0], float_op(how) if isinstance(how, str) else scheme(*how))
+    assert model.bfloat16()(torch.arange(8).reshape(2, 4)).dtype == torch.bfloat16
+
+
 @pytest.mark.parametrize("name", ["linear_static", "conv2d", "conv2d_dynamic"])
 def test_off_the_cpu_an_integer_op_says_simulated(scheme, name):
     q, _, _, _ = make(scheme, name)

@@ -196,3 +196,27 @@ def test_a_rule_has_no_budget():
     config = AutoRoundConfig().set_local("head", AutoRoundConfig(target_bits=4, options="W2A16,W8A16"))
     with pytest.raises(ConfigError, match="target_bits"):
         prepare(net(), config)
+
+
+class Experts(nn.Module):
+    """Two stacks of matrices, each in one parameter, beside a layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Linear(64, 64, bias=False)
+        self.up, self.down = (nn.Parameter(torch.randn(4, 64, 64) / 8) for _ in range(2))
+
+    def forward(self, x):
+        x = self.gate(x)
+        return x + sum(torch.relu(x @ up.T) @ down.T for up, down in zip(self.up, self.down, strict=True))
+
+
+@pytest.mark.parametrize("data", [None, [torch.ones(8, 64)]], ids=["none", "some"])
+def test_experts_in_one_parameter_have_a_share_of_the_budget(data):
+    torch.manual_seed(0)
+    model = nn.Sequential(Experts()).eval()
+    with torch.no_grad():
+        model[0].up.pow_(5)  # most of it is in few values, for which few bits do
+    # Of nine matrices five can have 8 bits, (5 * 8.5 + 4 * 2.5) / 9: the one of the layer, and those that lose most.
+    found = schemes(budget(disable_opt_rtn=True, ignore_layers=[], target_bits=5.9, dataset=data), model)
+    assert found == {"0.gate": 8, "0.up": 2, "0.down": 8}

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from neural_compressor.errors import CalibrationError, ConfigError, QuantizationError
+from neural_compressor.errors import CalibrationError, ConfigError, QuantizationError, WorkspaceError
 from neural_compressor.torch.modules import WeightOnlyLinear
 from neural_compressor.torch.quantization import (
     AutoRoundConfig,
@@ -275,9 +275,22 @@ def test_a_run_fn_that_raises_leaves_the_float_model(mlp, config, batches, tmp_p
         quantize(mlp, config, run_fn=fails)
     assert set(vars(mlp)) == held
     assert mlp.training == mode
+    assert all(not m._forward_hooks and not m._forward_pre_hooks for m in mlp.modules())
     assert torch.equal(mlp(x), wanted)
-    assert all(not m._forward_hooks for m in mlp.modules())
+    with pytest.raises(CalibrationError, match=r"run_fn .* raised RuntimeError at batch 0: mat1 and mat2"):
+        quantize(mlp, config, run_fn=lambda model: model(torch.randn(2, 5)))
+    assert set(vars(mlp)) == held
     assert quantize(mlp, config, run_fn=lambda model: model(x), quiet=True).quantization
+
+
+@pytest.mark.parametrize("mode", ["AUTO", "MEASURE"])
+def test_statistics_that_cannot_be_written_are_said_before_any_data_runs(mlp, mode, tmp_path):
+    (tmp_path / "file").touch()
+    held = set(vars(mlp))
+    with pytest.raises(WorkspaceError, match=r"file/m_hooks_maxabs.json cannot be written"):
+        prepare(mlp, FP8Config(mode=mode, dump_stats_path=str(tmp_path / "file" / "m")))
+    assert set(vars(mlp)) == held
+    assert all(not m._forward_hooks and not m._forward_pre_hooks for m in mlp.modules())
 
 
 def test_products_in_bfloat16_change_little_and_give_float32(stack, tokens, run):
@@ -321,6 +334,14 @@ def test_a_model_that_comes_back_in_training_mode_is_warned_of(config, caplog):
     assert "training mode" not in quantized(nn.ReLU(), nn.Dropout(0.0)), "it drops nothing"
     # folded into the layer before it where integers are asked for, and live elsewhere
     assert ("BatchNorm1d" in quantized(nn.BatchNorm1d(16))) == (config is not StaticQuantConfig)
+
+
+@pytest.mark.parametrize("config", [FP8Config, RTNConfig, StaticQuantConfig], ids=lambda kind: kind.__name__)
+def test_modules_come_back_in_the_modes_they_had(config):
+    net = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.BatchNorm1d(16), nn.Linear(16, 4)).train()
+    net[2].eval()
+    new = quantize(net, config(), run_fn=lambda model: model(torch.randn(8, 16)), quiet=True)
+    assert [new.training, *(module.training for module in new)] == [True, True, True, False, True]
 
 
 def test_a_rule_with_other_smoothing_may_cover_every_layer_that_is_smoothed():

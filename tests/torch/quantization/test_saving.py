@@ -1,5 +1,6 @@
 """Saving and loading weight-only models: our format, bit for bit, and Hugging Face checkpoints."""
 
+import copy
 import json
 
 import pytest
@@ -207,3 +208,20 @@ def test_fp8_settings_read_from_a_file_equal_those_written(tmp_path):
     config.to_json_file(tmp_path / "fp8.json")
     assert FP8Config.from_json_file(tmp_path / "fp8.json") == config
     assert FP8Config(fp8_config="E4M3") != config
+
+
+def test_a_model_that_is_given_for_a_checkpoint_stays_as_it_is(llama, tmp_path):
+    quantize(copy.deepcopy(llama), RTNConfig(group_size=32), quiet=True).save(tmp_path / "m", format="huggingface")
+    given, tokens = copy.deepcopy(llama), torch.arange(8)[None]
+    wanted = given(tokens).logits
+    first, second = (load(tmp_path / "m", given, format="huggingface") for _ in range(2))
+    assert not any(isinstance(module, WeightOnlyLinear) for module in given.modules())
+    assert torch.equal(given(tokens).logits, wanted)
+    assert first is not given
+    assert torch.equal(first(tokens).logits, second(tokens).logits)
+
+
+def test_a_type_that_the_default_format_would_not_heed_is_refused(llama, tmp_path):
+    quantize(copy.deepcopy(llama), RTNConfig(group_size=32), quiet=True).save(tmp_path / "m")
+    with pytest.raises(ConfigError, match=r"torch_dtype is torch\.bfloat16.*\.to\("):
+        load(tmp_path / "m", llama, torch_dtype=torch.bfloat16)

@@ -13,7 +13,7 @@ from neural_compressor.algorithms import LayerResult
 from neural_compressor.errors import CalibrationError, ConfigError, FormatError
 from neural_compressor.formats import Layer, LinearWeight, QuantizedLinear
 from neural_compressor.schemes import OpScheme, PerBlock, PerGroup, QuantizedArray, TensorScheme, is_pair_safe
-from neural_compressor.torch.batches import feed_each
+from neural_compressor.torch.batches import feed_each, layer_input
 from neural_compressor.torch.hooks import evaluating, forward_replaced, hooked
 from neural_compressor.torch.modules import QuantModule, WeightOnlyLinear
 from neural_compressor.torch.modules.activation import calibrated_qparams
@@ -69,7 +69,10 @@ def observed_input_scales(
     largest: dict[str, Tensor] = {}
 
     def see(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        found = args[0].detach().float().abs().amax()
+        x = layer_input((args, kwargs)).detach()
+        if not x.numel():  # an expert that no token came to
+            return
+        found = x.float().abs().amax()
         largest[name] = torch.maximum(largest.get(name, found), found)
 
     with torch.no_grad(), evaluating(model), hooked(wanted, before=see):

@@ -24,6 +24,7 @@ from neural_compressor.torch.modules.build import replace_module
 from neural_compressor.torch.modules.direct_forward import run_directly
 from neural_compressor.torch.modules.kv_cache import attach_kv_scales, attentions_of
 from neural_compressor.torch.passes.fold import Structure
+from neural_compressor.torch.passes.survey import sharing_weights
 from neural_compressor.torch.quantized_model import Quantization
 from neural_compressor.torch.structure.ops import find_ops, not_weight_only, op_type
 from neural_compressor.torch.structure.ties import untie_stored
@@ -126,7 +127,7 @@ def load_checkpoint(
     """The model of a quantized folder on ``device``; a converted copy is kept in the folder for the next time."""
     if not (folder / "config.json").exists():
         _refuse_default_format(folder)
-    skeleton = original_model if original_model is not None else empty_model(folder, dtype)
+    skeleton = empty_model(folder, dtype) if original_model is None else sharing_weights(original_model).eval()
     kept = folder / CACHE / _identity(folder, dtype)
     with QuantizedCheckpoint(folder) as checkpoint:
         caches = checkpoint.kv_scales()

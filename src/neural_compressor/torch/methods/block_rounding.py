@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 
 from neural_compressor.algorithms import AutoRoundOptions
 from neural_compressor.schemes import QuantizedArray
-from neural_compressor.schemes.pair_safe import pair_safe_codes
+from neural_compressor.torch.batches import layer_input
 from neural_compressor.torch.methods.autoround.block import RecordedBlock, samples_of
 from neural_compressor.torch.methods.autoround.rounding import LearnedRounding
 from neural_compressor.torch.methods.autoround.training import mean_error, train
@@ -57,7 +56,7 @@ def learn_block(
             return 0.0, 0.0
         samples = samples_of(recorded, calls, targets, options.batch_size)
         train(recorded, roundings, samples, options)
-        found = {name: _array(module, roundings[name]) for name, module in layers.items()}
+        found = {name: roundings[name].result(module.pairs()) for name, module in layers.items()}
         errors = [
             mean_error(recorded, samples, {name: array.dequantize() for name, array in arrays.items()})
             for arrays in (starts, found)
@@ -84,23 +83,7 @@ def _round_as(layer: nn.Module, module: WeightedModule) -> None:
     layer.register_forward_pre_hook(rounded, with_kwargs=True)
 
 
-def layer_input(call: Arguments) -> Tensor:
-    """What a layer is given, by place or by name."""
-    args, kwargs = call
-    found: Any = args[0] if args else kwargs["input"]
-    assert isinstance(found, Tensor)
-    return found.dequantize() if found.is_quantized else found
-
-
 def _rounding(layer: nn.Module, module: WeightedModule, start: QuantizedArray) -> LearnedRounding:
     assert isinstance(layer.weight, Tensor)
     codes = torch.as_tensor(start.codes)
     return LearnedRounding(module.to_matrix(layer.weight), start.scheme, start.qparams, codes=codes)
-
-
-def _array(module: WeightedModule, rounding: LearnedRounding) -> QuantizedArray:
-    """What was learned; a pair of codes that is too large for kernels that add in 16 bits loses what it has too much."""
-    found = rounding.result()
-    if not module.weight_scheme.pair_safe:
-        return found
-    return replace(found, codes=pair_safe_codes(found.dequantize(), found.scale, module.pairs()))

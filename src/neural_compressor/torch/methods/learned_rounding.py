@@ -22,8 +22,9 @@ from neural_compressor.algorithms.learned_rounding import InputMoments, learned_
 from neural_compressor.errors import CalibrationError, ConfigError
 from neural_compressor.registry import close_matches
 from neural_compressor.schemes import PER_TENSOR, OpScheme, PerChannel, Plan
+from neural_compressor.torch.batches import layer_input
 from neural_compressor.torch.methods.autoround.block import first_tensor
-from neural_compressor.torch.methods.block_rounding import layer_input, learn_block
+from neural_compressor.torch.methods.block_rounding import learn_block
 from neural_compressor.torch.methods.weight_only.lockstep import Lockstep, Stop
 from neural_compressor.torch.modules.weighted import WeightedModule
 from neural_compressor.torch.passes.model_pass import PASSES, ModelPass, PassOptions, PassState

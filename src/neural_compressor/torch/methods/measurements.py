@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from neural_compressor.errors import CalibrationError, FormatError
 from neural_compressor.formats.json_files import read_json, write_json
 from neural_compressor.observers.minmax import MinMaxObserver
+from neural_compressor.paths import write_errors
 from neural_compressor.schemes import OpKey, Plan
 from neural_compressor.torch.hooks import evaluating, hooked
 from neural_compressor.torch.modules.function_products import opened_products
@@ -164,7 +165,6 @@ class Measuring:
             }
             for name, seen in self._seen.items()
         }
-        self._files.own.parent.mkdir(parents=True, exist_ok=True)
         files = self._files
         write_measurements(
             files.own,
@@ -185,7 +185,9 @@ class Measuring:
 def write_measurements(file: Path, content: dict[str, Any]) -> None:
     """Write ``content`` with what :func:`read_measurements` checks."""
     content = {"format": FORMAT, "version": VERSION, **content}
-    write_json(file, {**content, "checksum": _checksum(content)})
+    with write_errors(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_json(file, {**content, "checksum": _checksum(content)})
 
 
 def read_measurements(file: Path, model: nn.Module, instead: str) -> dict[str, Any]:
@@ -233,8 +235,8 @@ def _merged(contents: Sequence[Mapping[str, Any]], model: nn.Module, plan: Plan)
         parts = [content["ops"][key[0]] for content in contents if key[0] in content["ops"]]
         for part in parts:
             _check_weight(part, model.get_submodule(key[0]), key)
-        ranges = [list(_ranges_of(part)) for part in parts]
-        if any(ranges):
+        # On a rank whose data gave an op nothing but empty tensors there is no range of it.
+        if ranges := [each for part in parts if (each := list(_ranges_of(part)))]:
             found[key] = [
                 (min(low for low, _ in each), max(high for _, high in each)) for each in zip(*ranges, strict=True)
             ]

@@ -47,6 +47,8 @@ class QuantModule(nn.Module):
     replaces: ClassVar[type[nn.Module]] = nn.Module
     #: The tensors the op quantizes when it runs; their qparams are the buffers ``<name>_scale``, ``<name>_zero_point``.
     inputs: ClassVar[tuple[str, ...]] = ("input",)
+    #: The attribute with the type of outputs, where no input says it: a cast of the model is one of that.
+    output_type: ClassVar[str | None] = None
 
     def __init__(self, module: nn.Module, scheme: OpScheme, relu: bool = False) -> None:
         super().__init__()
@@ -341,6 +343,8 @@ class QuantModule(nn.Module):
             new = fn(tensor)
             return new if new.dtype == tensor.dtype else tensor.to(new.device)
 
+        if self.output_type is not None:
+            setattr(self, self.output_type, fn(torch.empty(0, dtype=getattr(self, self.output_type))).dtype)
         super()._apply(moved, recurse)  # type: ignore[no-untyped-call]
         self._settle()
         return self

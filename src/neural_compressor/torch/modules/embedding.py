@@ -25,6 +25,7 @@ class QuantEmbedding(WeightedModule):
 
     replaces: ClassVar[type[nn.Module]] = nn.Embedding
     inputs = ()
+    output_type = "dtype"
 
     def __init__(self, module: nn.Module, scheme: OpScheme, relu: bool = False) -> None:
         super().__init__(module, scheme, relu)

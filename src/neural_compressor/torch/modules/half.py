@@ -14,21 +14,21 @@ from torch.utils._pytree import tree_map
 from neural_compressor.errors import FormatError, QuantizationError
 from neural_compressor.schemes import OpScheme
 from neural_compressor.torch.modules.base import QuantModule, finite
-
-_TORCH = {"bf16": torch.bfloat16, "fp16": torch.float16}
+from neural_compressor.torch.modules.weighted import FLOATS
 
 
 class HalfModule(QuantModule):
     """Any module with its weights in bf16 or fp16: inputs are cast to it, outputs back to the type of the input."""
 
     inputs = ()
+    output_type = "float_dtype"
 
     def __init__(self, module: nn.Module, scheme: OpScheme, relu: bool = False) -> None:
         super().__init__(module, scheme, relu)
-        if scheme.precision not in _TORCH:
+        if scheme.precision not in ("bf16", "fp16"):
             raise QuantizationError(f"half precision is bf16 or fp16, not {scheme.precision}")
         self.op_type = type(module).__name__
-        self.dtype = _TORCH[scheme.precision]
+        self.dtype = FLOATS[scheme.precision]
         first = next(module.parameters(), None)
         self.float_dtype = torch.float32 if first is None else first.dtype
 

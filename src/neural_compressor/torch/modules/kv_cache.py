@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from neural_compressor.errors import CalibrationError, FormatError
+from neural_compressor.errors import CalibrationError, FormatError, QuantizationError
 from neural_compressor.formats.kv_cache import KV_SCHEME, KVScales
 from neural_compressor.schemes import QParams
 from neural_compressor.schemes.quantize import round_values
@@ -23,6 +23,12 @@ _ATTENTION = "scaled_dot_product_attention"
 
 def cached_attentions(model: nn.Module) -> dict[str, nn.Module]:
     """The modules that hand keys and values to a cache, by name; of nested ones the innermost."""
+    if getattr(getattr(model, "config", None), "is_encoder_decoder", False) is True:
+        raise QuantizationError(
+            f"a {type(model).__name__} has a decoder that reads an encoder, with a cache of its own for what that gives: "
+            "keys and values in fp8 are for models that decode alone; leave out kv_cache, static_kv_dtype and "
+            "static_attention_dtype"
+        )
     found = {
         name: module for name, module in model.named_modules() if _argument(module) and hasattr(module, "layer_idx")
     }

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Iterable
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +14,6 @@ from neural_compressor.schemes import OpScheme
 from neural_compressor.torch.modules.kernels.stored_weight import StoredWeight
 from neural_compressor.torch.modules.kernels.weight_only import Choice
 from neural_compressor.torch.modules.weight_only import WeightOnlyLinear
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 
 class TensorLike:
@@ -93,6 +90,8 @@ class QuantMatrixStack(TensorLike, WeightOnlyLinear):
     (torch.Size([8, 64]), torch.Size([4, 8]))
     """
 
+    output_type = "dtype"
+
     def __init__(self, module: nn.Module, scheme: OpScheme, relu: bool = False) -> None:
         super().__init__(module, scheme, relu)
         assert isinstance(module, MatrixStack)
@@ -123,26 +122,29 @@ class QuantMatrixStack(TensorLike, WeightOnlyLinear):
     def _why_no_kernel(self) -> str:
         return "experts in one parameter, whose products the model computes itself: an expert is dequantized for each"
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        # The codes and scales are never cast; what they are read as is.
-        self.dtype = fn(torch.empty(0, dtype=self.dtype)).dtype
-        return super()._apply(fn, recurse)
-
 
 def weight_only_class(module: nn.Module) -> type[WeightOnlyLinear]:
     """The class that holds the weight of ``module`` in few bits."""
     return QuantMatrixStack if isinstance(module, MatrixStack) else WeightOnlyLinear
 
 
-def open_stacks(model: nn.Module, names: Iterable[str]) -> None:
-    """Put a :class:`MatrixStack` in the place of each parameter among ``names``: it can be replaced as layers are.
+def parameter_stack(model: nn.Module, name: str) -> MatrixStack | None:
+    """The parameter ``name`` of ``model`` as a stack of its matrices; None where a module has that name.
 
     transformers says by ``is_transposed`` of a module of experts that inputs come first in its matrices.
     """
+    owner, _, own = name.rpartition(".")
+    module = model.get_submodule(owner)
+    parameter = module._parameters.get(own)
+    return None if parameter is None else MatrixStack(parameter, getattr(module, "is_transposed", False) is True)
+
+
+def open_stacks(model: nn.Module, names: Iterable[str]) -> None:
+    """Put a :class:`MatrixStack` in the place of each parameter among ``names``: it can be replaced as layers are."""
     for name in names:
-        owner, _, own = name.rpartition(".")
-        module = model.get_submodule(owner)
-        parameter = module._parameters.get(own)
-        if parameter is not None:
+        stack = parameter_stack(model, name)
+        if stack is not None:
+            owner, _, own = name.rpartition(".")
+            module = model.get_submodule(owner)
             del module._parameters[own]
-            module.add_module(own, MatrixStack(parameter, getattr(module, "is_transposed", False) is True))
+            module.add_module(own, stack)

@@ -14,7 +14,7 @@ from neural_compressor.algorithms import smooth_scale
 from neural_compressor.errors import CalibrationError
 from neural_compressor.observers import make_observer
 from neural_compressor.schemes import OpScheme
-from neural_compressor.torch.batches import tensors_in
+from neural_compressor.torch.batches import layer_input, tensors_in
 from neural_compressor.torch.hooks import forward_replaced, hooked
 from neural_compressor.torch.modules import QuantModule
 from neural_compressor.torch.modules.build import quantized_module
@@ -61,7 +61,7 @@ class ChannelInputs:
         share = max(_ROWS // max(len(state.calls), 1), 1)
 
         def see(key: K, module: nn.Module, args: Any, kwargs: Any) -> None:
-            x = next(tensors_in((args, kwargs))).detach().float()
+            x = layer_input((args, kwargs)).detach().float()
             if not x.numel():
                 return
             rows = x.movedim(input_axis(module), -1).flatten(0, -2)

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from neural_compressor.algorithms import mean_error
 from neural_compressor.errors import CalibrationError, ConfigError
 from neural_compressor.schemes import PER_TENSOR, OpScheme, PerChannel, Plan
-from neural_compressor.torch.batches import batch_size
+from neural_compressor.torch.batches import batch_size, layer_input
 from neural_compressor.torch.hooks import hooked
 from neural_compressor.torch.modules.weighted import WeightedModule
 from neural_compressor.torch.passes.model_pass import PASSES, ModelPass, PassOptions, PassState
@@ -115,7 +115,7 @@ def _weight_error(module: WeightedModule, original: nn.Module, args: Any, kwargs
     In float32, whatever the type of the model: the error is smaller than what bfloat16 keeps of a weight.
     """
     assert isinstance(original.weight, Tensor)
-    x, *more = args or (kwargs["input"],)
+    x, more = layer_input((args, kwargs)), args[1:]
     swapped = {"weight": module.weight_error(original.weight)}
     if isinstance(original.bias, Tensor):
         swapped["bias"] = torch.zeros_like(original.bias, dtype=torch.float32)

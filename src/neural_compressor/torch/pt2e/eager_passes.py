@@ -78,6 +78,10 @@ class ReexportingExecution:
         """End of calibration."""
         self._eager.stop()
 
+    def abandon(self) -> None:
+        """End of a calibration that failed."""
+        self._eager.abandon()
+
     @torch.no_grad()
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
         with without_cache(self._eager.model):

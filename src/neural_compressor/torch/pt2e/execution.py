@@ -102,6 +102,10 @@ class GraphExecution:
             if settled:
                 observer.settled = settled[0].weight if isinstance(observer, WeightObserver) else settled[0].input
 
+    def abandon(self) -> None:
+        """End of a calibration that failed."""
+        self.stop()
+
     def _observe(self, listening: bool) -> None:
         for observer in self._observers:
             if isinstance(observer, RangeObserver):

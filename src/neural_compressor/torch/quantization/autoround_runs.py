@@ -18,8 +18,9 @@ from neural_compressor.torch.batches import feed, on_device_of
 from neural_compressor.torch.files.gguf import check_gguf
 from neural_compressor.torch.files.huggingface_writer import check_checkpoint
 from neural_compressor.torch.modules.weight_only import hold_scales_in
+from neural_compressor.torch.modules.weighted import FLOATS
 from neural_compressor.torch.quantization.config.autoround import AutoRoundConfig
-from neural_compressor.torch.quantization.config.autoround_names import EXPORTS, RUN_FIELDS, SCALE_TYPES
+from neural_compressor.torch.quantization.config.autoround_names import EXPORTS, RUN_FIELDS
 from neural_compressor.torch.quantization.config.autoround_schemes import scheme_fields
 from neural_compressor.torch.quantization.saving import save
 from neural_compressor.torch.quantization.texts import calls_from
@@ -180,7 +181,7 @@ class Export:
         """Round scales, write ``model``; where that fails, a warning says why, as the model is not to be lost for it."""
         if self.part.scale_dtype is not None:
             try:
-                hold_scales_in(model, SCALE_TYPES[self.part.scale_dtype], method=self.part.algorithm)
+                hold_scales_in(model, FLOATS[self.part.scale_dtype], method=self.part.algorithm)
             except QuantizationError as error:
                 logger.warning("not all scales are in %s: %s", self.part.scale_dtype, error)
         if not self._writes:

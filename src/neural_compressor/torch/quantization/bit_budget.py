@@ -3,7 +3,7 @@
 An option costs a layer the bits of its packed weight, scales included, and the relative squared error of its output when
 each weight goes to the nearest value, times the gain g of the layer (:mod:`neural_compressor.torch.sensitivity`):
 g * sum_i h_i |w_i - q_i|^2 / sum_i h_i |w_i|^2, with w_i the weights of input i and h_i the mean square of that input.
-Without data in the configuration all h and g are 1.
+Without data in the configuration all h and g are 1, and so are those of experts that are fused into one parameter.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ from neural_compressor.config.composition import Composition
 from neural_compressor.config.op_selector import Assignment, Tier
 from neural_compressor.errors import ConfigError
 from neural_compressor.schemes import OpKey, OpScheme, Plan
-from neural_compressor.torch.batches import run_batches
+from neural_compressor.torch.batches import layer_input, run_batches
 from neural_compressor.torch.files.checkpoint_layers import layers_of_one_input
 from neural_compressor.torch.files.streaming import is_empty
 from neural_compressor.torch.hooks import evaluating, hooked
-from neural_compressor.torch.modules.weight_only import is_conv1d
+from neural_compressor.torch.modules.matrix_stack import parameter_stack
+from neural_compressor.torch.modules.weight_only import matrix_of
 from neural_compressor.torch.quantization.autoround_runs import named_batches
 from neural_compressor.torch.quantization.config.autoround import RULES, AutoRoundConfig
 from neural_compressor.torch.quantization.config.autoround_names import BUDGET_FIELDS
 from neural_compressor.torch.quantization.config.autoround_schemes import scheme_fields
 from neural_compressor.torch.sensitivity import op_gains
-from neural_compressor.torch.structure.ops import find_ops
+from neural_compressor.torch.structure.ops import find_ops, is_parameter
 
 logger = logging.getLogger("neural_compressor")
 _CHOSEN = ("dtype", "bits", "act_dtype", "act_bits", "scheme")
@@ -200,9 +201,10 @@ def _costs(
     squares: dict[OpKey, Tensor] = {}
     gains: dict[OpKey, float] = {}
     if part.dataset is not None:
+        layers = [key for key in ops if not is_parameter(model, key[0])]
         with evaluating(model):
-            squares = _mean_squares(model, part, ops)
-            gains = op_gains(model, ops, named_batches(part, model), part.nsamples)
+            squares = _mean_squares(model, part, layers)
+            gains = op_gains(model, layers, named_batches(part, model), part.nsamples)
     found: dict[OpKey, dict[str, Choice]] = {}
     for key in ops:
         weight = _matrix(model, key)
@@ -229,18 +231,14 @@ def _mean_squares(model: nn.Module, part: AutoRoundConfig, ops: Sequence[OpKey])
     sums: dict[OpKey, Tensor] = {}
 
     def add(key: OpKey, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        squares = args[0].detach().flatten(0, -2).float().square().sum(0)
+        squares = layer_input((args, kwargs)).detach().flatten(0, -2).float().square().sum(0)
         sums[key] = sums[key] + squares if key in sums else squares
 
-    linear = {key: model.get_submodule(key[0]) for key in ops}
-    with hooked({key: each for key, each in linear.items() if each.weight.ndim == 2}, before=add):
+    with hooked({key: model.get_submodule(key[0]) for key in ops}, before=add):
         run_batches(model, named_batches(part, model), part.nsamples)
     return sums
 
 
 def _matrix(model: nn.Module, key: OpKey) -> Tensor:
     """The weight of an op as (outputs, inputs) in float32."""
-    module = model.get_submodule(key[0])
-    assert isinstance(module.weight, Tensor)
-    weight = module.weight.detach().float()
-    return (weight.T if is_conv1d(module) else weight.flatten(1)).contiguous()
+    return matrix_of(parameter_stack(model, key[0]) or model.get_submodule(key[0])).float().contiguous()

@@ -91,7 +91,7 @@ class FP8Run:
                 execution.survey.model.to(device)
 
         if execution.needs_data or self.sees_data:
-            follow_inputs(self._model, moved)
+            self._observing.callback(follow_inputs(self._model, moved))
 
     @property
     def sees_data(self) -> bool:

@@ -86,19 +86,15 @@ def prepare(model: nn.Module, quant_config: Any, inplace: bool = True, example_i
         )
         if example_inputs is not None and plan.passes:
             execution.survey = _seen(model, example_inputs)
+    for name, held in zip(_PREPARED, (execution, run, export), strict=True):
+        setattr(model, name, held)
+    with _abandoned_on_failure(model):
         if execution.needs_data and (run is None or run.config.quantize):
             execution.listen()
         if run is not None:
             run.begin(execution)
-        setattr(model, _ATTRIBUTE, execution)
-        setattr(model, _FP8_RUN, run)
-        setattr(model, _EXPORT, export)
-    if data is not None and (execution.is_listening or (run is not None and run.sees_data)):
-        try:
+        if data is not None and (execution.is_listening or (run is not None and run.sees_data)):
             data(model)
-        except BaseException:
-            _abandon(model)
-            raise
     return model
 
 
@@ -255,14 +251,19 @@ def _stop(model: nn.Module, converting: bool) -> None:
         close_products(model)
 
 
-def _abandon(model: nn.Module) -> None:
-    """Make the float model of a prepared one again; what calibration has seen is forgotten."""
-    execution, run = _execution(model), getattr(model, _FP8_RUN, None)
-    if run is not None:
-        run.abandon()
-    execution.stop()
-    _forget(model)
-    close_products(model)
+@contextmanager
+def _abandoned_on_failure(model: nn.Module) -> Iterator[None]:
+    """Make the float model of a prepared one again where calibration fails; what that has seen is forgotten."""
+    try:
+        yield
+    except BaseException:
+        execution, run = _execution(model), getattr(model, _FP8_RUN, None)
+        if run is not None:
+            run.abandon()
+        execution.abandon()
+        _forget(model)
+        close_products(model)
+        raise
 
 
 def _forget(model: nn.Module) -> dict[str, Any]:
@@ -382,14 +383,9 @@ def quantize(
     sees_data = execution.is_listening or (run is not None and run.sees_data)
     if run_fn is not None and sees_data:
         arguments = run_args if isinstance(run_args, (tuple, list)) else () if run_args is None else (run_args,)
-        try:
-            with calibrating(
-                run_fn, "run_fn", lambda: execution.runs if run is None else max(execution.runs, run.runs)
-            ):
-                run_fn(prepared, *arguments)
-        except BaseException:
-            _abandon(prepared)
-            raise
+        counted = lambda: execution.runs if run is None else max(execution.runs, run.runs)  # noqa: E731
+        with _abandoned_on_failure(prepared), calibrating(run_fn, "run_fn", counted):
+            run_fn(prepared, *arguments)
     if run is not None and not run.config.quantize:
         return finalize_calibration(prepared)
     return _converted(prepared, True, None, quiet, again=False)

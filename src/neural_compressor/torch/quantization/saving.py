@@ -71,8 +71,9 @@ def load(
 ) -> nn.Module:
     """Read what :func:`save` wrote, or a quantized Hugging Face checkpoint (GPTQ, AWQ, fp8, compressed-tensors).
 
-    ``original_model`` gives the architecture of the default format. ``format="huggingface"`` takes a local folder and
-    builds the model with transformers; what it converts is kept beside the checkpoint for the next time.
+    ``original_model`` gives the architecture, and stays as it is; the default format has none itself.
+    ``format="huggingface"`` takes a local folder and builds the model with transformers where none is given, in
+    ``torch_dtype`` if that is said; what it converts is kept beside the checkpoint for the next time.
     An exported model needs no ``original_model``; ``format="aoti"`` gives a function that runs a compiled package.
     """
     _known(format)
@@ -95,6 +96,11 @@ def load(
             _require_model_in(path)
             raise ConfigError(
                 "the default format holds tensors, not code: pass original_model, the float model it was made from"
+            )
+        if torch_dtype is not None:
+            raise ConfigError(
+                f"load: torch_dtype is {torch_dtype}, and the default format has tensors in the types they were saved in; "
+                "leave it out, and cast what is float in the model that comes back with .to(...)"
             )
         return _saving(load_model(path, original_model).to(device))
     if format == "gguf":

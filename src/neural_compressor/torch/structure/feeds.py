@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.modules import dropout
 
+from neural_compressor.torch.batches import tensors_in
 from neural_compressor.torch.hooks import hooked
 from neural_compressor.torch.modules.weight_only import is_conv1d
 from neural_compressor.torch.structure.norm_form import follows_weight
@@ -75,7 +76,7 @@ def inputs_seen(layers: Mapping[str, nn.Module]) -> Iterator[dict[str, list[Tens
     seen: dict[str, list[Tensor]] = {}
 
     def see(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        seen.setdefault(name, []).append(args[0])
+        seen.setdefault(name, []).append(next(tensors_in((args, kwargs))))
 
     with hooked(layers, before=see):
         yield seen

@@ -124,6 +124,55 @@ def test_giving_up_ends_the_threads(model):
     assert threading.active_count() <= threads
 
 
+def test_a_model_that_catches_everything_can_be_given_up():
+    class Catching(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+
+        def forward(self, x):
+            for block in self.blocks:
+                try:
+                    x = block(x)
+                except:  # noqa: E722
+                    x = x + 1
+            return x
+
+    def give_up():
+        for _ in Lockstep(Catching(), [((torch.ones(1, 4),), {})], ["blocks.0", "blocks.1"]):
+            break
+
+    driver = threading.Thread(target=give_up, daemon=True)
+    driver.start()
+    driver.join(10)
+    assert not driver.is_alive()
+
+
+def test_after_an_error_new_threads_compute_in_as_many_threads_as_before(model):
+    before, seen = torch.get_num_threads(), []
+    torch.set_num_threads(2)
+    try:
+        with pytest.raises(RuntimeError, match="shapes"):
+            list(Lockstep(model, [((torch.randn(2, 3),), {})], ["head"]))
+        other = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
+        other.start()
+        other.join()
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [2]
+
+
+def test_samples_have_the_gpu_that_the_driver_has(model, monkeypatch):
+    current, seen = threading.local(), []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: getattr(current, "number", 0))
+    monkeypatch.setattr(torch.cuda, "set_device", lambda number: setattr(current, "number", number))
+    monkeypatch.setattr(model.head, "forward", lambda x: seen.append(torch.cuda.current_device()) or x)
+    torch.cuda.set_device(1)
+    list(Lockstep(model, inputs(2), NAMES))
+    assert seen == [1, 1]
+
+
 def test_blocks_run_in_the_thread_that_drives(model, monkeypatch):
     threads = []
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ import torch
 from neural_compressor.dtypes import dtype
 from neural_compressor.schemes import TensorScheme
 from neural_compressor.schemes.block_rounding import FASTER, round_in_arrays
+from neural_compressor.torch.modules.kernels import block_triton
 from neural_compressor.torch.modules.kernels.block_triton import TritonBlockRounding
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -100,3 +102,23 @@ def test_a_large_tensor_and_a_layer_on_the_gpu(name) -> None:
     assert same(layer[0]._rounded(x), round_in_arrays(x, layer[0].scheme.activation))
     with torch.no_grad():
         assert torch.allclose(layer(x).cpu(), layer.cpu()(x.cpu()), rtol=2e-2, atol=2e-2)
+
+
+def test_the_kernel_is_launched_on_the_device_of_the_tensor(monkeypatch) -> None:
+    entered: list[torch.Tensor] = []
+
+    @contextmanager
+    def device_of(x):
+        entered.append(x)
+        yield
+        entered.clear()
+
+    class Kernel:
+        def __getitem__(self, grid):
+            return lambda x, out, *more, **rest: out.copy_(x) if entered[0].device == x.device else None
+
+    monkeypatch.setattr(torch.cuda, "device_of", device_of)
+    monkeypatch.setattr(block_triton, "_kernel", Kernel)
+    x = torch.randn(2, 32)
+    assert torch.equal(TritonBlockRounding()(x, TensorScheme(dtype("mxfp4"))), x)
+    assert not entered

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from neural_compressor.errors import CalibrationError, ConfigError
-from neural_compressor.torch.batches import tensors_in
+from neural_compressor.torch.batches import layer_input, tensors_in
 from neural_compressor.torch.hooks import evaluating, hooked
 from neural_compressor.torch.modules.kernels.dequantized_product import is_fast_at_bf16
 from neural_compressor.torch.modules.weight_only import is_conv1d, matrix_of
@@ -77,7 +77,10 @@ class RecordedBlock:
         counts = dict.fromkeys(self.layers, 0)
 
         def add_squares(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            x = args[0].detach().reshape(-1, args[0].shape[-1]).float()
+            x = layer_input((args, kwargs)).detach()
+            if not x.numel():  # an expert that no token came to
+                return
+            x = x.reshape(-1, x.shape[-1]).float()
             squares = x.square().sum(0)
             sums[name] = sums[name] + squares if name in sums else squares
             counts[name] += x.shape[0]

@@ -11,19 +11,21 @@ cache-sized part of the weight at a time takes the gradient in and puts the new 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from neural_compressor.dtypes import DType
 from neural_compressor.errors import ConfigError
-from neural_compressor.schemes import PER_TENSOR, QParams, QuantizedArray, TensorScheme
+from neural_compressor.schemes import PER_TENSOR, QParams, QuantizedArray, TensorScheme, in_pairs
 from neural_compressor.schemes.affine import integer_limits
 from neural_compressor.schemes.block import is_power_of_two_scale, storable_scale
 from neural_compressor.schemes.grid import code_dtype, encode
+from neural_compressor.schemes.pair_safe import pair_safe_codes
 from neural_compressor.schemes.ranges import from_parts, scale_granularity, to_parts
 
 _PARTS_OF_A_STEP, _MOST_INTERVALS = 64, 1 << 16
@@ -225,15 +227,23 @@ class LearnedRounding:
             lines[part] = self._numbers(part, exact).mul_(scale)
         return self._put(lines, out)
 
-    def result(self) -> QuantizedArray:
-        """Codes and scales that dequantize to exactly :meth:`values`."""
+    def result(self, pairs: np.ndarray | None = None) -> QuantizedArray:
+        """Codes and scales that dequantize to exactly :meth:`values`.
+
+        But where the scheme wants pairs of columns safe for kernels that add in 16 bits, those next to each other or
+        ``pairs``, a pair of codes that is too large loses what it has too much.
+        """
         lines = [
             self._grid.codes(part, self._numbers(part, self._weight[part] / self._scale(part)))
             for part in self._parts()
         ]
         whole = from_parts(torch.cat(lines).reshape(self._parts_shape), self.shape, self._granularity)
         codes = whole.contiguous()
-        return QuantizedArray(codes, self.scale, self._zero_point, self.scheme, self.shape, self._tensor_scale)
+        array = QuantizedArray(codes, self.scale, self._zero_point, self.scheme, self.shape, self._tensor_scale)
+        if not self.scheme.pair_safe:
+            return array
+        safe = pair_safe_codes(array.dequantize(), array.scale, in_pairs(self.shape[1]) if pairs is None else pairs)
+        return replace(array, codes=safe)
 
     def _offsets_of(self, codes: Tensor, zero: Tensor) -> Tensor:
         """What has each weight rounded to its code: nothing where that is the nearest."""

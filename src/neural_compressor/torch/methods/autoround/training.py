@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,9 +14,8 @@ from neural_compressor.algorithms import AutoRoundOptions, InputStatistics, Laye
 from neural_compressor.algorithms.autoround import Patience
 from neural_compressor.algorithms.weight_qparams import weight_qparams
 from neural_compressor.errors import CalibrationError, ConfigError, NeuralCompressorError, QuantizationError
-from neural_compressor.schemes import QParams, QuantizedArray, TensorScheme, in_pairs, quantize_pairs
+from neural_compressor.schemes import QParams, TensorScheme, in_pairs, quantize_pairs
 from neural_compressor.schemes.block import is_power_of_two_scale
-from neural_compressor.schemes.pair_safe import pair_safe_codes
 from neural_compressor.torch.methods.autoround.block import RecordedBlock, Sample, batches, samples_of
 from neural_compressor.torch.methods.autoround.rounding import LearnedRounding, check_scheme
 from neural_compressor.torch.modules.weight_only import matrix_of
@@ -70,15 +68,7 @@ def tune_block(
         before, after = train(recorded, roundings, samples, options)
     seconds = time.perf_counter() - started
     logger.debug("%s: squared error %.4g -> %.4g in %.1f s", type(block).__name__, before, after, seconds)
-    return {name: LayerResult(_found(rounding)) for name, rounding in roundings.items()}
-
-
-def _found(rounding: LearnedRounding) -> QuantizedArray:
-    """What was learned; a pair of codes that is too large for kernels that add in 16 bits loses what it has too much."""
-    array = rounding.result()
-    if not array.scheme.pair_safe:
-        return array
-    return replace(array, codes=pair_safe_codes(array.dequantize(), array.scale, in_pairs(array.shape[1])))
+    return {name: LayerResult(rounding.result()) for name, rounding in roundings.items()}
 
 
 def _roundings(
@@ -265,4 +255,4 @@ def tune_layer(
             break
     if options.keep_best and not quadratic_loss(weight, values, hessian) <= before:
         rounding.reset()
-    return LayerResult(_found(rounding))
+    return LayerResult(rounding.result())

@@ -13,6 +13,7 @@ from torch import nn
 from neural_compressor.algorithms import InputStatistics, options_of
 from neural_compressor.errors import CalibrationError
 from neural_compressor.schemes import OpScheme
+from neural_compressor.torch.batches import layer_input
 from neural_compressor.torch.files.streaming import BlockWeights
 from neural_compressor.torch.hooks import hooked
 from neural_compressor.torch.methods.autoround.block import first_tensor
@@ -39,10 +40,8 @@ def _capture(layers: Mapping[str, nn.Module], run: Callable[[], Any]) -> dict[st
     inputs: dict[str, torch.Tensor] = {}
 
     def keep(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if name in inputs:
-            inputs[name] = torch.cat([inputs[name].flatten(0, -2), args[0].flatten(0, -2)])
-        else:
-            inputs[name] = args[0]
+        x = layer_input((args, kwargs))
+        inputs[name] = torch.cat([inputs[name].flatten(0, -2), x.flatten(0, -2)]) if name in inputs else x
 
     with hooked(layers, before=keep):
         run()

@@ -12,6 +12,7 @@ from torch import nn
 from neural_compressor.algorithms import InputStatistics
 from neural_compressor.errors import CalibrationError
 from neural_compressor.schemes import OpScheme
+from neural_compressor.torch.batches import layer_input
 from neural_compressor.torch.files.streaming import WeightSource
 from neural_compressor.torch.hooks import hooked
 from neural_compressor.torch.methods.weight_only.block_quantizer import BlockQuantizer
@@ -110,7 +111,7 @@ class WeightOnlyQuantizer:
 
         def see(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if steps.is_sample(threading.current_thread(), not option(self.ops[name], "quantized_input", True)):
-                heads[name].update(args[0])
+                heads[name].update(layer_input((args, kwargs)))
 
         with hooked(groups.modules(outside), before=see):
             waiting = list(blocks)

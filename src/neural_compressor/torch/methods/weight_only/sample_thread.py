@@ -45,6 +45,8 @@ class Sample(threading.Thread):
         self.block: str | None = None
         self.arguments: Arguments | None = None
         self.error: BaseException | None = None
+        # Of the thread that makes this one: a new thread starts with the first, where code of the model's would then run.
+        self._gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else None
         self._output: Any = None
         self._cancelled = False
         self._go = threading.Semaphore(0)
@@ -55,6 +57,8 @@ class Sample(threading.Thread):
         try:
             if not self._cancelled:
                 _compute_alone()
+                if self._gpu is not None:
+                    torch.cuda.set_device(self._gpu)
                 args, kwargs = independent(self.call)
                 with torch.no_grad(), self.reads or nullcontext():
                     self.model(*args, **kwargs)
@@ -76,9 +80,10 @@ class Sample(threading.Thread):
 
     def wait_at(self, block: str, arguments: Arguments) -> Any:
         """Stop before ``block`` until its output is there; called by the sample's own thread."""
-        self.block, self.arguments = block, arguments
-        self._stopped.release()
-        self._go.acquire()
+        if not self._cancelled:  # else the model caught what ends it, as a bare except does
+            self.block, self.arguments = block, arguments
+            self._stopped.release()
+            self._go.acquire()
         if self._cancelled:
             raise _Cancelled
         output, self._output = self._output, None
@@ -110,8 +115,10 @@ def running(samples: Sequence[Sample]) -> Iterator[None]:
         for sample in samples:
             sample.start()
             started.append(sample)
-            sample.advance()
-            torch.set_num_threads(threads)
+            try:
+                sample.advance()
+            finally:
+                torch.set_num_threads(threads)  # of threads to come, too
         yield
     finally:
         for sample in started:

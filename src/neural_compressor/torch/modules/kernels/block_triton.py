@@ -54,20 +54,21 @@ class TritonBlockRounding:
         padded = 1 << (size - 1).bit_length()
         tile = max(1, _TILE // padded)
         out = torch.empty_like(x)
-        _kernel()[(-(-groups // tile),)](
-            x,
-            out,
-            whole,
-            groups,
-            in_row,
-            width,
-            size=size,
-            padded=padded,
-            tile=tile,
-            rounding=_ROUNDINGS[scheme.rounding],
-            **_element(kind.element_type),
-            **_scales(kind, scales),
-        )
+        with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]  # Triton launches on the current device, wherever tensors are
+            _kernel()[(-(-groups // tile),)](
+                x,
+                out,
+                whole,
+                groups,
+                in_row,
+                width,
+                size=size,
+                padded=padded,
+                tile=tile,
+                rounding=_ROUNDINGS[scheme.rounding],
+                **_element(kind.element_type),
+                **_scales(kind, scales),
+            )
         return out
 
 

@@ -13,6 +13,7 @@ import torch
 from neural_compressor.config.validators import as_list, listed
 from neural_compressor.errors import ConfigError
 from neural_compressor.registry import close_matches
+from neural_compressor.torch.modules.weighted import FLOATS
 from neural_compressor.torch.quantization.config.fields import FLOAT
 from neural_compressor.torch.quantization.texts import check_dataset
 
@@ -109,17 +110,14 @@ def tokenizer_of(value: Any) -> Any:
     raise ConfigError(f"got {value!r}, expected a tokenizer, or the folder where it is (nothing is fetched from a hub)")
 
 
-SCALE_TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-
-
 def scale_type(value: Any) -> str | None:
     """The type in which scales are held; None is fp32."""
-    for name, kind in SCALE_TYPES.items():
+    for name, kind in FLOATS.items():
         if value in (name, kind, str(kind).removeprefix("torch."), str(kind)):
             return None if name == "fp32" else name
     if value is None:
         return None
-    raise ConfigError(f"got {value!r}, expected one of {', '.join(SCALE_TYPES)} for scales")
+    raise ConfigError(f"got {value!r}, expected one of {', '.join(FLOATS)} for scales")
 
 
 def device_of(value: Any) -> str | None:

@@ -1,0 +1,105 @@
+"""Layers that models call in other ways than one tensor of many rows, by place."""
+
+import pytest
+import torch
+from torch import nn
+
+import neural_compressor.torch.quantization as q
+from neural_compressor.torch.modules import QuantModule
+
+CONFIGS = {
+    "static": q.StaticQuantConfig,
+    "kl": lambda: q.StaticQuantConfig(act_algo="kl"),
+    "range_search": lambda: q.StaticQuantConfig(range_search=True),
+    "learned_rounding": lambda: q.StaticQuantConfig(learned_rounding="block"),
+    "smooth_quant": q.SmoothQuantConfig,
+    "smooth_quant_auto": lambda: q.SmoothQuantConfig(alpha="auto"),
+    "fp8": q.FP8Config,
+    "gptq": lambda: q.GPTQConfig(group_size=8),
+    "gptq_upstream": lambda: q.GPTQConfig(group_size=8, correct_upstream=True),
+    "awq": lambda: q.AWQConfig(group_size=8),
+    "teq": lambda: q.TEQConfig(group_size=8),
+    "autoround": lambda: q.AutoRoundConfig(group_size=8, iters=3),
+}
+
+
+class Experts(nn.Module):
+    """Calls every expert, with the rows that are its own: none for the one that is ``idle``."""
+
+    def __init__(self):
+        super().__init__()
+        self.idle = 1
+        self.gate = nn.Linear(16, 16)
+        self.experts = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
+
+    def forward(self, x):
+        hidden = self.gate(x)
+        out = torch.zeros_like(hidden)
+        for place, expert in enumerate(self.experts):
+            mine = torch.full((len(x),), place != self.idle)
+            out[mine] += expert(hidden[mine])
+        return out
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 32), nn.Linear(32, 16)
+
+    def forward(self, x):
+        return x + self.down(input=torch.relu(self.up(input=x)))
+
+
+class ByName(nn.Module):
+    """Hands layers their input by name, in repeated blocks and outside of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+        self.last = nn.Linear(16, 8)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return self.last(input=x)
+
+
+def quantized(model, name):
+    torch.manual_seed(0)
+    batches = [torch.randn(8, 16) for _ in range(3)]
+    return q.quantize(model.eval(), CONFIGS[name](), run_fn=lambda m: [m(x) for x in batches], quiet=True)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_an_expert_that_only_ever_sees_no_rows_is_left_in_float_and_listed(name):
+    model = quantized(Experts(), name)
+    assert isinstance(model.experts[0], QuantModule)
+    assert type(model.experts[1]) is nn.Linear
+    assert model.quantization.reasons["experts.1", "Linear"] == "calibration never reached it"
+
+
+def test_ranks_on_which_an_expert_had_no_rows_are_merged_with_others(tmp_path):
+    model, files = Experts().eval(), {"dump_stats_path": str(tmp_path / "m"), "world_size": 2}
+    for rank in (0, 1):
+        prepared = q.prepare(model, q.FP8Config(mode="MEASURE", local_rank=rank, **files))
+        model.idle = rank
+        prepared(torch.randn(8, 16))
+        q.finalize_calibration(prepared)
+    new = q.convert(model, q.FP8Config(mode="QUANTIZE", local_rank=0, **files), quiet=True)
+    assert all(isinstance(expert, QuantModule) for expert in new.experts)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_layers_that_are_given_their_input_by_name(name):
+    model = quantized(ByName(), name)
+    assert sum(isinstance(module, QuantModule) for module in model.modules()) == 5
+    assert model(torch.ones(2, 16)).isfinite().all()
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_what_is_quantized_in_inference_mode_is_used_outside_of_it(name):
+    model = ByName()
+    with torch.inference_mode():
+        model = quantized(model, name)
+    assert model(torch.ones(2, 16, requires_grad=True)).shape == (2, 8)
+    assert not any(tensor.is_inference() for tensor in model.state_dict().values())

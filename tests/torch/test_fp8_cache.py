@@ -105,3 +105,10 @@ def test_without_scales_or_attentions_it_is_refused(llama):
         fp8_cache(llama)
     with pytest.raises(CalibrationError, match="no attention"):
         prepare(torch.nn.Sequential(torch.nn.Linear(4, 4)), FP8Config(kv_cache=True))
+
+
+def test_an_encoder_and_a_decoder_have_no_one_kind_of_cache():
+    sizes = {"vocab_size": 64, "d_model": 32, "d_ff": 64, "num_layers": 1, "num_heads": 2, "d_kv": 16}
+    model = transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes)).eval()
+    with pytest.raises(CalibrationError, match="a T5ForConditionalGeneration has attentions of an encoder"):
+        prepare(model, FP8Config(kv_cache=True))

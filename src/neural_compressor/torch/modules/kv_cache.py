@@ -66,7 +66,12 @@ def observed_kv_scales(model: nn.Module, batches: Iterable[Any]) -> dict[str, KV
 
 
 def require_attentions(model: nn.Module) -> dict[str, nn.Module]:
-    """:func:`cached_attentions`, of which there must be some."""
+    """:func:`cached_attentions`, of which there must be some, and all of one kind."""
+    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        raise CalibrationError(
+            f"a {type(model).__name__} has attentions of an encoder, which has no cache, and between encoder and decoder; "
+            "keys and values are rounded in decoders alone: leave out what asks for it (kv_cache, static_attention_dtype)"
+        )
     if attentions := cached_attentions(model):
         return attentions
     raise CalibrationError(f"a {type(model).__name__} has no attention that hands keys and values to a cache")

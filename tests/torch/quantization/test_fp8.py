@@ -420,6 +420,23 @@ def test_what_does_not_fit_the_model_is_refused(net, fields, said):
         prepare(net, FP8Config(**fields))
 
 
+def test_a_layer_that_was_given_no_rows_was_not_reached():
+    class Routed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.other = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x):
+            to_one = x[:, 0] > -100
+            return self.one(x[to_one]).sum() + self.other(x[~to_one]).sum()
+
+    model = quantized(Routed().eval(), FP8Config(), [torch.randn(4, 8)])
+    assert type(model.one) is QuantLinear
+    assert model.quantization.reasons == {("other", "Linear"): "calibration never reached it"}
+    with pytest.raises(CalibrationError, match="calibration reached none of the ops"):
+        quantized(nn.Sequential(nn.Linear(8, 8)), FP8Config(), [torch.zeros(0, 8)])
+
+
 def test_flags_are_words_in_the_json_files_of_others(tmp_path):
     (tmp_path / "maxabs.json").write_text(
         json.dumps({"mode": "AUTO", "fake_quant": "True", "use_qdq": "False", "dynamic_quantization": "true"})

@@ -140,6 +140,8 @@ class Observing:
         if self._runs % self._every:
             return
         tensors = [t for t in (*args, *kwargs.values()) if isinstance(t, torch.Tensor)]
+        if not all(t.numel() for t in tensors):
+            return  # an expert that no token went to was not reached
         if (change := self._changes.get(key[0])) is not None:
             tensors = [change.on_input(tensors[0].detach(), input_axis(module)), *tensors[1:]]
         observers = self.inputs.setdefault(key, [])

@@ -293,8 +293,9 @@ class Execution:
                 f"{len(self._unobserved)} static ops need calibration: run the prepared model on data before convert"
             )
         if self._replays and not self.calls:
+            need = "needs" if len(self.plan.passes) == 1 else "need"
             raise CalibrationError(
-                f"{self._passes_named} need calibration: run the prepared model on data before convert"
+                f"{self._passes_named} {need} calibration: run the prepared model on data before convert"
             )
         self._applied = True
         modes = [(module, module.training) for module in self.model.modules()]

@@ -209,7 +209,9 @@ def test_scales_of_another_method_are_recalculated_and_not_loaded(net, data, tmp
     measured(net, data, tmp_path / "m")
     convert(copy.deepcopy(net), FP8Config(mode="QUANTIZE", dump_stats_path=str(tmp_path / "m")), quiet=True)
     other = {"scale_method": "maxabs_arbitrary", "dump_stats_path": str(tmp_path / "m")}
-    with pytest.raises(FormatError, match=r"has scales of .*maxabs_hw.*maxabs_arbitrary"):
+    with pytest.raises(
+        FormatError, match=r"has scales of scale_method 'maxabs_hw', and here it is 'maxabs_arbitrary':"
+    ):
         convert(copy.deepcopy(net), FP8Config(mode="LOAD", **other), quiet=True)
     two = convert(copy.deepcopy(net), FP8Config(mode="QUANTIZE", **other), quiet=True)
     same(two, quantized(net, FP8Config(scale_method="maxabs_arbitrary"), data))
@@ -416,6 +418,23 @@ def test_what_cannot_be_is_refused_by_name(fields, said):
 def test_what_does_not_fit_the_model_is_refused(net, fields, said):
     with pytest.raises(ConfigError, match=said):
         prepare(net, FP8Config(**fields))
+
+
+def test_a_layer_that_was_given_no_rows_was_not_reached():
+    class Routed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.other = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x):
+            to_one = x[:, 0] > -100
+            return self.one(x[to_one]).sum() + self.other(x[~to_one]).sum()
+
+    model = quantized(Routed().eval(), FP8Config(), [torch.randn(4, 8)])
+    assert type(model.one) is QuantLinear
+    assert model.quantization.reasons == {("other", "Linear"): "calibration never reached it"}
+    with pytest.raises(CalibrationError, match="calibration reached none of the ops"):
+        quantized(nn.Sequential(nn.Linear(8, 8)), FP8Config(), [torch.zeros(0, 8)])
 
 
 def test_flags_are_words_in_the_json_files_of_others(tmp_path):

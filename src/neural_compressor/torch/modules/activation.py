@@ -66,7 +66,8 @@ def simulate(x: Tensor, scheme: TensorScheme, qparams: QParams | None) -> Tensor
 
 def _without_endless_parts(qparams: QParams, low: Tensor, high: Tensor) -> QParams:
     """Scales that make a token, group or tensor with NaN or infinity in it NaN, and leave the others as they are."""
-    assert qparams.scale is not None
+    if qparams.scale is None:  # 16-bit floats
+        return qparams
     return replace(qparams, scale=torch.where(torch.isfinite(low) & torch.isfinite(high), qparams.scale, torch.nan))
 
 

@@ -38,6 +38,7 @@ from neural_compressor.torch.modules.kv_cache import (
 from neural_compressor.torch.quantization.config import AutoRoundConfig, FP8Config
 
 logger = logging.getLogger("neural_compressor")
+_METHOD_FIELDS = ("fp8_config", "scale_method", "scale_params", "device_for_scales")
 
 
 class FP8Run:
@@ -172,10 +173,10 @@ class FP8Run:
         """The ranges that give the scales of an earlier run."""
         stored = read_measurements(self.files.scales, self._model, "run convert with mode='QUANTIZE' first")
         if stored["scale_method"] != self._method:
-            raise FormatError(
-                f"{self.files.scales} has scales of {stored['scale_method']}, and the configuration asks for "
-                f"{self._method}: quantize with mode='QUANTIZE'"
-            )
+            triples = zip(_METHOD_FIELDS, stored["scale_method"], self._method, strict=False)
+            differing = [f"{field} {one!r}, and here it is {other!r}" for field, one, other in triples if one != other]
+            told = "; ".join(differing) or "other rules (set_local)"
+            raise FormatError(f"{self.files.scales} has scales of {told}: quantize with mode='QUANTIZE'")
         found: dict[OpKey, list[Range]] = {}
         for key, op in self._plan.items():
             scales = stored["ops"].get(key[0])

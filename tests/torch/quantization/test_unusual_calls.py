@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 import neural_compressor.torch.quantization as q
@@ -103,3 +104,22 @@ def test_what_is_quantized_in_inference_mode_is_used_outside_of_it(name):
         model = quantized(model, name)
     assert model(torch.ones(2, 16, requires_grad=True)).shape == (2, 8)
     assert not any(tensor.is_inference() for tensor in model.state_dict().values())
+
+
+class Twice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(16, 16)
+
+    def forward(self, x):
+        return self.layer(self.layer(x))
+
+
+def test_tensors_of_a_layer_that_is_called_twice_are_all_kept(tmp_path):
+    model, x = Twice().eval(), torch.randn(2, 16)
+    prepared = q.prepare(model, q.FP8Config(mode="MEASURE", observer="save", dump_stats_path=str(tmp_path / "m")))
+    prepared(x)
+    q.finalize_calibration(prepared)
+    first, second = (load_file(tmp_path / f"m_hooks_save_layer_0{end}.safetensors") for end in ("", "_2"))
+    assert torch.equal(first["layer:input0"], x)
+    assert torch.equal(second["layer:input0"], model.layer(x))

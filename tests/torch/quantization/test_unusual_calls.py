@@ -1,5 +1,7 @@
 """Layers that models call in other ways than one tensor of many rows, by place."""
 
+import copy
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -123,3 +125,29 @@ def test_tensors_of_a_layer_that_is_called_twice_are_all_kept(tmp_path):
     first, second = (load_file(tmp_path / f"m_hooks_save_layer_0{end}.safetensors") for end in ("", "_2"))
     assert torch.equal(first["layer:input0"], x)
     assert torch.equal(second["layer:input0"], model.layer(x))
+
+
+class NormedBlock(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.layer = nn.LayerNorm(16), nn.Linear(16, 16)
+
+    def forward(self, x):
+        return x + self.layer(self.norm(x))
+
+
+@pytest.mark.parametrize("config", [q.AWQConfig, q.TEQConfig], ids=["awq", "teq"])
+def test_a_scale_goes_into_one_of_two_normalisations_that_share_their_gain(config, tmp_path):
+    torch.manual_seed(0)
+    model, x = nn.Sequential(NormedBlock(), NormedBlock()).eval(), torch.randn(64, 16)
+    gain = nn.Parameter(torch.logspace(-1, 1, 16))
+    for block in model:
+        block.norm.weight = gain
+    original = copy.deepcopy(model)
+    made = q.quantize(model, config(bits=8, group_size=8, folding=True), run_fn=lambda m: m(x), quiet=True)
+    made.save(tmp_path / "m")
+    with torch.no_grad():
+        found, wanted = made(x), original(x)
+        assert not torch.equal(made[0].norm.weight, original[0].norm.weight), "a scale went into it"
+        assert float((found - wanted).norm() / wanted.norm()) < 0.01
+        assert torch.equal(q.load(tmp_path / "m", original)(x), found)

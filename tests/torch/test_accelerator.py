@@ -6,7 +6,7 @@ from torch import nn
 
 from neural_compressor.errors import ConfigError
 from neural_compressor.torch import accelerator
-from neural_compressor.torch.accelerator import follow_inputs
+from neural_compressor.torch.accelerator import follow_inputs, target_device
 from neural_compressor.torch.quantization import FP8Config, convert, prepare
 from neural_compressor.torch.utils import auto_detect_accelerator, get_model_device, get_torch_version, is_hpu_available
 
@@ -50,6 +50,16 @@ def test_the_environment_says_otherwise(machine, monkeypatch):
     monkeypatch.setenv("INC_TARGET_DEVICE", "gpu")
     with pytest.raises(ConfigError, match=r"INC_TARGET_DEVICE is 'gpu'.*known"):
         auto_detect_accelerator()
+
+
+def test_the_environment_names_one_of_several(machine, monkeypatch):
+    machine("cuda")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("INC_TARGET_DEVICE", "cuda:1")
+    assert target_device() == torch.device("cuda", 1)
+    monkeypatch.setenv("INC_TARGET_DEVICE", "cuda:2")
+    with pytest.raises(ConfigError, match="INC_TARGET_DEVICE: the device is 'cuda:2', and of cuda there are 2"):
+        target_device()
 
 
 def test_prepare_says_so_before_any_work(machine, monkeypatch):

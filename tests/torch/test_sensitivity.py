@@ -160,3 +160,24 @@ def test_hawq_needs_a_loss(tmp_path):
     conf = PostTrainingQuantConfig(quant_level=1, tuning_criterion=TuningCriterion(strategy="hawq_v2"))
     with pytest.raises(ConfigError, match="hawq_v2_loss"):
         fit(Net().eval(), conf, [torch.rand(4, 6)], eval_func=lambda m: 1.0, workspace=tmp_path, quiet=True)
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(6, 8, batch_first=True)
+
+    def forward(self, x):
+        return self.lstm(x)[0][:, -1]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options"),
+    [("mse_v2", {}), ("hawq_v2", {"hawq_v2_loss": lambda output, label: output.square().mean()})],
+)
+def test_strategies_do_for_ops_of_which_no_gradient_is_looked_at(strategy, options, tmp_path):
+    data = [(torch.randn(2, 3, 6), torch.zeros(2)) for _ in range(2)]
+    criterion = TuningCriterion(strategy=strategy, strategy_kwargs=options, max_trials=2)
+    conf = PostTrainingQuantConfig(approach="auto", tuning_criterion=criterion)
+    best = fit(Recurrent().eval(), conf, data, eval_func=lambda model: 1.0, workspace=tmp_path, quiet=True)
+    assert [kind for _, kind in best.model.quantization.plan] == ["LSTM"]

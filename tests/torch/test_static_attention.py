@@ -189,3 +189,9 @@ def test_queries_that_cannot_be_seen_are_an_error():
     model.set_attn_implementation("elsewhere")
     with pytest.raises(CalibrationError, match="attn_implementation='sdpa'"):
         quantized(model, static_attention_dtype="fp8")
+
+
+def test_the_device_of_the_environment_is_for_fp8_configurations(monkeypatch):
+    monkeypatch.setenv("INC_TARGET_DEVICE", "hpu")  # which is not there
+    model = quantized(llama(), static_attention_dtype="fp8")
+    assert model.model.layers[0].self_attn.q_scale.device.type == "cpu"

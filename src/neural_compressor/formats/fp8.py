@@ -62,6 +62,8 @@ class FP8(CheckpointFormat[QuantizedLinear]):
             )
         if weight.activation is None:
             return "its inputs are quantized too; the layout 'compressed-tensors' has them in float"
+        if weight.mode == "dynamic" and isinstance(weight.activation.granularity, PerTensor):
+            return "its dynamic inputs have a scale a token; the layout 'compressed-tensors' has one a tensor too"
         return why_not_fp8(weight)
 
     def _store(self, weight: QuantizedLinear) -> dict[str, Array]:

@@ -118,7 +118,11 @@ def auto_detect_accelerator(device_name: str = "auto") -> Accelerator:
 
 def target_device() -> torch.device | None:
     """The device that ``INC_TARGET_DEVICE`` names; None where it is not set."""
-    return auto_detect_accelerator().device() if os.environ.get(VARIABLE, "").strip() else None
+    said = os.environ.get(VARIABLE, "").strip()
+    try:
+        return device_named(said) if said else None
+    except ConfigError as error:
+        raise ConfigError(f"the environment variable {VARIABLE}: {error}") from None
 
 
 def device_named(name: str) -> torch.device:

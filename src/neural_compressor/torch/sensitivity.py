@@ -78,10 +78,10 @@ def op_gains(
         outputs.clear()
         with torch.enable_grad():
             found = [t for t in tensors_in(feed(model, inputs)) if t.requires_grad]
-            if not found:
+            kept = [(key, tensor) for key, tensors in outputs.items() for tensor in tensors]
+            if not found or not kept:  # an LSTM gives several things at once, none of which is looked at
                 return
             signs = [torch.randint(2, t.shape, generator=generator).to(t.device, t.dtype) * 2 - 1 for t in found]
-            kept = [(key, tensor) for key, tensors in outputs.items() for tensor in tensors]
             gradients = torch.autograd.grad(found, [tensor for _, tensor in kept], signs, allow_unused=True)
         whole += sum(float(t.detach().double().square().sum()) for t in found)
         for (key, tensor), gradient in zip(kept, gradients, strict=True):
@@ -114,6 +114,8 @@ def op_curvatures(
         if found is not None and isinstance(weight, nn.Parameter):
             weights[key] = weight
             changes[key] = float((found.to(weight.device) - weight.detach()).double().square().sum())
+    if not weights:  # recurrent layers have several, and products of activations none
+        return {}
     traces = dict.fromkeys(weights, 0.0)
     generator, batches, seen = torch.Generator().manual_seed(seed), 0, 0
     wanted = [weight.requires_grad for weight in weights.values()]

@@ -381,9 +381,10 @@ def test_layers_of_one_input_share_a_global_scale(llama: Any, ids: torch.Tensor,
         (RTNConfig(dtype="mxfp4"), "gptq", "integer weights alone.*'compressed-tensors'"),
         (RTNConfig(dtype="mxfp4"), "fp8", "fp8_e4m3, not mxfp4"),
         (CONFIGS["fp8 token"], "fp8", "a scale a tensor or block, not per_channel; the layout 'compressed-tensors'"),
+        (activations(DynamicQuantConfig, **FP8), "fp8", "dynamic inputs have a scale a token; the layout 'compressed"),
         (DynamicQuantConfig(), "compressed-tensors", "act_granularity='per_token'"),
     ],
-    ids=["groups", "e5m2", "nf4", "gptq", "fp8", "channels", "asymmetric"],
+    ids=["groups", "e5m2", "nf4", "gptq", "fp8", "channels", "dynamic tensor", "asymmetric"],
 )
 def test_what_has_no_place_in_a_layout_is_said(
     llama: Any, tmp_path: Path, config: Any, layout: str, message: str

@@ -1,7 +1,10 @@
 """Layers that models call in other ways than one tensor of many rows, by place."""
 
+import copy
+
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 import neural_compressor.torch.quantization as q
@@ -103,3 +106,48 @@ def test_what_is_quantized_in_inference_mode_is_used_outside_of_it(name):
         model = quantized(model, name)
     assert model(torch.ones(2, 16, requires_grad=True)).shape == (2, 8)
     assert not any(tensor.is_inference() for tensor in model.state_dict().values())
+
+
+class Twice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(16, 16)
+
+    def forward(self, x):
+        return self.layer(self.layer(x))
+
+
+def test_tensors_of_a_layer_that_is_called_twice_are_all_kept(tmp_path):
+    model, x = Twice().eval(), torch.randn(2, 16)
+    prepared = q.prepare(model, q.FP8Config(mode="MEASURE", observer="save", dump_stats_path=str(tmp_path / "m")))
+    prepared(x)
+    q.finalize_calibration(prepared)
+    first, second = (load_file(tmp_path / f"m_hooks_save_layer_0{end}.safetensors") for end in ("", "_2"))
+    assert torch.equal(first["layer:input0"], x)
+    assert torch.equal(second["layer:input0"], model.layer(x))
+
+
+class NormedBlock(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.layer = nn.LayerNorm(16), nn.Linear(16, 16)
+
+    def forward(self, x):
+        return x + self.layer(self.norm(x))
+
+
+@pytest.mark.parametrize("config", [q.AWQConfig, q.TEQConfig], ids=["awq", "teq"])
+def test_a_scale_goes_into_one_of_two_normalisations_that_share_their_gain(config, tmp_path):
+    torch.manual_seed(0)
+    model, x = nn.Sequential(NormedBlock(), NormedBlock()).eval(), torch.randn(64, 16)
+    gain = nn.Parameter(torch.logspace(-1, 1, 16))
+    for block in model:
+        block.norm.weight = gain
+    original = copy.deepcopy(model)
+    made = q.quantize(model, config(bits=8, group_size=8, folding=True), run_fn=lambda m: m(x), quiet=True)
+    made.save(tmp_path / "m")
+    with torch.no_grad():
+        found, wanted = made(x), original(x)
+        assert not torch.equal(made[0].norm.weight, original[0].norm.weight), "a scale went into it"
+        assert float((found - wanted).norm() / wanted.norm()) < 0.01
+        assert torch.equal(q.load(tmp_path / "m", original)(x), found)

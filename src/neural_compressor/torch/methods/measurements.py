@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -78,6 +79,7 @@ class Measuring:
         self._model, self._files, self._caches = model, files, caches
         self._ops = {key: model.get_submodule(key[0]) for key, op in plan.items() if not op.is_float}
         self._seen: dict[str, dict[str, Any]] = {}
+        self._saved: Counter[tuple[str, int]] = Counter()
         self._stack: ExitStack | None = None
         self.runs = 0
 
@@ -135,7 +137,9 @@ class Measuring:
                 for kind, ts in (("input", inputs), ("output", outputs))
                 for i, t in enumerate(ts)
             }
-            file = self._files.path(self._files.rank, f"_{key[0]}_{self.runs}.safetensors")
+            self._saved[key[0], self.runs] += 1
+            again = f"_{number}" if (number := self._saved[key[0], self.runs]) > 1 else ""
+            file = self._files.path(self._files.rank, f"_{key[0]}_{self.runs}{again}.safetensors")
             save_file({name: t.detach().cpu().contiguous() for name, t in held.items()}, file)
 
     def _update(self, seen: dict[str, Any], tensor: Tensor, what: str) -> None:

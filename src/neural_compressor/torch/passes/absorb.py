@@ -42,6 +42,7 @@ def named_norm(model: nn.Module, name: str) -> nn.Module:
 
 @torch.no_grad()
 def absorb(norm: nn.Module, scale: torch.Tensor) -> None:
-    """Divide what ``norm`` returns by ``scale``."""
-    for vector in scaled_vectors(norm):
-        vector.div_(scale.to(vector.device, vector.dtype))
+    """Divide what ``norm`` returns by ``scale``; its vectors are new ones, as another module may hold the old ones too."""
+    for name, vector in zip(("weight", "bias"), scaled_vectors(norm), strict=False):
+        new = vector / scale.to(vector.device, vector.dtype)
+        setattr(norm, name, nn.Parameter(new, vector.requires_grad) if isinstance(vector, nn.Parameter) else new)

@@ -44,10 +44,12 @@ _METHOD_FIELDS = ("fp8_config", "scale_method", "scale_params", "device_for_scal
 class FP8Run:
     """What an :class:`FP8Config` asks of files while a plan is prepared and carried out.
 
-    ``queries`` has queries, keys and values rounded, whatever the configuration says of a cache.
+    ``queries`` has queries, keys and values rounded, whatever the configuration says of a cache, if there is one.
     """
 
-    def __init__(self, model: nn.Module, config: FP8Config, plan: Plan, queries: bool = False) -> None:
+    def __init__(self, model: nn.Module, config: FP8Config | None, plan: Plan, queries: bool = False) -> None:
+        self._has_device = config is not None
+        config = config or FP8Config()
         rank = config.local_rank if config.global_rank is None else config.global_rank
         if config.world_size is None and rank is not None:
             field = "local_rank" if config.global_rank is None else "global_rank"
@@ -81,7 +83,7 @@ class FP8Run:
 
     def place(self) -> None:
         """Move the model to the device that ``INC_TARGET_DEVICE`` names; one that is not there is an error."""
-        if (device := target_device()) is not None:
+        if self._has_device and (device := target_device()) is not None:
             self._model.to(device)
 
     def _follow(self, execution: Execution) -> None:
@@ -241,4 +243,4 @@ def fp8_run(model: nn.Module, config: Composition, plan: Plan) -> FP8Run | None:
             "AutoRoundConfig.static_attention_dtype: hadamard='folded' turns the values of attentions after their scales "
             "were taken; leave one out"
         )
-    return FP8Run(model, found[0] if found else FP8Config(), plan, queries) if found or queries else None
+    return FP8Run(model, found[0] if found else None, plan, queries) if found or queries else None

@@ -46,7 +46,8 @@ class Sample(threading.Thread):
         self.arguments: Arguments | None = None
         self.error: BaseException | None = None
         # Of the thread that makes this one: a new thread starts with the first, where code of the model's would then run.
-        self._gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+        has_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        self._gpu = torch.cuda.current_device() if has_gpu else None
         self._output: Any = None
         self._cancelled = False
         self._go = threading.Semaphore(0)

@@ -362,3 +362,10 @@ def test_what_a_look_up_cannot_have_is_what_was_said():
     rules = StaticQuantConfig().set_local("0", StaticQuantConfig(w_granularity="per_tensor"))
     with pytest.raises(ConfigError, match="for weight granularity 'per_tensor'"):
         prepare(net, rules)
+
+
+def test_a_batch_without_samples_is_no_calibration():
+    model = prepare(nn.Sequential(nn.Linear(16, 4)), StaticQuantConfig())
+    model(torch.empty(0, 16))
+    with pytest.raises(CalibrationError, match=r"op '0' \(Linear\): no data reached this observer"):
+        convert(model)

@@ -135,7 +135,13 @@ def check(model: GraphModule, plan: Plan) -> None:
     for step in plan.passes:
         if step == CORRECT_BIASES:
             continue
-        raise ConfigError(f"pass {step} is not for exported graphs: apply it to the eager model before export")
+        remedy = "give the configuration the eager model"
+        if step.name == "smooth":
+            remedy = (
+                "smooth the eager model before export, by TorchSmoothQuant of "
+                "neural_compressor.torch.algorithms.smooth_quant"
+            )
+        raise ConfigError(f"pass {step} is not for exported graphs: {remedy}")
     for key, scheme in plan.items():
         if key not in ops:
             raise ConfigError(

@@ -15,6 +15,7 @@ from neural_compressor.errors import ConfigError
 from neural_compressor.model import Model
 from neural_compressor.report.terminal import print_ops
 from neural_compressor.strategy.build import build_space
+from neural_compressor.strategy.space import TuningSpace
 from neural_compressor.tuning.evaluator import Evaluator
 
 logger = logging.getLogger("neural_compressor")
@@ -81,6 +82,7 @@ class CompressionManager:
                 f"{usual!r}"
             )
         self._session: Any = None
+        self._space: TuningSpace | None = None
         self._done = False
         self._epochs = 0
         self.model = model
@@ -94,7 +96,8 @@ class CompressionManager:
             )
         if dataloader is not None:
             self._adaptor.info["dataloader"] = dataloader
-        plan = build_space(self._adaptor.query_fw_capability(self._float), self._conf).default_plan()
+        self._space = build_space(self._adaptor.query_fw_capability(self._float), self._conf)
+        plan = self._space.default_plan()
         options = {name: given for name, (given, _) in self._conf.changed("learned_step_size", "freeze_after").items()}
         self._session = self._adaptor.prepare_training(trained(plan, **options).to_tune_cfg(), self._float)
         self.model = self._session.model
@@ -122,7 +125,8 @@ class CompressionManager:
         self.model = self._session.finish()
         self._done = True
         if not self._quiet:
-            print_ops(self._adaptor.summary(self.model))
+            assert self._space is not None
+            print_ops([self._space.explained(record) for record in self._adaptor.summary(self.model)])
 
     def save(self, path: str | Path) -> None:
         """Write the quantized model into the folder ``path``."""

@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from neural_compressor.adaptor.capability import FLOAT_PRECISIONS
 from neural_compressor.config.composition import Composition
 from neural_compressor.config.op_request import Request, wanting
 from neural_compressor.config.op_selector import Assignment, Claim, Tier
+from neural_compressor.config.validators import as_list
 from neural_compressor.errors import CapabilityError, ConfigError
 from neural_compressor.schemes import OpKey, OpScheme
 
@@ -73,8 +75,15 @@ def config_request(
     """
     if not any("weight" in each for each in configs):
         wanted = replace(wanted, weight=None)
+    if not wanted.is_float and wanted.weight is not None and all(map(_looks_up, configs)):
+        wanted = replace(wanted, activation=None)  # what is said of activations is not about it
     said = config.said if said is None else said
     request = (
         Request() if wanted.is_float else wanting(wanted, said, type(config).__name__, getattr(config, "left_open", ()))
     )
     return replace(request, excluded_precisions=tuple(getattr(config, "excluded_precisions", ())))
+
+
+def _looks_up(config: Mapping[str, Any]) -> bool:
+    """Whether an op so run reads no values that could be quantized."""
+    return set(as_list(config["activation"]["dtype"])) <= {*FLOAT_PRECISIONS}

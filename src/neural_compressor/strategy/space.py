@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from neural_compressor.adaptor.records import OpRecord
 from neural_compressor.config.recipes import with_recipes
 from neural_compressor.config.resolver import OpSpace
 from neural_compressor.schemes import OpKey, OpScheme, Pass, Plan
@@ -39,6 +40,11 @@ class TuningSpace:
     def plan(self, ops: Mapping[OpKey, OpScheme], size: int, recipes: Mapping[str, Any]) -> Plan:
         """The plan of these choices."""
         return with_recipes(Plan(ops, size, self.passes), recipes, self.adds_in_pairs)
+
+    def explained(self, record: OpRecord) -> OpRecord:
+        """``record`` with the rule, or the race of kernels, that keeps its op in float, where one does."""
+        op = self.ops.get((record.name, record.op_type))
+        return replace(record, reason=op.reason) if record.mode == "float" and op and op.reason else record
 
 
 @dataclass(frozen=True, slots=True)

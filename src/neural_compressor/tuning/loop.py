@@ -9,18 +9,15 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from neural_compressor.adaptor.contract import Adaptor
-from neural_compressor.adaptor.records import OpRecord
 from neural_compressor.config.process_options import options
 from neural_compressor.errors import WorkspaceError
 from neural_compressor.strategy.base import Proposal, Strategy
 from neural_compressor.strategy.listed import ListedFallbackStrategy
-from neural_compressor.strategy.space import TuningSpace
 from neural_compressor.tuning.bench import Bench
 from neural_compressor.tuning.criterion import Budget, Criterion
 from neural_compressor.tuning.evaluator import Evaluator, require_repeatable
@@ -91,7 +88,7 @@ def tune(
 
     def ended(quantized: Any, result: TuningResult) -> None:
         result.title = title
-        result.ops = [_explained(record, strategy.space) for record in result.ops or adaptor.summary(quantized)]
+        result.ops = [strategy.space.explained(record) for record in result.ops or adaptor.summary(quantized)]
         if note := slower_note(result):
             result.metadata["notes"] = [*result.metadata.get("notes", ()), note]
         result.seconds = time.perf_counter() - started
@@ -150,12 +147,6 @@ def _tell_sensitivities(strategy: Strategy, adaptor: Adaptor, model: Any, data: 
         strategy.output_errors = output_errors
     if offers("op_curvatures"):
         strategy.loss_errors = lambda plan, loss: adaptor.op_curvatures(plan, model, loss, data)
-
-
-def _explained(record: OpRecord, space: TuningSpace) -> OpRecord:
-    """Say which rule keeps an op in float, where one does."""
-    op = space.ops.get((record.name, record.op_type))
-    return replace(record, reason=op.reason) if record.mode == "float" and op and op.reason else record
 
 
 def _was_written(result: TuningResult, lost: str, write: Callable[[], None]) -> bool:

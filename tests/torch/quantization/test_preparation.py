@@ -11,6 +11,7 @@ from neural_compressor.torch.modules import WeightOnlyLinear
 from neural_compressor.torch.quantization import (
     AutoRoundConfig,
     AWQConfig,
+    DynamicQuantConfig,
     FP8Config,
     GPTQConfig,
     HQQConfig,
@@ -357,3 +358,35 @@ def test_a_rule_with_other_smoothing_may_cover_every_layer_that_is_smoothed():
     assert [step.options["alpha"] for step in ruled.quantization.plan.passes if step.name == "smooth"] == [0.7]
     assert torch.equal(ruled(ids), plain(ids))
     assert not torch.equal(ruled(ids), smoothed(SmoothQuantConfig(alpha=0.2))(ids))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        StaticQuantConfig(act_algo="kl"),
+        StaticQuantConfig(act_sym=True),
+        StaticQuantConfig(act_dtype="uint4"),
+        DynamicQuantConfig(w_granularity="per_channel"),
+        StaticQuantConfig().set_local("0", StaticQuantConfig(act_algo="kl")),
+    ],
+    ids=str,
+)
+def test_what_is_said_of_other_layers_leaves_look_ups_quantized(config):
+    net = nn.Sequential(nn.Embedding(8, 16), nn.Linear(16, 4)).eval()
+    q_model = quantize(net, config, run_fn=lambda model: model(torch.arange(8)), quiet=True)
+    weight = q_model.quantization.plan["0", "Embedding"].weight
+    assert (weight.dtype.name, weight.granularity.name) == ("uint8", "per_channel")
+
+
+def test_what_a_look_up_cannot_have_is_what_was_said():
+    net = nn.Sequential(nn.Embedding(8, 16), nn.Linear(16, 4)).eval()
+    rules = StaticQuantConfig().set_local("0", StaticQuantConfig(w_granularity="per_tensor"))
+    with pytest.raises(ConfigError, match="for weight granularity 'per_tensor'"):
+        prepare(net, rules)
+
+
+def test_a_batch_without_samples_is_no_calibration():
+    model = prepare(nn.Sequential(nn.Linear(16, 4)), StaticQuantConfig())
+    model(torch.empty(0, 16))
+    with pytest.raises(CalibrationError, match=r"op '0' \(Linear\): no data reached this observer"):
+        convert(model)

@@ -106,7 +106,10 @@ class Ranges:
             if key[0] in structure.summed:
                 output = self._outputs.get(_slot(tails.get(key[0], key[0]), scheme, plan, source))
                 observers += [] if output is None else [output]
-            found[key] = [observer.range(scheme) for observer in observers]
+            try:
+                found[key] = [observer.range(scheme) for observer in observers]
+            except CalibrationError as error:
+                raise CalibrationError(f"op {key[0]!r} ({key[1]}): {error}") from error
         functional = {cls.__name__ for cls in FUNCTIONAL}
         return found | {key: [(0.0, 0.0)] * (2 if key[1] in functional else 1) for key in _of_any_range(plan)}
 

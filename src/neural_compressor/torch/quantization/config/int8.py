@@ -45,6 +45,14 @@ class ActivationConfig(TensorFieldsConfig, TorchConfig):
     _algorithm: ClassVar[str] = "algo"
 
     @property
+    def said(self) -> dict[tuple[str, str], Any]:
+        """Of a weight not the data type where none is named: quantized means 8 bits, unsigned ones for look-ups."""
+        said = super().said
+        if not self.changed("w_dtype", "act_dtype"):
+            said.pop(("weight", "dtype"), None)
+        return said
+
+    @property
     def quantizes(self) -> bool:
         """Whether weights or activations are quantized, and not left in float."""
         return not self.op_scheme().is_float

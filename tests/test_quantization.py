@@ -352,11 +352,16 @@ def test_recipes_that_are_not_there_are_refused(fit):
 
 
 @pytest.mark.parametrize(
-    "settings", [{"device": "gpu"}, {"backend": "onnxrt_trt_ep"}, {"quant_format": "QDQ"}, {"diagnosis": True}], ids=str
+    "settings", [{"device": "gpu"}, {"backend": "onnxrt_trt_ep"}, {"quant_format": "QDQ"}], ids=str
 )
 def test_settings_of_other_frameworks_are_refused(fit, settings):
     with pytest.raises(ConfigError, match=next(iter(settings))):
         fit(PostTrainingQuantConfig(**settings))
+
+
+def test_errors_of_ops_are_there_whether_or_not_they_are_asked_for(fit):
+    q_model = fit(PostTrainingQuantConfig(diagnosis=True))
+    assert all(op.output_sqnr is not None for op in q_model.result.ops if op.precision == "int8")
 
 
 def test_an_iterator_is_refused(fit, task):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+# Python asks for the path where something below is imported. Other names are asked for by tools too.
+_NAMES = ("__path__", "callbacks", "distillation", "hpo", "pruner")
+
 
 def __getattr__(name: str) -> object:
-    # Python asks for the path where something below is imported.
-    if name.startswith("__") and name != "__path__":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    raise ImportError(
-        f"{__name__} is not here: this toolkit quantizes models, and pruning, distillation and architecture search are out "
-        "of its scope"
-    )
+    if name in _NAMES or name[:1].isupper():
+        raise ImportError(
+            f"{__name__} is not here: this toolkit quantizes models, and pruning, distillation and architecture search are "
+            "out of its scope"
+        )
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

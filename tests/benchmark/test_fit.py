@@ -105,7 +105,7 @@ def test_a_script_that_is_not_guarded_is_told_so(tmp_path):
         ({"b_func": lambda model: 0}, "b_func cannot be handed to another process"),
         ({"b_dataloader": iter(BATCHES)}, "gone through only once"),
         ({"config": 3, "b_func": print}, "takes a BenchmarkConfig"),
-        ({"config": BenchmarkConfig(diagnosis=True), "b_func": print}, "does not apply diagnosis"),
+        ({"config": BenchmarkConfig(diagnosis=True), "b_func": print}, "reports of quantization.fit"),
         ({"config": BenchmarkConfig(cores_per_instance=10**6), "b_func": print}, "ask for fewer"),
     ],
 )

@@ -110,7 +110,7 @@ def test_what_is_out_of_scope_says_so(module, name):
 @pytest.mark.parametrize("module", ["compression", "compression.pruner", "compression.distillation.criterions"])
 def test_modules_out_of_scope_say_so(module):
     with pytest.raises(ImportError, match=r"compression is not here.*out of its scope"):
-        exec(f"from neural_compressor.{module} import name", {})
+        exec(f"from neural_compressor.{module} import Name", {})
 
 
 @pytest.mark.parametrize("module", ["neural_compressor", "neural_compressor.config", "neural_compressor.training"])

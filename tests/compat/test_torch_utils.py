@@ -103,6 +103,11 @@ def tiny_llama():
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, num_attention_heads=2)).eval()
 
 
+def test_a_loader_without_a_name_says_what_to_give():
+    with pytest.raises(ConfigError, match="expected a text file, a list of texts or batches"):
+        get_default_llm_dataloader(lambda text: {"input_ids": [1]})
+
+
 def test_throughput_of_a_language_model(capsys):
     calls = []
     model = tiny_llama()

@@ -19,7 +19,7 @@ from neural_compressor.schemes import OpKey, Plan
 Model = Any
 """A model of the adaptor's framework; the core never looks inside."""
 
-FRAMEWORK_SETTINGS = ("device", "backend", "domain", "quant_format", "inputs", "outputs", "diagnosis")
+FRAMEWORK_SETTINGS = ("device", "backend", "domain", "quant_format", "inputs", "outputs")
 """Fields of a configuration that only some frameworks know."""
 
 ADAPTORS: Registry[type[Adaptor]] = Registry("adaptor", entry_point_group="neural_compressor.adaptors")

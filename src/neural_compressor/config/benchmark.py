@@ -49,6 +49,7 @@ class BenchmarkConfig(ConfigModel):
         reasons = {
             "model_name": "a model is known by what it is",
             "inter_num_of_threads": "operators of a model run one after the other; intra_num_of_threads is read",
+            "diagnosis": "what ops take is in the reports of quantization.fit",
             "ni_workload_name": "no workload is written",
         }
         for name, (given, usual) in self.changed(*reasons).items():

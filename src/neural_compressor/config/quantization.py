@@ -78,6 +78,7 @@ class PostTrainingQuantConfig(_RuleConfig):
     neural_compressor.errors.ConfigError: PostTrainingQuantConfig.approach: got 'statc'; did you mean 'static'? ...
 
     ``framework_yaml`` is a capability YAML of the user's own, laid over the built-in one.
+    ``diagnosis`` asks for what the report of every run has: errors and times of ops.
     ``seed`` makes the search repeatable.
     """
 

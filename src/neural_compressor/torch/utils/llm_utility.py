@@ -30,7 +30,7 @@ def initialize_model_and_tokenizer(model_name_or_path: str | Path, device: str =
 
 
 def get_default_llm_dataloader(
-    tokenizer: Any, dataset_name: Any, bs: int = 8, nsamples: int = 128, seq_len: int = 2048, seed: int = 42
+    tokenizer: Any, dataset_name: Any = None, bs: int = 8, nsamples: int = 128, seq_len: int = 128, seed: int = 42
 ) -> list[Any]:
     """Batches of token ids of a text file, or of a list of texts."""
     return text_batches(tokenizer, dataset_name, bs=bs, nsamples=nsamples, seqlen=seq_len, seed=seed)

@@ -167,7 +167,7 @@ class AutoRoundConfig(WeightOnlyConfig):
     static_attention_dtype: Annotated[str | None, PlainValidator(cache_dtype)] = None
     scale_dtype: Annotated[str | None, PlainValidator(scale_type)] = None
     device_map: Annotated[str | None, PlainValidator(device_of)] = None
-    target_bits: Annotated[float | None, one_or_more(average_bits)] = None
+    target_bits: Annotated[float | None, PlainValidator(optional(one_or_more(average_bits).func))] = None
     options: Annotated[tuple[str, ...] | None, PlainValidator(scheme_list)] = None
     shared_layers: Annotated[tuple[tuple[str, ...], ...] | None, PlainValidator(layer_groups)] = None
 

@@ -78,10 +78,10 @@ def cache_dtype(value: Any) -> str | None:
     raise ConfigError(f"got {value!r}, expected 'fp8', of which checkpoints have scales")
 
 
-def average_bits(value: Any) -> float | None:
+def average_bits(value: Any) -> float:
     """A budget of bits a weight."""
-    if value is None or (type(value) in (int, float) and 1 <= value <= 16):
-        return None if value is None else float(value)
+    if type(value) in (int, float) and 1 <= value <= 16:
+        return float(value)
     raise ConfigError(f"got {value!r}, expected the bits that a weight may have on average, 1 to 16")
 
 

@@ -275,7 +275,7 @@ def test_nonsense_is_refused_by_every_weight_only_configuration(cls: type, field
         (StaticQuantConfig, {"act_dtype": "fp8_e4m3", "act_sym": False}, ["act_sym", "fp8_e4m3"]),
         (StaticQuantConfig, {"excluded_precisions": ["fp32"]}, ["fp32 cannot be excluded"]),
         (FP8Config, {"fp8_config": "E3M4"}, ["fp8_config", "E3M4", "E4M3"]),
-        (FP8Config, {"mode": "NONE"}, ["mode", "QUANTIZE"]),
+        (FP8Config, {"mode": "NEVER"}, ["mode", "QUANTIZE"]),
         (FP8Config, {"scale_method": "maxabs"}, ["scale_method", "'maxabs_hw'"]),
         (FP8Config, {"blocklist": {"name": ["a"]}}, ["blocklist", "'names'"]),
         (FP8Config, {"fake_quant": True, "use_qdq": True}, ["fake_quant", "use_qdq"]),

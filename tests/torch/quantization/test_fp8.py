@@ -395,7 +395,7 @@ def test_activations_that_are_not_finite_or_constant_are_named(net, data, tmp_pa
         ({"scale_method": {"defaults": {}}}, "'default'"),
         ({"scale_params": {"backoff": 1}}, "input_backoff"),
         ({"observer": "save"}, "mode='MEASURE'"),
-        ({"mode": "NONE"}, "MEASURE"),
+        ({"mode": "NEVER"}, "MEASURE"),
         ({"mod_dict": {"MyLinear": "linear"}}, "mod_dict"),
         ({"calibration_sample_interval": 0}, "whole number"),
         ({"device_for_scales": "gaudi5"}, "gaudi3"),
@@ -487,3 +487,16 @@ def test_what_files_say_beside_the_fields():
     assert FP8Config.from_dict({**said, "fake_quant": "False", "use_qdq": "True"}) == FP8Config(use_qdq=True)
     with pytest.raises(ConfigError, match="quantize_weight: got True, expected False"):
         FP8Config.from_dict({"quantize_weight": True})
+
+
+def test_mode_none_leaves_the_model_as_it_is(net, data, tmp_path, caplog):
+    expected, config = net(data[0]), FP8Config(mode="none", dump_stats_path=str(tmp_path / "stats"))
+    prepared = prepare(net, config)
+    assert torch.equal(prepared(data[0]), expected)
+    found = convert(prepared)
+    assert found is net
+    assert torch.equal(found(data[0]), expected)
+    assert "FP8Config.mode is 'NONE': the model stays in float" in caplog.text
+    assert quantize(net, config, run_fn=lambda m: m(data[0])) is net
+    assert not list(tmp_path.iterdir())
+    assert type(convert(prepare(net, FP8Config(dynamic_quantization=True))).fc) is not torch.nn.Linear

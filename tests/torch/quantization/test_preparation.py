@@ -388,5 +388,5 @@ def test_what_a_look_up_cannot_have_is_what_was_said():
 def test_a_batch_without_samples_is_no_calibration():
     model = prepare(nn.Sequential(nn.Linear(16, 4)), StaticQuantConfig())
     model(torch.empty(0, 16))
-    with pytest.raises(CalibrationError, match=r"op '0' \(Linear\): no data reached this observer"):
+    with pytest.raises(CalibrationError, match="calibration reached none of the ops to quantize"):
         convert(model)

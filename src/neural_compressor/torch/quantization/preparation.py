@@ -305,6 +305,11 @@ def _converted(
     listened = not isinstance(execution, QatSession) and execution.is_listening
     _stop(model, converting=True)
     run: FP8Run | None = getattr(model, _FP8_RUN, None)
+    if run is not None and run.config.mode == "NONE":
+        _forget(model)
+        close_products(model)
+        logger.warning("FP8Config.mode is 'NONE': the model stays in float")
+        return model
     if run is not None and not run.config.quantize:
         raise ConfigError(
             f"FP8Config.mode is {run.config.mode!r}, which measures: the statistics are in {run.files.own}, and "

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("neural_compressor")
 TENSORS = ("INPUT", "OUTPUT", "PARAMS", "ALL", "NONE")
-MODES = ("AUTO", "MEASURE", "QUANTIZE", "LOAD", "SHAPE")
+MODES = ("AUTO", "MEASURE", "QUANTIZE", "LOAD", "SHAPE", "NONE")
 OBSERVERS = ("maxabs", "maxabs_per_channel", "save", "shape")
 RUN_FIELDS = (
     "mode",
@@ -122,10 +122,10 @@ class FP8Config(TorchConfig):
 
     ``mode`` is ``"AUTO"`` (prepare, data, convert), or one step of it with statistics in files under the prefix
     ``dump_stats_path``: ``"MEASURE"`` (prepare, data, ``finalize_calibration``), ``"QUANTIZE"`` (convert with these),
-    ``"LOAD"`` (convert with the scales that QUANTIZE wrote), ``"SHAPE"`` (shapes of tensors alone). ``scale_method`` is
-    one of ``SCALE_METHODS`` or a dict of its parts; ``scale_params`` has ``input_backoff`` and ``weight_backoff``, and
-    ``device_for_scales`` (gaudi2, gaudi3) the set of scales that ``hw`` means. ``allowlist`` and ``blocklist`` are
-    ``{"names": [...], "types": [...]}``; empty ones admit and exclude nothing.
+    ``"LOAD"`` (convert with the scales that QUANTIZE wrote), ``"SHAPE"`` (shapes of tensors alone), ``"NONE"`` (the model
+    stays in float). ``scale_method`` is one of ``SCALE_METHODS`` or a dict of its parts; ``scale_params`` has
+    ``input_backoff`` and ``weight_backoff``, and ``device_for_scales`` (gaudi2, gaudi3) the set of scales that ``hw``
+    means. ``allowlist`` and ``blocklist`` are ``{"names": [...], "types": [...]}``; empty ones admit and exclude nothing.
 
     ``kv_cache=True`` rounds keys and values to fp8 (e4m3) before a cache gets them, with a scale each from calibration: the
     buffers ``k_scale`` and ``v_scale`` of attentions. ``neural_compressor.torch.fp8_cache`` holds them in 8 bits.

@@ -9,7 +9,14 @@ from neural_compressor.dtypes import dtype
 from neural_compressor.schemes import PER_CHANNEL, PER_TOKEN, OpScheme, PerBlock, PerGroup, Scaling, TensorScheme
 from neural_compressor.torch.modules import quantized_module
 from neural_compressor.torch.modules.kernels import fp8, table
-from neural_compressor.torch.modules.kernels.fp8 import FP8_KERNELS, Fp8Kernel, InputRule, scale_of, scaled_product
+from neural_compressor.torch.modules.kernels.fp8 import (
+    FP8_KERNELS,
+    Fp8Kernel,
+    InputRule,
+    codes_of,
+    scale_of,
+    scaled_product,
+)
 
 E4M3, E5M2 = dtype("fp8_e4m3"), dtype("fp8_e5m2")
 POW2 = Scaling("maxabs", "pow2", 0.5)
@@ -60,6 +67,14 @@ def test_scales_are_those_of_the_scheme(kind, rounding):
         assert torch.isnan(scale_of(torch.tensor([torch.nan, torch.inf]), InputRule.of(scheme))).all()
 
 
+def test_codes_by_a_reciprocal_are_those_of_a_division():
+    values = torch.randn(64, 256, generator=torch.Generator().manual_seed(0)) * torch.logspace(-12, 12, 64)[:, None]
+    rule = InputRule.of(tensor(granularity=PER_TOKEN, scaling=POW2))
+    scale = scale_of(values.abs().amax(-1, keepdim=True), rule)
+    divided = (values / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
+    assert torch.equal(codes_of(values, scale, rule).view(torch.uint8), divided.view(torch.uint8))
+
+
 @pytest.mark.parametrize("name", SCHEMES)
 @pytest.mark.usefixtures("on_cpu")
 def test_a_layer_on_a_kernel_gives_what_the_simulation_gives(name):
@@ -69,11 +84,11 @@ def test_a_layer_on_a_kernel_gives_what_the_simulation_gives(name):
     q = quantized_module(module, SCHEMES[name], bounds, relu=True)
     assert q.kernel == "cpu fp8"
     assert not q.why_simulated()
-    y = q(x)
-    expected = q._simulated(x)
-    assert y.shape == (3, 5, 32)
-    assert y.dtype == torch.float32
-    torch.testing.assert_close(y, expected, rtol=1e-2, atol=1e-2)
+    for rows in (x, torch.randn(4, 17, 64).clamp(*bounds[0])):  # few, and more than few
+        y = q(rows)
+        assert y.shape == (*rows.shape[:2], 32)
+        assert y.dtype == torch.float32
+        torch.testing.assert_close(y, q._simulated(rows), rtol=1e-2, atol=1e-2)
     assert q(x[:0]).shape == (0, 5, 32)
     assert q(x.bfloat16()).dtype == torch.bfloat16
     torch.testing.assert_close(q(x[0, 0]), q._simulated(x[0, 0]), rtol=1e-2, atol=1e-2)

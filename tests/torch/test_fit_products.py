@@ -13,6 +13,7 @@ from neural_compressor.config import (
     TuningCriterion,
 )
 from neural_compressor.errors import CapabilityError, ConfigError
+from neural_compressor.schemes import float_op
 from neural_compressor.torch.adaptor import PyTorchAdaptor
 from neural_compressor.torch.modules import QuantMatMul
 from neural_compressor.torch.quantization import (
@@ -274,3 +275,13 @@ def test_training_and_mixed_precision_leave_them_in_float(model, loader, tmp_pat
     manager = prepare_compression(model, QuantizationAwareTrainingConfig(op_type_dict={"MatMul": UINT8}), loader[0])
     with pytest.raises(ConfigError, match="'MatMul' matches no op type"):
         manager.callbacks.on_train_begin()
+
+
+def test_ranges_do_not_depend_on_the_plans_tried_before(model, tmp_path):
+    data = [torch.randn(2, 300, 8)]  # so long that the fused kernel adds up in another order than products do
+    info = {"dataloader": data, "op_type_dict": {"MatMul": UINT8}}
+    opened = fitted(model, data, tmp_path, op_type_dict={"MatMul": UINT8}).q_config
+    linear = dict(opened["op"]) | {(name, "MatMul"): float_op(has_weight=False).to_dict() for name in NAMES}
+    later = PyTorchAdaptor(dict(info))
+    later.quantize({**opened, "op": linear}, model, data)
+    same_bytes(later.quantize(opened, model, data), PyTorchAdaptor(dict(info)).quantize(opened, model, data))

@@ -173,9 +173,9 @@ class PyTorchAdaptor(Adaptor):
         with_example: bool = False,
     ) -> nn.Module:
         survey = self._surveyed(model, data)
-        source = self._number_of(q_func if q_func is not None else data)
         new = copy_of(model).eval()
         plan, reasons = self._opened(plan, new, survey)
+        source = self._number_of(q_func if q_func is not None else data, new)
         execution = prepare(
             new,
             plan,
@@ -418,12 +418,17 @@ class PyTorchAdaptor(Adaptor):
             self._folded = structure, fold(sharing_weights(self._survey.model), structure)
         return self._folded[1]
 
-    def _number_of(self, data: Any) -> int:
-        """What the source of calibration data is called in caches: it is kept, since ids of what is gone are used again."""
-        for number, known in enumerate(self._sources):
-            if known is data:
+    def _number_of(self, data: Any, model: nn.Module) -> int:
+        """What the source of calibration data is called in caches: it is kept, since ids of what is gone are used again.
+
+        An attention whose products are ops gives other last digits than the fused kernel, so what is seen behind it is not
+        shared with plans that leave it whole.
+        """
+        opened = frozenset(opened_products(model))
+        for number, (known, products) in enumerate(self._sources):
+            if known is data and products == opened:
                 return number
-        self._sources.append(data)
+        self._sources.append((data, opened))
         return len(self._sources) - 1
 
     def _plan(self, tune_cfg: Mapping[str, Any]) -> Plan:

@@ -4,6 +4,7 @@ Usage: ``python benchmarks/fp8_gpu.py [--tokens 4096 512 16 1] [--seconds 140]``
 
 Weights are random. Both sides are compiled with ``torch.compile`` and timed as CUDA graphs, in turns, so that the time of
 the host does not count. Inductor fuses the quantization of activations into the normalisation, or the product, before it.
+Attention, which is not quantized, is computed on both sides by whichever of torch's kernels is fastest at the most tokens.
 Each cell that fails says why and the others go on; no cell is started after ``--seconds``. Times are medians.
 """
 
@@ -147,6 +148,33 @@ def milliseconds(calls: dict[str, Callable[[], None]], rounds: int = 15) -> dict
     return {name: statistics.median(times) for name, times in found.items()}
 
 
+ATTENTIONS = {"flash": torch.backends.cuda.enable_flash_sdp, "cudnn": torch.backends.cuda.enable_cudnn_sdp}
+"""What switches each kernel of attention on."""
+
+
+@torch.no_grad()
+def choose_attention(tokens: int) -> None:
+    """Leave the fastest kernel on, alone."""
+    torch.backends.cuda.enable_mem_efficient_sdp(False)
+    torch.backends.cuda.enable_math_sdp(False)
+    shapes = [(1, heads, tokens, HIDDEN // HEADS) for heads in (HEADS, KV_HEADS, KV_HEADS)]
+    q, k, v = (torch.randn(shape, device="cuda").bfloat16() for shape in shapes)
+    times = {}
+    for name in ATTENTIONS:
+        for other, switch in ATTENTIONS.items():
+            switch(other == name)
+        try:
+            call = graphed(lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True))
+            times[name] = milliseconds({name: call}, 5)[name]
+        except RuntimeError as error:
+            say(f"attention by {name} is not to be had: {str(error).splitlines()[0]}")
+    best = min(times, key=lambda name: times[name])
+    for name, switch in ATTENTIONS.items():
+        switch(name == best)
+    torch.backends.cuda.enable_math_sdp(True)  # for what the chosen one does not take
+    say("attention, ms: " + ", ".join(f"{name} {ms:.3f}" for name, ms in times.items()) + f"; taken: {best}")
+
+
 def linear_work(tokens: int) -> float:
     weights = HIDDEN * (HIDDEN + 2 * KV_HEADS * HIDDEN // HEADS) + HIDDEN * HIDDEN + 3 * HIDDEN * INNER
     return 2.0 * tokens * weights
@@ -226,6 +254,7 @@ def main() -> None:
         raise SystemExit("this benchmark needs an NVIDIA GPU")
     started = time.monotonic()
     say(f"{torch.cuda.get_device_name()}, capability {torch.cuda.get_device_capability()}, torch {torch.__version__}")
+    choose_attention(max(given.tokens))
     say("work counts the linear layers alone; the time is of the whole block, attention and normalisation included")
     say("| tokens | layers | kind    | ms       | gain  | TFLOP/s | of peak | error  |")
     for tokens in given.tokens:

@@ -117,6 +117,7 @@ def _sentences(packages: Path, data: Path, count: int) -> Task:
             parts.append((run(**inputs).last_hidden_state * mask).sum(1) / mask.sum(1))
         return nn.functional.normalize(torch.cat(parts), dim=1)
 
+    count = min(count, len(rows) - 64)
     chosen, others = rows[:count], rows[count : count + 64]
 
     def evaluate(run: Call) -> Samples:

@@ -36,7 +36,7 @@ from rich.table import Table
 
 FLOAT = "float"
 PEERS = {
-    "fp8-channel": "FP8_DYNAMIC",
+    "fp8-channel-float-head": "FP8_DYNAMIC",
     "nvfp4-w": "NVFP4A16",
     "nvfp4-wa": "NVFP4",
     "nvfp4-w-gptq": "NVFP4A16",
@@ -69,8 +69,8 @@ def _methods(name: str, **given: Any) -> dict[str, Callable[[], Any]]:
     return found
 
 
-def cells_of(iters: int) -> dict[str, Callable[[], Any] | str]:
-    """Every cell by name: what makes its configuration, or why there is none."""
+def cells_of(iters: int) -> dict[str, Callable[[], Any]]:
+    """Every cell by name: what makes its configuration."""
     from neural_compressor.torch import quantization as q
 
     def fp8(weights: str, activations: str) -> Callable[[], Any]:
@@ -79,17 +79,17 @@ def cells_of(iters: int) -> dict[str, Callable[[], Any] | str]:
         )
 
     int8 = {"w_granularity": "per_channel", "act_dtype": "int8", "act_sym": True, "act_granularity": "per_token"}
-    smooth = getattr(q, "SmoothQuantConfig", None)
-    found: dict[str, Callable[[], Any] | str] = {
+    found: dict[str, Callable[[], Any]] = {
         "fp8-tensor": fp8("per_tensor", "per_tensor"),
         "fp8-channel": fp8("per_channel", "per_token"),
+        "fp8-channel-float-head": lambda: fp8("per_channel", "per_token")().set_local(
+            "lm_head", q.RTNConfig(dtype="fp32")
+        ),
         "fp8-block": fp8("per_block", "per_group"),
         "int8": lambda: q.DynamicQuantConfig(**int8),
         "int8-rotated": lambda: q.DynamicQuantConfig(**int8, hadamard="folded"),
         "int8-static": lambda: q.StaticQuantConfig(act_dtype="uint8"),
-        "int8-static-smooth": "SmoothQuantConfig is not exported yet"
-        if smooth is None
-        else lambda: smooth(folding=True),
+        "int8-static-smooth": lambda: q.SmoothQuantConfig(folding=True),
     }
     for name in ("mxfp8", "mxfp4", "nvfp4"):
         found |= _methods(name, iters=iters, batch_size=2)
@@ -178,7 +178,7 @@ def main() -> None:
     kept = KeptCells(options.out)
     shared = {name: getattr(options, name) for name in ("samples", "eval_windows", "length")}
     shared["model"] = Path(options.model).name if options.model else "SmolLM2-135M"
-    configs = {FLOAT: FLOAT, **cells_of(options.iters)}
+    configs = cells_of(options.iters)
     rows: list[tuple[str, str, Cell]] = []
     with tempfile.TemporaryDirectory() as folder:
         tokens, tokenizer = Path(folder, "tokens.npz"), load_tokenizer(options.model)
@@ -191,14 +191,11 @@ def main() -> None:
         samples = [ids.to(options.device) for ids in samples]
         model = load_model(options.model, options.device)
         for name in [FLOAT, *(cell for cell in options.cells or configs if cell != FLOAT)]:
-            make = configs[name]
             sides: dict[str, Callable[[], Cell]] = {}
             if name == FLOAT:
                 sides["ours"] = lambda: {"perplexity": perplexity(model, data)}
-            elif isinstance(make, str):
-                sides["ours"] = lambda make=make: {"error": make}
             else:
-                sides["ours"] = lambda make=make: measured(model, make(), samples, data)
+                sides["ours"] = lambda name=name: measured(model, configs[name](), samples, data)
             if options.llmc and name in PEERS:
                 sides["llm-compressor"] = lambda name=name: by_llmc(options.llmc, options.model, str(tokens), name)
             for side, measure in sides.items():

@@ -239,6 +239,25 @@ def test_the_modelopt_layout_is_written(llama: Any, ids: torch.Tensor, tmp_path:
     assert (told["exclude_modules"], told["kv_cache_quant_algo"]) == (["lm_head"], "FP8")
 
 
+@pytest.mark.parametrize(
+    ("kind", "layout", "told"),
+    [
+        ("fp8 static", "fp8", "(weight_scale, input_scale); transformers has other names"),
+        ("modelopt fp8", "modelopt", "layout 'modelopt'; transformers does not"),
+        ("deepseek", "fp8", ""),
+        ("fp8 static", "compressed-tensors", ""),
+    ],
+)
+def test_layouts_that_engines_alone_read_are_said(
+    llama: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str, layout: str, told: str
+) -> None:
+    assembled(llama, tmp_path / "m", kind)
+    save(load(tmp_path / "m", format="huggingface"), tmp_path / "again", format="huggingface", layout=layout)
+    found = [record.getMessage() for record in caplog.records if "engines and load() read" in record.getMessage()]
+    assert len(found) == bool(told)
+    assert all(told in message for message in found)
+
+
 def test_powers_of_two_as_scales_of_inputs_are_written_again(
     llama: Any, ids: torch.Tensor, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

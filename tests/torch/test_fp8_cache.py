@@ -81,6 +81,21 @@ def test_a_cache_of_bytes_gives_what_rounding_gives(llama):
     assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize("name", ["GPTNeoX", "GPTJ", "Falcon", "Bloom"])
+@torch.no_grad()
+def test_attentions_that_call_their_cache_the_past_of_a_layer(name):
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "rotary_dim": 8}
+    model = getattr(transformers, f"{name}ForCausalLM")(getattr(transformers, f"{name}Config")(**sizes)).eval()
+    floats, expected = kept(model, IDS), model(IDS).logits
+    model = quantize(model, FP8Config(kv_cache=True), run_fn=lambda model: model(IDS), quiet=True)
+    attention = next(m for _, m in model.named_modules() if "k_scale" in m._buffers)
+    torch.testing.assert_close(attention.k_scale, floats[0][0].abs().amax() / 448, rtol=0.1, atol=0)
+    held = kept(model, IDS)[0][0] / attention.k_scale
+    torch.testing.assert_close(held.to(torch.float8_e4m3fn).float(), held, rtol=1e-5, atol=1e-6)
+    assert not torch.equal(model(IDS).logits, expected)
+
+
 def test_two_runs_give_what_one_gives(llama, tmp_path):
     path = {"dump_stats_path": str(tmp_path / "m")}
     model = prepare(copy.deepcopy(llama), FP8Config(**CONFIG, **path, mode="MEASURE"))

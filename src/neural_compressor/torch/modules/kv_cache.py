@@ -17,7 +17,7 @@ from neural_compressor.schemes.quantize import round_values
 from neural_compressor.torch.batches import feed_each
 from neural_compressor.torch.hooks import evaluating
 
-_ARGUMENTS = ("past_key_values", "past_key_value")
+_ARGUMENTS = ("past_key_values", "past_key_value", "layer_past")
 _ATTENTION = "scaled_dot_product_attention"
 
 

@@ -84,9 +84,10 @@ def write_checkpoint(
         block["config_groups"][f"group_{len(block['config_groups'])}"] = attention_group(rounded)
     settings = {**config.to_dict(), "architectures": [type(model).__name__], "quantization_config": block}
     settings["torch_dtype" if "torch_dtype" in settings else "dtype"] = str(_float_type(model)).removeprefix("torch.")
-    if output_head(model) in layers.values():
+    if (head := output_head(model)) in layers.values():
         settings["tie_word_embeddings"] = False  # readers would put the table of embeddings in its place
         _tell_tied_head(model, settings)
+        _tell_quantized_head(next(name for name, module in layers.items() if module is head), layout)
     _tell_own_scales(layers, layout)
     _tell_layout_of_engines(layers, layout)
     _tell_scales_of_transformers(layers)
@@ -287,6 +288,16 @@ def _tell_tied_head(model: nn.Module, settings: Mapping[str, Any]) -> None:
             "transformers ties the output head of every %s to its embedding, and may fail to load one that is quantized; "
             "leave it in float with set_local and RTNConfig(dtype='fp32')",
             type(model).__name__,
+        )
+
+
+def _tell_quantized_head(name: str, layout: str) -> None:
+    if layout in _FOR_ENGINES:
+        logger.warning(
+            "the output head %r is quantized; many releases of serving engines look for one in float, and fail or give "
+            "nonsense. set_local(%r, RTNConfig(dtype='fp32')) leaves it in float",
+            name,
+            name,
         )
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from neural_compressor.errors import FormatError
 from neural_compressor.formats import FORMATS, IntQuantized, LinearSpec, LinearWeight, PackQuantized, format_of
+from neural_compressor.formats.compressed_tensors_config import group_of
 
 INPUTS, OUTPUTS, GROUP = 42, 10, 14
 
@@ -150,6 +151,23 @@ def test_layers_quantized_otherwise_have_a_group_of_their_own() -> None:
         codes = rng.integers(0, 1 << spec.bits, (4, 32)).astype(np.uint8)
         weight = LinearWeight(codes, np.ones((4, 1), np.float32), zeros, spec.bits, spec.group_size)
         assert PackQuantized().decompress(PackQuantized().compress(weight), block, name).spec == spec
+
+
+def test_experts_of_a_mixture_are_targeted_by_one_pattern() -> None:
+    def specs(**bits: int) -> dict[str, LinearSpec]:
+        of_experts = {f"a.experts.{i}.{part}": LinearSpec(n, 32, True) for part, n in bits.items() for i in range(12)}
+        return {"a.q": LinearSpec(8, 32, True), **of_experts}
+
+    block = PackQuantized().config(specs(up=4, down=4))
+    assert [group["targets"] for group in block["config_groups"].values()] == [
+        ["a.q"],
+        [r"re:a\.experts\.\d+\.up$", r"re:a\.experts\.\d+\.down$"],
+    ]
+    assert all(group_of(block, name)["weights"]["num_bits"] == spec.bits for name, spec in specs(up=4, down=4).items())
+    # One that differs from the others is named, and so are they.
+    mixed = {**specs(up=4), "a.experts.7.up": LinearSpec(8, 32, True)}
+    groups = PackQuantized().config(mixed)["config_groups"].values()
+    assert [len(group["targets"]) for group in groups] == [2, 11]
 
 
 def test_the_closest_target_wins() -> None:

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from neural_compressor.errors import CalibrationError, QuantizationError
+from neural_compressor.errors import CalibrationError, FormatError, QuantizationError
 from neural_compressor.formats.kv_cache import KVScales
 from neural_compressor.torch.fp8_cache import fp8_cache
 from neural_compressor.torch.modules.kv_cache import attach_kv_scales
@@ -81,6 +81,21 @@ def test_a_cache_of_bytes_gives_what_rounding_gives(llama):
     assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize("name", ["GPTNeoX", "GPTJ", "Falcon", "Bloom"])
+@torch.no_grad()
+def test_attentions_that_call_their_cache_the_past_of_a_layer(name):
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "rotary_dim": 8}
+    model = getattr(transformers, f"{name}ForCausalLM")(getattr(transformers, f"{name}Config")(**sizes)).eval()
+    floats, expected = kept(model, IDS), model(IDS).logits
+    model = quantize(model, FP8Config(kv_cache=True), run_fn=lambda model: model(IDS), quiet=True)
+    attention = next(m for _, m in model.named_modules() if "k_scale" in m._buffers)
+    torch.testing.assert_close(attention.k_scale, floats[0][0].abs().amax() / 448, rtol=0.1, atol=0)
+    held = kept(model, IDS)[0][0] / attention.k_scale
+    torch.testing.assert_close(held.to(torch.float8_e4m3fn).float(), held, rtol=1e-5, atol=1e-6)
+    assert not torch.equal(model(IDS).logits, expected)
+
+
 def test_two_runs_give_what_one_gives(llama, tmp_path):
     path = {"dump_stats_path": str(tmp_path / "m")}
     model = prepare(copy.deepcopy(llama), FP8Config(**CONFIG, **path, mode="MEASURE"))
@@ -90,6 +105,24 @@ def test_two_runs_give_what_one_gives(llama, tmp_path):
     two = convert(copy.deepcopy(llama), FP8Config(**CONFIG, **path, mode="QUANTIZE"), quiet=True)
     with torch.no_grad():
         torch.testing.assert_close(two(IDS).logits, quantized(llama)(IDS).logits, rtol=0, atol=0)
+
+
+def test_statistics_without_keys_and_values_are_refused(llama, tmp_path):
+    path = {"allowlist": CONFIG["allowlist"], "dump_stats_path": str(tmp_path / "m")}
+    model = prepare(copy.deepcopy(llama), FP8Config(**path, mode="MEASURE"))
+    model(IDS)
+    finalize_calibration(model)
+    with pytest.raises(FormatError, match=r"m_hooks_maxabs\.json has no statistics of keys and values.*kv_cache=True"):
+        convert(copy.deepcopy(llama), FP8Config(**path, kv_cache=True, mode="QUANTIZE"))
+
+
+def test_keys_that_were_zero_get_a_scale_of_one(llama, caplog):
+    model = copy.deepcopy(llama)
+    torch.nn.init.zeros_(model.model.layers[1].self_attn.k_proj.weight)
+    model = quantized(model)
+    assert "keys of 'model.layers.1.self_attn' were 0 in every sample" in caplog.text
+    assert float(model.model.layers[1].self_attn.k_scale) == 1.0
+    assert float(model.model.layers[1].self_attn.v_scale) < 1.0
 
 
 def test_a_cache_has_data_run_where_ops_need_none(llama):

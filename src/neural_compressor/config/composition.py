@@ -14,6 +14,7 @@ from neural_compressor.config.base import ConfigModel, named_fields
 from neural_compressor.config.op_selector import Assignment, assign, type_names
 from neural_compressor.errors import ConfigError
 from neural_compressor.registry import Registry
+from neural_compressor.schemes import OpKey
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -47,10 +48,10 @@ class Composition(ConfigModel):
     def expand(self) -> Sequence[Composition]:
         """The single configurations of the space that list-valued parameters span."""
 
-    def assign(self, ops: Ops) -> dict[str, Assignment[ComposableConfig]]:
-        """What :meth:`resolve` gives, with the rule that decided about each op."""
+    def assign(self, ops: Ops, in_float: Mapping[OpKey, str] | None = None) -> dict[str, Assignment[ComposableConfig]]:
+        """What :meth:`resolve` gives, with the rule that decided about each op; ``in_float`` as :func:`assign` reads it."""
         claims = [part.claims() for part in self.parts]
-        given = assign([claim for of_part in claims for claim in of_part], type_names(ops))
+        given = assign([claim for of_part in claims for claim in of_part], type_names(ops), in_float)
         won = {id(assignment.claim) for assignment in given.values()}
         for part, of_part in zip(self.parts, claims, strict=True):
             if ops and of_part and not any(id(claim) in won for claim in of_part):

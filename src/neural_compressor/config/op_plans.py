@@ -30,13 +30,15 @@ class PlannedOps:
     assigned: Mapping[str, Assignment[Any]] = field(default_factory=dict)
 
 
-def plan_ops(config: Composition, ops: Iterable[OpKey], scheme_of: SchemeOf) -> PlannedOps:
-    """What each of ``ops`` gets of ``config``.
+def plan_ops(
+    config: Composition, ops: Iterable[OpKey], scheme_of: SchemeOf, in_float: Mapping[OpKey, str] | None = None
+) -> PlannedOps:
+    """What each of ``ops`` gets of ``config``; ``in_float`` are others, which stay so whatever it says, with the reason.
 
     What the framework cannot run leaves an op in float; a rule of its own that no op could follow is an error.
     """
     keys = list(ops)
-    planned = PlannedOps(assigned=config.assign(dict(keys)))
+    planned = PlannedOps(assigned=config.assign(dict(keys), in_float))
     refused: dict[int, tuple[Claim[Any], str]] = {}
     served: set[int] = set()
     for key in keys:

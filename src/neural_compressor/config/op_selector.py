@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 from neural_compressor.config.validators import as_list
 from neural_compressor.errors import ConfigError
 from neural_compressor.name_pattern import NamePattern
+from neural_compressor.schemes import OpKey
 
 T = TypeVar("T")
 
@@ -120,11 +121,14 @@ class Assignment(Generic[T]):
         return self.claim is not None and self.claim.tier > Tier.EVERYTHING
 
 
-def assign(claims: Iterable[Claim[T]], ops: Mapping[str, str]) -> dict[str, Assignment[T]]:
+def assign(
+    claims: Iterable[Claim[T]], ops: Mapping[str, str], in_float: Mapping[OpKey, str] | None = None
+) -> dict[str, Assignment[T]]:
     """For each of ``ops`` (type names by name) the claim that wins.
 
     A local rule beats a white list, and a white list beats a claim on everything. Of two local rules, and of two white
-    lists, the later wins; of two claims on everything the first. A selector that matches nothing is an error.
+    lists, the later wins; of two claims on everything the first. A selector that matches nothing is an error, but one that
+    wants in float what is ``in_float`` anyhow, which says why.
 
     >>> two = [Claim("rtn", "RTN"), Claim("hqq", "HQQ", Tier.LOCAL, OpSelector("b"))]
     >>> {name: given.config for name, given in assign(two, {"a": "Linear", "b": "Linear"}).items()}
@@ -132,20 +136,23 @@ def assign(claims: Iterable[Claim[T]], ops: Mapping[str, str]) -> dict[str, Assi
     """
     winners: dict[str, Claim[T]] = {}
     for claim in claims:
-        for name in _claimed(claim, ops):
+        for name in _claimed(claim, ops, in_float or {}):
             held = winners.get(name)
             if held is None or claim.tier > held.tier or claim.tier == held.tier > Tier.EVERYTHING:
                 winners[name] = claim
     return {name: Assignment(winners[name].config, winners[name]) if name in winners else Assignment() for name in ops}
 
 
-def _claimed(claim: Claim[T], ops: Mapping[str, str]) -> Iterable[str]:
+def _claimed(claim: Claim[T], ops: Mapping[str, str], in_float: Mapping[OpKey, str]) -> Iterable[str]:
     if claim.selector is None:
         return ops
-    found = claim.selector.select(ops)
-    if not found:
-        raise ConfigError(f"{claim} matches no op of the model; {claim.selector.alternatives(ops)}")
-    return found
+    if found := claim.selector.select(ops):
+        return found
+    meant = set(claim.selector.select(dict(in_float.keys())))
+    if meant and not getattr(claim.config, "quantizes", True):
+        return ()
+    why = next((f"{key[0]!r} stays in float: {reason}" for key, reason in in_float.items() if key[0] in meant), None)
+    raise ConfigError(f"{claim} matches no op of the model; {why or claim.selector.alternatives(ops)}")
 
 
 def type_names(ops: Mapping[str, Any]) -> dict[str, str]:

@@ -40,6 +40,7 @@ _LAYOUTS = {
 """The layout of weights that are no integers."""
 FLOATS = tuple(_LAYOUTS)
 """The data types of weights, besides integers."""
+_EXPERT = re.compile(r"(.*\.experts\.)\d+(\..+)")
 
 
 def block(
@@ -96,7 +97,7 @@ def config_groups(specs: Mapping[str, Spec], complete: bool = True, layout: str 
         # Blocks take their scales from each input whatever is known beforehand: the scale of the tensor (nvfp4) is.
         when = (activation is not None and activation.dtype.has_tensor_scale and "local") if static else True
         groups[f"group_{number}"] = {
-            "targets": ["Linear"] if alike else names,
+            "targets": ["Linear"] if alike else _targets(names, specs),
             "weights": _weight_args(spec),
             "input_activations": None if activation is None else tensor_args(activation, when),
             "output_activations": None,
@@ -106,6 +107,25 @@ def config_groups(specs: Mapping[str, Spec], complete: bool = True, layout: str 
         if stored_as != "pack-quantized" or len({layout_of(each) for each in layers}) > 1:
             groups[f"group_{number}"]["format"] = stored_as
     return groups
+
+
+def _targets(names: Iterable[str], specs: Mapping[str, Spec]) -> list[str]:
+    """Layers by name; the experts of a mixture by one pattern, from which transformers tells how experts are quantized.
+
+    >>> _targets(["a.q", "a.experts.0.up", "a.experts.1.up"], dict.fromkeys(("a.q", "a.experts.0.up", "a.experts.1.up")))
+    ['a.q', 're:a\\\\.experts\\\\.\\\\d+\\\\.up$']
+    """
+    names = list(names)
+    taken = set(names)
+    shared = {_all_experts(name) for name in specs.keys() - taken}
+    patterns = {name: pattern for name in names if (pattern := _all_experts(name)) and pattern not in shared}
+    return list(dict.fromkeys(patterns.get(name, name) for name in names))
+
+
+def _all_experts(name: str) -> str:
+    """The pattern that a layer of an expert has in common with those of the others; empty where it is of none."""
+    found = _EXPERT.fullmatch(name)
+    return rf"re:{re.escape(found[1])}\d+{re.escape(found[2])}$" if found else ""
 
 
 def _weight_args(spec: Spec) -> dict[str, Any]:

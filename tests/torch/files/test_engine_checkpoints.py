@@ -236,12 +236,17 @@ def test_layers_of_several_kinds_have_a_layout_each(llama: Any, ids: torch.Tenso
     torch.testing.assert_close(logits(again, ids), logits(model, ids), rtol=1e-4, atol=3e-5)
 
 
-def test_a_quantized_head_is_not_tied_to_the_embeddings(llama: Any, ids: torch.Tensor, tmp_path: Path) -> None:
-    model = exact(quantize(copy.deepcopy(llama), RTNConfig(dtype="fp8_e4m3", group_size=-1, quant_lm_head=True)))
-    save(model, tmp_path / "m", format="huggingface")
+@pytest.mark.parametrize("layout", ["compressed-tensors", "gptq"])
+def test_a_quantized_head_is_not_tied_to_the_embeddings(
+    llama: Any, ids: torch.Tensor, tmp_path: Path, caplog: pytest.LogCaptureFixture, layout: str
+) -> None:
+    model = exact(quantize(copy.deepcopy(llama), RTNConfig(bits=8, quant_lm_head=True)))
+    save(model, tmp_path / "m", format="huggingface", layout=layout)
     again = exact(load(tmp_path / "m", format="huggingface"))
     assert isinstance(again.lm_head, WeightOnlyLinear)
-    torch.testing.assert_close(logits(again, ids), logits(model, ids), rtol=1e-4, atol=3e-5)
+    torch.testing.assert_close(logits(again, ids), logits(model, ids), rtol=1e-4, atol=2e-3)
+    # Engines have kernels for one in GPTQ files; of the others many releases look for a float one.
+    assert ("the output head 'lm_head' is quantized" in caplog.text) == (layout == "compressed-tensors")
 
 
 def test_tables_of_embeddings_are_stored_in_float(

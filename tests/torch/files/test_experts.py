@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from neural_compressor.errors import FormatError
+from neural_compressor.torch.modules import WeightOnlyLinear
 from neural_compressor.torch.modules.matrix_stack import QuantMatrixStack
 from neural_compressor.torch.quantization import RTNConfig, load, quantize, save
 
@@ -23,6 +24,13 @@ SIZES = {"vocab_size": 96, "hidden_size": 64, "num_hidden_layers": 2, "num_atten
 def logits(model: Any) -> torch.Tensor:
     with torch.no_grad():
         return model(torch.arange(24).reshape(2, 12)).logits
+
+
+def exact(model: Any) -> Any:
+    for module in model.modules():
+        if isinstance(module, WeightOnlyLinear):
+            module.exact = True
+    return model
 
 
 def gpt_oss(inner: int) -> Any:
@@ -128,12 +136,48 @@ def test_experts_are_written_as_layers_and_read_again(
     assert torch.allclose(logits(read), logits(new), atol=1e-5)
 
 
-@pytest.mark.parametrize(("dtype", "told"), [("nvfp4", True), ("mxfp4", False)])
-def test_that_transformers_loses_scales_of_experts_is_said(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, dtype: str, told: bool
+@pytest.mark.parametrize(
+    ("others", "experts"),
+    [
+        (RTNConfig(bits=8, group_size=32), RTNConfig(bits=4, group_size=16)),
+        (RTNConfig(dtype="fp8_e4m3", group_size=-1), RTNConfig(bits=4, group_size=32)),
+        (RTNConfig(bits=4, group_size=32), RTNConfig(dtype="fp8_e4m3", group_size=-1)),
+    ],
+    ids=["int8, int4", "fp8, int4", "int4, fp8"],
+)
+def test_transformers_reads_experts_quantized_otherwise_than_attentions(
+    tmp_path: Path, others: RTNConfig, experts: RTNConfig
 ) -> None:
-    save(quantize(mixtral(), RTNConfig(dtype=dtype)), tmp_path / "moe", format="huggingface")
-    assert ("drops the global scales of experts" in caplog.text) == told
+    pytest.importorskip("compressed_tensors", reason="the compressed-tensors package is not installed")
+    new = exact(quantize(qwen(), others.set_local(r".*experts\..*", experts)))
+    save(new, tmp_path / "moe", format="huggingface")
+    for read in (
+        exact(load(tmp_path / "moe", format="huggingface")),
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "moe", dtype=torch.float32).eval(),
+    ):
+        torch.testing.assert_close(logits(read), logits(new), rtol=1e-4, atol=1e-5)
+
+
+CHANNELS = RTNConfig(dtype="fp8_e4m3", group_size=-1)
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        (RTNConfig(dtype="nvfp4"), "drops the global scales of experts in NVFP4"),
+        (RTNConfig(dtype="mxfp8_e4m3"), "does not load experts in MXFP8"),
+        (RTNConfig(dtype="mxfp4").set_local(r".*\.down_proj", CHANNELS), "experts of all layers to be quantized alike"),
+        (RTNConfig(dtype="mxfp4"), ""),
+    ],
+    ids=["nvfp4", "mxfp8", "mxfp4 and fp8", "mxfp4"],
+)
+def test_what_transformers_does_not_read_of_experts_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, config: RTNConfig, told: str
+) -> None:
+    save(quantize(mixtral(), config), tmp_path / "moe", format="huggingface")
+    found = [record.getMessage() for record in caplog.records if record.getMessage().startswith("transformers ")]
+    assert len(found) == bool(told)
+    assert all(told in message for message in found)
 
 
 def test_experts_that_checkpoints_have_no_names_for_are_refused(tmp_path: Path) -> None:

@@ -186,7 +186,7 @@ def assembled(llama: Any, folder: Path, kind: str, shards: int = 1) -> nn.Module
             module.register_forward_pre_hook(lambda _, args: (rounded(args[0]),))
     folder.mkdir(exist_ok=True)
     write(folder, tensors, shards)
-    settings = {**llama.config.to_dict(), "architectures": ["LlamaForCausalLM"], "quantization_config": block}
+    settings = {**llama.config.to_dict(), "architectures": [type(llama).__name__], "quantization_config": block}
     (folder / "config.json").write_text(json.dumps(settings, default=str))
     return reference
 
@@ -213,6 +213,26 @@ def test_a_checkpoint_of_others_runs_as_its_layout_says(
     assert torch.equal(logits(load(tmp_path / "m", format="huggingface"), ids), logits(ours, ids))
 
 
+def test_what_transformers_has_no_use_for_is_left_out(ids: torch.Tensor, tmp_path: Path) -> None:
+    """Layers of DeepSeek that guess further tokens, and a buffer that was once stored."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 96, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "q_lora_rank": 64, "kv_lora_rank": 64}
+    parts = {"qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16, "first_k_dense_replace": 1}
+    model = transformers.DeepseekV3ForCausalLM(transformers.DeepseekV3Config(**sizes, **heads, **parts)).eval()
+    reference = assembled(model, tmp_path / "m", "deepseek")
+    tensors = load_file(tmp_path / "m" / "model.safetensors")
+    guessing = {name.replace("layers.0", "layers.61"): t.clone() for name, t in tensors.items() if "layers.0" in name}
+    guessing |= {"model.layers.61.embed_tokens.weight": torch.ones(96, 64), "model.rotary_emb.inv_freq": torch.ones(8)}
+    save_file(tensors | guessing, tmp_path / "m" / "model.safetensors")
+    ours = load(tmp_path / "m", format="huggingface")
+    torch.testing.assert_close(logits(ours, ids), logits(reference, ids), rtol=1e-4, atol=1e-5)
+    odd = {name.replace("layers.61", "layers.5"): tensor for name, tensor in guessing.items()}
+    save_file(tensors | odd, tmp_path / "m" / "model.safetensors")
+    with pytest.raises(FormatError, match=r"layers\.5\."):
+        load(tmp_path / "m", format="huggingface")
+
+
 def test_settings_in_a_file_of_their_own(llama: Any, ids: torch.Tensor, tmp_path: Path) -> None:
     """``hf_quant_config.json``, with nothing said in ``config.json``."""
     reference = assembled(llama, tmp_path / "m", "modelopt fp8")
@@ -237,6 +257,25 @@ def test_the_modelopt_layout_is_written(llama: Any, ids: torch.Tensor, tmp_path:
     told = json.loads((tmp_path / "again" / "hf_quant_config.json").read_text())["quantization"]
     assert told["quant_algo"] == ("FP8" if kind == "modelopt fp8" else "NVFP4")
     assert (told["exclude_modules"], told["kv_cache_quant_algo"]) == (["lm_head"], "FP8")
+
+
+@pytest.mark.parametrize(
+    ("kind", "layout", "told"),
+    [
+        ("fp8 static", "fp8", "(weight_scale, input_scale); transformers has other names"),
+        ("modelopt fp8", "modelopt", "layout 'modelopt'; transformers does not"),
+        ("deepseek", "fp8", ""),
+        ("fp8 static", "compressed-tensors", ""),
+    ],
+)
+def test_layouts_that_engines_alone_read_are_said(
+    llama: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str, layout: str, told: str
+) -> None:
+    assembled(llama, tmp_path / "m", kind)
+    save(load(tmp_path / "m", format="huggingface"), tmp_path / "again", format="huggingface", layout=layout)
+    found = [record.getMessage() for record in caplog.records if "engines and load() read" in record.getMessage()]
+    assert len(found) == bool(told)
+    assert all(told in message for message in found)
 
 
 def test_powers_of_two_as_scales_of_inputs_are_written_again(

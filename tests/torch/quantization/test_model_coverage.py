@@ -6,16 +6,20 @@ import pytest
 import torch
 from torch import nn
 
-from neural_compressor.torch.modules import WeightOnlyLinear
+from neural_compressor.errors import ConfigError
+from neural_compressor.torch.modules import QuantLinear, WeightOnlyLinear
 from neural_compressor.torch.modules.matrix_stack import QuantMatrixStack
 from neural_compressor.torch.quantization import (
     AutoRoundConfig,
     AWQConfig,
+    DynamicQuantConfig,
+    FP8Config,
     GPTQConfig,
     HQQConfig,
     RTNConfig,
     TEQConfig,
     load,
+    prepare,
     quantize,
     save,
 )
@@ -211,3 +215,33 @@ def test_experts_take_another_algorithm_than_the_rest(tmp_path):
     floats = sum(p.numel() for p in model.parameters() if p.dim() == 3)
     held = sum(b.numel() * b.element_size() for n, b in again.named_buffers() if ".experts." in n)
     assert held < 1.5 * floats
+
+
+class Scaled(nn.Embedding):
+    def forward(self, input):
+        return super().forward(input) * 2.0
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        DynamicQuantConfig().set_local(["0", "2"], RTNConfig(dtype="fp32")),
+        FP8Config(dynamic_quantization=True, blocklist={"names": ["^0$", "^2$"]}),
+        FP8Config(dynamic_quantization=True, blocklist={"names": ["^2$"], "types": ["Scaled"]}),
+    ],
+    ids=["rule", "blocklist", "type on the blocklist"],
+)
+def test_what_has_no_quantized_form_may_be_left_in_float(config):
+    model = quantize(nn.Sequential(Scaled(8, 16), nn.Linear(16, 16), nn.Linear(16, 4)).eval(), config, quiet=True)
+    assert type(model[1]) is QuantLinear
+    assert type(model[2]) is nn.Linear
+    assert "subclass of Embedding" in model.quantization.reasons["0", "Scaled"]
+
+
+def test_a_rule_for_what_has_no_quantized_form_says_why():
+    model = nn.Sequential(Scaled(8, 16), nn.Linear(16, 4)).eval()
+    said = r"'0' of DynamicQuantConfig matches no op of the model; '0' stays in float: a subclass of Embedding"
+    with pytest.raises(ConfigError, match=said):
+        prepare(model, DynamicQuantConfig().set_local("0", DynamicQuantConfig()))
+    with pytest.raises(ConfigError, match=r"FP8Config\.allowlist: 'Scaled' among the types matches no op"):
+        prepare(model, FP8Config(allowlist={"types": ["Scaled"]}))

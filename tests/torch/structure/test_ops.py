@@ -55,3 +55,10 @@ def test_layers_stacks_and_reasons():
 def test_parameters_go_by_the_class_of_their_module(name, kind, is_one):
     assert op_type(Zoo(), name) == kind
     assert is_parameter(Zoo(), name) is is_one
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_a_table_that_is_rewritten_at_each_call_stays_in_float(kind):
+    ops, left = find_ops(nn.Sequential(kind(9, 8, max_norm=1.0), nn.Linear(8, 8)))
+    assert list(ops) == [("1", "Linear")]
+    assert left == {("0", kind.__name__): f"{kind.__name__} with max_norm rewrites its weight at each call"}

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -31,6 +32,9 @@ from neural_compressor.torch.structure.ties import untie_stored
 
 logger = logging.getLogger("neural_compressor")
 CACHE = "neural_compressor_cache"
+_ONCE_STORED = (r"rotary_emb\.inv_freq$", r"(^|\.)position_ids$")
+"""Buffers that transformers made part of checkpoints in earlier releases."""
+_T = TypeVar("_T")
 
 
 def transformers_module() -> Any:
@@ -130,7 +134,7 @@ def load_checkpoint(
     skeleton = empty_model(folder, dtype) if original_model is None else sharing_weights(original_model).eval()
     kept = folder / CACHE / _identity(folder, dtype)
     with QuantizedCheckpoint(folder) as checkpoint:
-        caches = checkpoint.kv_scales()
+        caches = _without_unused(skeleton, checkpoint.kv_scales())
     attentions_of(skeleton, caches)  # which says what does not fit before the work
     if cache and kept.exists():
         try:
@@ -156,6 +160,19 @@ def _identity(folder: Path, dtype: torch.dtype | None) -> str:
     return hashlib.sha256(json.dumps([facts, str(dtype)]).encode()).hexdigest()[:16]
 
 
+def _without_unused(model: nn.Module, found: Mapping[str, _T]) -> dict[str, _T]:
+    """What ``found`` has by name, less that for which ``model`` has no place and no use, by its class in transformers.
+
+    That are layers that guess further tokens (DeepSeek), and buffers that were once stored.
+    """
+    patterns = [*(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()), *_ONCE_STORED]
+    known = {*dict(model.named_modules()), *model.state_dict()}
+    unused = {name for name in found if name not in known and any(re.search(each, name) for each in patterns)}
+    if unused:
+        logger.info("not read, as transformers has no use for it: %s", ", ".join(sorted(unused)))
+    return {name: value for name, value in found.items() if name not in unused}
+
+
 def _convert(folder: Path, model: nn.Module, dtype: torch.dtype | None) -> nn.Module:
     schemes: dict[OpKey, OpScheme] = {}
     with QuantizedCheckpoint(folder) as checkpoint:
@@ -169,7 +186,8 @@ def _convert(folder: Path, model: nn.Module, dtype: torch.dtype | None) -> nn.Mo
             replace_module(model, name, stack)
             biases |= {} if bias is None else {f"{name}_bias": bias}
         fused = {name for experts in stacks.values() for name in experts}
-        for name in (name for name in checkpoint.layers if name not in fused):
+        alone = _without_unused(model, dict.fromkeys(name for name in checkpoint.layers if name not in fused))
+        for name in alone:
             if name not in modules:
                 raise FormatError(f"{folder} has a layer {name!r}; a {type(model).__name__} has none of that name")
             stored = checkpoint.layer(name)
@@ -179,7 +197,8 @@ def _convert(folder: Path, model: nn.Module, dtype: torch.dtype | None) -> nn.Mo
                 raise FormatError(f"{folder}: layer {name!r} does not fit the model: {error}") from error
             replace_module(model, name, layer)
             schemes[name, type(modules[name]).__name__] = layer.scheme
-        others = biases | {name: checkpoint.tensors[name] for name in checkpoint.others}
+        unread = _without_unused(model, dict.fromkeys(checkpoint.others))
+        others = biases | {name: checkpoint.tensors[name] for name in unread}
         for name, tensor in others.items():
             if str(tensor.dtype).startswith("torch.float8"):
                 raise FormatError(

@@ -20,7 +20,7 @@ from neural_compressor.formats.kv_cache import attention_group, kv_cache_scheme
 from neural_compressor.formats.safetensors_writer import shards_in
 from neural_compressor.paths import check_writable
 from neural_compressor.registry import close_matches
-from neural_compressor.schemes import Plan, Scaling
+from neural_compressor.schemes import PerTensor, Plan, Scaling
 from neural_compressor.torch.files.checkpoint import unique_state
 from neural_compressor.torch.files.checkpoint_layers import checkpoint_layer, layers_of_one_input, observed_input_scales
 from neural_compressor.torch.files.fused_experts import layers_of_experts
@@ -84,10 +84,12 @@ def write_checkpoint(
         block["config_groups"][f"group_{len(block['config_groups'])}"] = attention_group(rounded)
     settings = {**config.to_dict(), "architectures": [type(model).__name__], "quantization_config": block}
     settings["torch_dtype" if "torch_dtype" in settings else "dtype"] = str(_float_type(model)).removeprefix("torch.")
-    if output_head(model) in layers.values():
+    if (head := output_head(model)) in layers.values():
         settings["tie_word_embeddings"] = False  # readers would put the table of embeddings in its place
         _tell_tied_head(model, settings)
+        _tell_quantized_head(next(name for name, module in layers.items() if module is head), layout)
     _tell_own_scales(layers, layout)
+    _tell_layout_of_engines(layers, layout)
     _tell_scales_of_transformers(layers)
     _tell_experts(layers)
     _tell_own_rounding(layers, _float_type(model))
@@ -243,6 +245,25 @@ def _tell_own_scales(layers: Mapping[str, QuantModule], layout: str) -> None:
         )
 
 
+def _tell_layout_of_engines(layers: Mapping[str, QuantModule], layout: str) -> None:
+    """Say that transformers takes codes for weights in a layout that only engines read."""
+    if layout == "modelopt":
+        logger.warning(
+            "serving engines and load() read the layout 'modelopt'; transformers does not, and loads the codes as if they "
+            "were weights. It reads layout='compressed-tensors'"
+        )
+    elif layout == "fp8" and any(_has_one_scale(module) for module in layers.values()):
+        logger.warning(
+            "serving engines and load() read the one scale a tensor of the layout 'fp8' (weight_scale, input_scale); "
+            "transformers has other names for them, and computes without. It reads layout='compressed-tensors'"
+        )
+
+
+def _has_one_scale(module: QuantModule) -> bool:
+    weight = module.scheme.weight
+    return weight is not None and isinstance(weight.granularity, PerTensor)
+
+
 def _tell_scales_of_transformers(layers: Mapping[str, QuantModule]) -> None:
     """Say that transformers, by compressed-tensors, has other scales for inputs than engines or OCP MX."""
     found = (module.scheme.activation for module in layers.values() if module.scheme.mode == "dynamic")
@@ -270,14 +291,37 @@ def _tell_tied_head(model: nn.Module, settings: Mapping[str, Any]) -> None:
         )
 
 
+def _tell_quantized_head(name: str, layout: str) -> None:
+    if layout in _FOR_ENGINES:
+        logger.warning(
+            "the output head %r is quantized; many releases of serving engines look for one in float, and fail or give "
+            "nonsense. set_local(%r, RTNConfig(dtype='fp32')) leaves it in float",
+            name,
+            name,
+        )
+
+
 def _tell_experts(layers: Mapping[str, QuantModule]) -> None:
-    """Say that transformers loses what experts in NVFP4 are scaled by."""
-    stacks = [name for name, module in layers.items() if isinstance(module, QuantMatrixStack)]
-    if stacks and any(layers[name].scheme.precision == "nvfp4" for name in stacks):
+    """Say what transformers does not read of experts, which it puts into one parameter."""
+    schemes = {name: module.scheme for name, module in layers.items() if isinstance(module, QuantMatrixStack)}
+    found = {scheme.precision for scheme in schemes.values()}
+    if "nvfp4" in found:
         logger.warning(
             "transformers drops the global scales of experts in NVFP4 (%s, ...) when it puts them into one parameter, and "
             "then computes something else; serving engines and load() read them. MXFP4 has no such scale",
-            stacks[0],
+            next(iter(schemes)),
+        )
+    if any(precision.startswith("mxfp8") for precision in found):
+        logger.warning(
+            "transformers does not load experts in MXFP8 (%s, ...); serving engines and load() do. It loads them in MXFP4, "
+            "or in fp8 with a scale a channel",
+            next(iter(schemes)),
+        )
+    if len({scheme.weight for scheme in schemes.values()}) > 1:
+        logger.warning(
+            "transformers takes the experts of all layers to be quantized alike, and these are not (%s, ...): it does not "
+            "load them; serving engines and load() do",
+            next(iter(schemes)),
         )
 
 

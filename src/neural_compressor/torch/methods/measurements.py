@@ -255,6 +255,10 @@ def measured_caches(files: MeasurementFiles, model: nn.Module) -> dict[str, list
         for name, pair in read_measurements(files.path(rank), model, "measure first").get("caches", {}).items():
             now = [torch.tensor(float(side)) for side in pair]
             found[name] = [torch.maximum(*both) for both in zip(found.get(name, now), now, strict=True)]
+    if not found:
+        raise FormatError(
+            f"{files.path(ranks[0])} has no statistics of keys and values: measure with kv_cache=True too"
+        )
     return found
 
 

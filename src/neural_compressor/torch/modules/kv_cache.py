@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -13,11 +14,13 @@ from torch import Tensor, nn
 from neural_compressor.errors import CalibrationError, FormatError, QuantizationError
 from neural_compressor.formats.kv_cache import KV_SCHEME, KVScales
 from neural_compressor.schemes import QParams
+from neural_compressor.schemes.grid import step_size
 from neural_compressor.schemes.quantize import round_values
 from neural_compressor.torch.batches import feed_each
 from neural_compressor.torch.hooks import evaluating
 
-_ARGUMENTS = ("past_key_values", "past_key_value")
+logger = logging.getLogger("neural_compressor")
+_ARGUMENTS = ("past_key_values", "past_key_value", "layer_past")
 _ATTENTION = "scaled_dot_product_attention"
 
 
@@ -107,8 +110,9 @@ def kv_scales_for(
         for what, found in zip(parts, seen, strict=True):
             if not bool(torch.isfinite(found)):
                 raise CalibrationError(f"{what} of {name!r} hold NaN or Inf")
-        tiny, peak = torch.finfo(torch.float32).tiny, KV_SCHEME.dtype.max
-        scales[name] = KVScales(*((found / peak).clamp(min=tiny) for found in seen))
+            if not bool(found):
+                logger.warning("%s of %r were 0 in every sample; a scale for them fits no other data", what, name)
+        scales[name] = KVScales(*(step_size(found, KV_SCHEME.dtype.peak) for found in seen))
     return scales
 
 

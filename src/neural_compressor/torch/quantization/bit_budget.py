@@ -65,7 +65,8 @@ def with_chosen_schemes(model: nn.Module, config: Composition, plan_of: Callable
 
     plans = {option: plan_of(instead(_with_option(part, option, rules=True))) for option in options}
     found = _with_option(part, options[0], rules=True)
-    given = instead(found).assign(dict(find_ops(model)[0].keys()))
+    ops, in_float = find_ops(model)
+    given = instead(found).assign(dict(ops.keys()), in_float)
     own = {name for name, each in given.items() if _is_of(each, found)}
     open_ops = list(dict.fromkeys(key for plan in plans.values() for key in plan if key[0] in own))
     units = _fused(model, open_ops) if part.shared_layers is None else _units(open_ops, part.shared_layers)

@@ -59,9 +59,9 @@ def plan_for(model: nn.Module, config: Any, without_runs: str = "") -> tuple[Pla
         with_head = any(getattr(part, "quant_lm_head", False) for part in config.parts)
         not_alone = not_weight_only(model, found, with_head)
         resolver = _Resolver(model, opwise(PyTorchQuery(), found), not_alone, () if with_head else _heads(model, found))
-    _check_fp8(model, found, config, without_runs)
+    _check_fp8(model, found, left, config, without_runs)
     _check_attention(config, "an exported graph" if is_graph else without_runs)
-    planned = plan_ops(config, found, resolver.scheme)
+    planned = plan_ops(config, found, resolver.scheme, left)
     ops = planned.schemes
     left |= planned.left
     if isinstance(model, GraphModule) and is_graph:
@@ -84,14 +84,16 @@ def plan_for(model: nn.Module, config: Any, without_runs: str = "") -> tuple[Pla
     return plan, left
 
 
-def _check_fp8(model: nn.Module, found: Mapping[OpKey, Any], config: Composition, without_runs: str) -> None:
+def _check_fp8(
+    model: nn.Module, found: Mapping[OpKey, Any], left: Mapping[OpKey, str], config: Composition, without_runs: str
+) -> None:
     """Refuse fields of each :class:`FP8Config` that the model contradicts, or that speak of a run where there is none."""
     parts = [part for part in config.parts if isinstance(part, FP8Config)]
     every_rule = ((rule.selector, rule.config) for part in config.parts for rule in part.local)
     rules = [(selector, each) for selector, each in every_rule if isinstance(each, FP8Config)]
     floats = [p for p in model.parameters() if p.is_floating_point()]
     for each in (*parts, *(each for _, each in rules)):
-        each.check_ops(found)
+        each.check_ops(found, left)
         each.check_model({str(p.dtype).removeprefix("torch.") for p in floats}, {p.device.type for p in floats})
     for selector, each in rules:
         for name, (value, _) in each.changed(*RUN_FIELDS).items():

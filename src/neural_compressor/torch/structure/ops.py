@@ -79,6 +79,8 @@ def find_ops(
                 skipped[key] = "it has forward hooks, which would be lost with the module"
             elif getattr(module, "proj_size", 0):
                 skipped[key] = f"{kind} with projections (proj_size) has no quantized form"
+            elif getattr(module, "max_norm", None) is not None:
+                skipped[key] = f"{kind} with max_norm rewrites its weight at each call"
             elif op_types is not None and kind not in op_types and not is_conv1d(module):
                 skipped[key] = f"the framework YAML lists no quantized {kind}"
             elif traces and name not in order:

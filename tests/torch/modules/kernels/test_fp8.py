@@ -122,6 +122,7 @@ def test_which_weights_a_kernel_takes():
     assert not rows.takes(OpScheme(tensor(E5M2), tensor(E5M2), "static"), (16, 32))
     gaudi2 = Scaling("maxabs", "gaudi2", 0.5)
     assert not rows.takes(OpScheme(tensor(), tensor(granularity=PER_TOKEN, scaling=gaudi2), "dynamic"), (16, 32))
+    assert rows.takes(OpScheme(tensor(), tensor(scaling=gaudi2), "static"), (16, 32)), "its scale is a number by then"
     in_blocks = OpScheme(tensor(granularity=PerBlock()), tensor(granularity=PerGroup(128)), "dynamic")
     assert not rows.takes(in_blocks, (128, 512))
     assert blocks.takes(in_blocks, (128, 512))
@@ -137,6 +138,15 @@ def test_a_simulation_says_why():
         "8-bit floats have kernels for linear layers alone, not for Conv2d"
     )
     assert "compute capability 8.9" in fp8.why_not_fp8("Linear", SCHEMES["tensor"], (), "cuda")
+
+
+def test_it_says_why_a_device_of_its_own_scales_has_none(monkeypatch):
+    there = Fp8Kernel("there", "cuda", lambda scheme, shape: False, lambda: True, lambda *args: None)
+    monkeypatch.setattr(table, "KERNELS", [there])
+    gaudi2 = Scaling("maxabs", "gaudi2", 0.5)
+    scheme = OpScheme(tensor(), tensor(granularity=PER_TOKEN, scaling=gaudi2), "dynamic")
+    assert "are those of gaudi2" in fp8.why_not_fp8("Linear", scheme, (16, 32), "cuda")
+    assert "in this layout" in fp8.why_not_fp8("Linear", SCHEMES["tensor"], (16, 24), "cuda")
 
 
 def test_a_kernel_of_another_device_registers_itself(monkeypatch):

@@ -108,6 +108,9 @@ def why_not_fp8(op_type: str, scheme: OpScheme, shape: tuple[int, ...], device: 
     kinds = {scheme.weight.dtype.name, scheme.activation.dtype.name} if scheme.weight and scheme.activation else set()
     if kinds == {"fp8_e5m2"}:
         return "no kernel multiplies fp8_e5m2 with fp8_e5m2; take E4M3"
+    rounding = scheme.activation.scaling.rounding if scheme.activation and scheme.activation.scaling else "none"
+    if scheme.mode == "dynamic" and rounding not in _ROUNDINGS:
+        return f"kernels round scales of inputs to powers of two or not at all, and these are those of {rounding}"
     return (
         f"no kernel here multiplies a weight of {tuple(shape)} in this layout; inputs and outputs in multiples of 16, "
         "scales a tensor, a channel and token, or a block of 128 x 128 with groups of 128 have one"
@@ -190,7 +193,7 @@ def _takes_rows(scheme: OpScheme, shape: tuple[int, int]) -> bool:
     known = isinstance(weight.granularity, (PerTensor, PerChannel)) and isinstance(
         activation.granularity, (PerTensor, PerToken)
     )
-    return known and _multiplies(weight, activation)
+    return known and _multiplies(weight, activation, scheme.mode)
 
 
 def _takes_blocks(scheme: OpScheme, shape: tuple[int, int]) -> bool:
@@ -198,13 +201,14 @@ def _takes_blocks(scheme: OpScheme, shape: tuple[int, int]) -> bool:
     if weight is None or activation is None or shape[0] % _BLOCK or shape[1] % (4 * _BLOCK):
         return False
     blocks = weight.granularity == PerBlock(_BLOCK, _BLOCK) and activation.granularity == PerGroup(_BLOCK)
-    return blocks and scheme.mode == "dynamic" and _multiplies(weight, activation)
+    return blocks and scheme.mode == "dynamic" and _multiplies(weight, activation, scheme.mode)
 
 
-def _multiplies(weight: TensorScheme, activation: TensorScheme) -> bool:
+def _multiplies(weight: TensorScheme, activation: TensorScheme, mode: str) -> bool:
     scaling = activation.scaling
     both_wide = weight.dtype.name == activation.dtype.name == "fp8_e5m2"
-    return not both_wide and (scaling is None or scaling.rounding in _ROUNDINGS)
+    # Only scales that are found when the layer runs have to be rounded then.
+    return not both_wide and (mode == "static" or scaling is None or scaling.rounding in _ROUNDINGS)
 
 
 def _has_gpu() -> bool:

@@ -16,7 +16,7 @@ from neural_compressor.dtypes import DType, dtype
 from neural_compressor.errors import ConfigError
 from neural_compressor.name_pattern import NamePattern
 from neural_compressor.registry import close_matches
-from neural_compressor.schemes import OpScheme
+from neural_compressor.schemes import OpKey, OpScheme
 from neural_compressor.schemes.scaling import DEVICE_SCALES
 from neural_compressor.torch.quantization.config.fields import FoldedHadamard, Path, TorchConfig, spelled
 from neural_compressor.torch.quantization.config.fp8_scales import (
@@ -255,8 +255,11 @@ class FP8Config(TorchConfig):
                 f"{', '.join(sorted(devices))}, where kernels run it if there are any; simulate on the CPU"
             )
 
-    def check_ops(self, ops: Iterable[tuple[str, str]]) -> None:
-        """Refuse an entry of the lists, or of a dict of scale methods, that speaks of none of ``ops``, (name, type) each."""
+    def check_ops(self, ops: Iterable[OpKey], in_float: Collection[OpKey] = ()) -> None:
+        """Refuse an entry of the lists, or of a dict of scale methods, that speaks of none of ``ops``.
+
+        The blocklist may speak of what stays ``in_float`` anyhow.
+        """
         ops = list(ops)
         entries = [("scale_method", part, text) for part, text in names_of(self.scale_method)]
         for field in ("allowlist", "blocklist"):
@@ -265,7 +268,8 @@ class FP8Config(TorchConfig):
             by_type = part in ("types", "layer_types")
             alone = {**_no_ops(), "types" if by_type else "names": [text]}
             known = sorted({key[by_type] for key in ops})
-            if text not in known if part == "nodes" else not any(_is_listed(alone, *key) for key in ops):
+            among = [*ops, *in_float] if field == "blocklist" else ops
+            if text not in known if part == "nodes" else not any(_is_listed(alone, *key) for key in among):
                 raise ConfigError(
                     f"FP8Config.{field}: {text!r} among the {part} matches no op of the model; {close_matches(text, known)}"
                 )

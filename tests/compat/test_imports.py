@@ -49,6 +49,7 @@ IMPORTS = {
     "onnx_neural_compressor.logger": "info warning Logger",
     "onnx_neural_compressor.utility": "LazyImport set_workspace",
     "onnx_neural_compressor.algorithms": "Smoother",
+    "onnx_neural_compressor.utils.base_tuning": "TuningConfig",
     "onnx_neural_compressor.data_reader": "CalibrationDataReader",
     "onnx_neural_compressor.quantization": """
         quantize QuantType QuantFormat CalibrationMethod config tuning algorithm_entry matmul_4bits_quantizer

@@ -1,7 +1,11 @@
-"""One function for each algorithm, as existing programs call them. All are :func:`quantize`, which returns the model."""
+"""One function for each algorithm, as existing programs call them. All are :func:`quantize`, and return the model.
+
+Those that quantize activations write it too, where ``model_output`` names a file.
+"""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import onnx
@@ -18,12 +22,20 @@ __all__ = [
 ]
 
 
-def _entry(model: Any, quant_config: Any, calibration_data_reader: Any = None) -> onnx.ModelProto:
+def _with_data(
+    model: Any, quant_config: Any, calibration_data_reader: Any = None, model_output: str | Path | None = None
+) -> onnx.ModelProto:
     """The model quantized as ``quant_config`` says."""
-    new = quantize(model, None, quant_config, calibration_data_reader=calibration_data_reader)
-    assert new is not None  # it is written to a file only where one is named
-    return new
+    new = quantize(model, model_output, quant_config, calibration_data_reader=calibration_data_reader)
+    return onnx.load(model_output) if new is None else new
 
 
-rtn_quantize_entry = gptq_quantize_entry = awq_quantize_entry = _entry
-static_quantize_entry = dynamic_quantize_entry = smooth_quant_entry = _entry
+def dynamic_quantize_entry(
+    model: Any, quant_config: Any, model_output: str | Path | None = None
+) -> onnx.ModelProto:
+    """The model quantized as ``quant_config``, which takes no data, says."""
+    return _with_data(model, quant_config, None, model_output)
+
+
+rtn_quantize_entry = gptq_quantize_entry = awq_quantize_entry = _with_data
+static_quantize_entry = smooth_quant_entry = _with_data

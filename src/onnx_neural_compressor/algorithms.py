@@ -39,6 +39,13 @@ class Smoother:
 
         ``auto_alpha_args`` is what ``alpha="auto"`` chooses from, as ``SmoothQuantConfig`` has it.
         """
-        config = SmoothQuantConfig(alpha, folding, op_types, calib_iter, scales_per_op, auto_alpha_args)
+        config = SmoothQuantConfig(
+            alpha=alpha,
+            folding=folding,
+            op_types=tuple(op_types),
+            calib_iter=calib_iter,
+            scales_per_op=scales_per_op,
+            auto_alpha_args=dict(auto_alpha_args or {}),
+        )
         wanted = Smooth(**config.smoothing.options)
         return as_proto(smooth(self.model, Samples(self.dataloader), providers=self.providers, **wanted.arguments()))

@@ -116,7 +116,9 @@ def test_entries_write_the_model(tmp_path):
 
 def test_sets_with_parameters_of_ones_own():
     for form in QuantFormat:
-        found = config.StaticQuantConfig.get_config_set_for_tuning(quant_format=form, execution_provider="CPUExecutionProvider")
+        found = config.StaticQuantConfig.get_config_set_for_tuning(
+            quant_format=form, execution_provider="CPUExecutionProvider"
+        )
         assert len(found) > 1
         assert {(each.quant_format, each.per_channel) for each in found} == {(form, True)}
     assert len(config.StaticQuantConfig.get_config_set_for_tuning(calibrate_method="MSE")) == 2

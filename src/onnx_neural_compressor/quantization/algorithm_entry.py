@@ -10,6 +10,7 @@ from typing import Any
 
 import onnx
 
+from neural_compressor.onnx.files.model_file import read_model, write_model
 from neural_compressor.onnx.quantization import quantize
 
 __all__ = [
@@ -26,13 +27,14 @@ def _with_data(
     model: Any, quant_config: Any, calibration_data_reader: Any = None, model_output: str | Path | None = None
 ) -> onnx.ModelProto:
     """The model quantized as ``quant_config`` says."""
-    new = quantize(model, model_output, quant_config, calibration_data_reader=calibration_data_reader)
-    return onnx.load(model_output) if new is None else new
+    new = quantize(model, None, quant_config, calibration_data_reader=calibration_data_reader)
+    assert new is not None  # quantize writes it to a file only where it is told one
+    if model_output is not None:
+        write_model(read_model(new), model_output)
+    return new
 
 
-def dynamic_quantize_entry(
-    model: Any, quant_config: Any, model_output: str | Path | None = None
-) -> onnx.ModelProto:
+def dynamic_quantize_entry(model: Any, quant_config: Any, model_output: str | Path | None = None) -> onnx.ModelProto:
     """The model quantized as ``quant_config``, which takes no data, says."""
     return _with_data(model, quant_config, None, model_output)
 

@@ -92,9 +92,9 @@ def test_the_smoother_changes_weights_and_not_the_result(folding):
 
 
 def test_what_the_smoother_chooses_from():
-    between = {"alpha_min": 0.7, "alpha_max": 0.7}
-    chosen = Smoother(two_products(), Reader()).transform(alpha="auto", auto_alpha_args=between, folding=False)
-    given = Smoother(two_products(), Reader()).transform(alpha=0.7, folding=False)
+    model, between = two_products(), {"alpha_min": 0.7, "alpha_max": 0.7}
+    chosen = Smoother(model, Reader()).transform(alpha="auto", auto_alpha_args=between, folding=False)
+    given = Smoother(model, Reader()).transform(alpha=0.7, folding=False)
     assert types(chosen) == types(given)
     assert np.array_equal(run(chosen), run(given))
 

@@ -116,3 +116,6 @@ def test_onnx_models(tmp_path):
     conf = MixedPrecisionConfig(precisions="fp16")
     with pytest.raises(ConfigError, match=r"nothing in the model can run in fp16.*'MatMul'"):  # on the CPU provider
         mix_precision.fit(str(path), conf, workspace=tmp_path / "w", quiet=True)
+    conf = MixedPrecisionConfig(precisions="fp16", device="gpu", backend="onnxrt_cuda_ep")
+    (record,) = mix_precision.fit(str(path), conf, workspace=tmp_path / "w", quiet=True).result.ops
+    assert (record.precision, record.reason) == ("fp16", "the plan has it compute in fp16")

@@ -135,12 +135,24 @@ def test_a_setting_without_effect_is_refused(fit, setting, value):
 
 
 def test_data_that_would_not_be_read_is_refused(fit, task, evaluate):
-    with pytest.raises(ConfigError, match="calib_dataloader would not be read"):
-        fit(PostTrainingQuantConfig(), calib_func=lambda model: None)
     with pytest.raises(ConfigError, match="calib_func would not be called"):
         fit(PostTrainingQuantConfig(approach="dynamic"), data=None, calib_func=lambda model: None)
     with pytest.raises(ConfigError, match="eval_dataloader and eval_metric would not be read"):
         fit(PostTrainingQuantConfig(), eval_func=evaluate, eval_dataloader=task[1], eval_metric="accuracy")
+
+
+def test_a_function_calibrates_and_a_loader_shows_how_the_model_is_called(fit, task):
+    def calibrate(model):
+        for x, _ in list(task[1])[:2]:
+            model(x)
+
+    both, alone = (
+        fit(PostTrainingQuantConfig(), calib_func=calibrate),
+        fit(PostTrainingQuantConfig(), data=list(task[1])[:2]),
+    )
+    x = next(iter(task[1]))[0]
+    assert torch.equal(both(x), alone(x))
+    assert both.result.metadata["batch_size"] == 32
 
 
 def test_metric_and_dataloader(fit, task):

@@ -14,7 +14,17 @@ from neural_compressor.tuning.metrics import ObjectMetric
 
 __all__ = ["METRICS", "BaseMetric", "Metric"]
 
-_FRAMEWORKS = ("onnxrt_qlinearops", "onnxrt_integerops", "onnxrt_qdq", "onnxruntime", "pytorch_fx", "pytorch_ipex")
+_FRAMEWORKS = (
+    "onnxrt_qlinearops",
+    "onnxrt_integerops",
+    "onnxrt_qdq",
+    "onnxruntime",
+    "pytorch_fx",
+    "pytorch_ipex",
+    "tensorflow_itex",
+    "inteltensorflow",
+    "mxnet",
+)
 """Names that 2.x has for variants of a framework; metrics and data are the same in all."""
 
 

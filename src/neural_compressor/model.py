@@ -7,6 +7,7 @@ from typing import Any
 
 from neural_compressor.adaptor.contract import ADAPTORS, Adaptor, adaptor_for
 from neural_compressor.config.exporting import Torch2ONNXConfig
+from neural_compressor.config.process_options import options
 from neural_compressor.errors import ConfigError
 from neural_compressor.paths import path_of
 
@@ -26,9 +27,12 @@ class Model:
         """The name under which the adaptor is registered."""
         return next(name for name in ADAPTORS if ADAPTORS[name] is type(self.adaptor))
 
-    def save(self, path: str | Path) -> None:
-        """Write the model into the folder ``path``; :func:`neural_compressor.quantization.load` reads it."""
-        self.adaptor.save(self.model, path)
+    def save(self, path: str | Path | None = None) -> None:
+        """Write the model into the folder ``path``; :func:`neural_compressor.quantization.load` reads it.
+
+        Without one it is ``saved_model`` in the workspace.
+        """
+        self.adaptor.save(self.model, options.folder() / "saved_model" if path is None else path)
 
     @property
     def _model(self) -> Any:

@@ -81,9 +81,10 @@ def fit(
     """Quantize ``model`` so that the promise of ``conf.accuracy_criterion`` holds.
 
     Accuracy comes from ``eval_func(model) -> float``, or from ``eval_dataloader`` and ``eval_metric``. Without either the
-    model is quantized once, with the default configuration. Trials are journaled under ``workspace`` (or in the Optuna
-    ``storage``): the same call after a crash goes on where it stopped, and one with more ``max_trials`` or ``timeout``
-    after the end. Each run keeps its HTML report in ``reports`` there; ``report.html`` is the last one.
+    model is quantized once, with the default configuration. Where ``calib_func(model)`` calibrates, ``calib_dataloader``
+    shows how the model is called, and is the data by which strategies rank ops. Trials are journaled under ``workspace``
+    (or in the Optuna ``storage``): the same call after a crash goes on where it stopped, and one with more ``max_trials`` or
+    ``timeout`` after the end. Each run keeps its HTML report in ``reports`` there; ``report.html`` is the last one.
 
     With the objective ``performance`` the float model takes part: where no quantized model is faster, the best of them is
     returned all the same, and the verdict says so and why instead of "promise met" (``result.beats_float`` is False).
@@ -136,11 +137,6 @@ def _check_arguments(
         raise ConfigError(f"conf is a {type(conf).__name__}; quantization.fit takes a PostTrainingQuantConfig")
     if calib_dataloader is not None:
         require_repeatable(calib_dataloader, "calib_dataloader")
-    if calib_func is not None and calib_dataloader is not None:
-        raise ConfigError(
-            "calib_func calibrates, and calib_dataloader would not be read: give one of them (conf.example_inputs is for a "
-            "batch that shows how the model is called)"
-        )
     if calib_func is not None and conf.approach == "dynamic" and not conf.recipes.get("smooth_quant"):
         raise ConfigError("approach 'dynamic' does not calibrate, and calib_func would not be called: leave it out")
     check_evaluation(conf, eval_func, eval_dataloader, eval_metric)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from neural_compressor.algorithms.qat import trained
 from neural_compressor.config import QuantizationAwareTrainingConfig
 from neural_compressor.errors import ConfigError
 from neural_compressor.model import Model
+from neural_compressor.quantization import check_evaluation
 from neural_compressor.report.terminal import print_ops
 from neural_compressor.strategy.build import build_space
 from neural_compressor.strategy.space import TuningSpace
@@ -73,7 +74,7 @@ class CompressionManager:
     ) -> None:
         self._float = model
         self._quiet = quiet
-        self._conf = conf
+        self.conf = conf
         self._adaptor = adaptor_for(model)({"example_inputs": example_inputs, "device": conf.device})
         self._adaptor.check_settings(conf)
         for name, (given, usual) in conf.changed(*_TUNING).items():
@@ -96,9 +97,9 @@ class CompressionManager:
             )
         if dataloader is not None:
             self._adaptor.info["dataloader"] = dataloader
-        self._space = build_space(self._adaptor.query_fw_capability(self._float), self._conf)
+        self._space = build_space(self._adaptor.query_fw_capability(self._float), self.conf)
         plan = self._space.default_plan()
-        options = {name: given for name, (given, _) in self._conf.changed("learned_step_size", "freeze_after").items()}
+        options = {name: given for name, (given, _) in self.conf.changed("learned_step_size", "freeze_after").items()}
         self._session = self._adaptor.prepare_training(trained(plan, **options).to_tune_cfg(), self._float)
         self.model = self._session.model
 
@@ -117,9 +118,9 @@ class CompressionManager:
             raise ConfigError("on_train_end() without on_train_begin(): call that before training")
         if self._done:
             raise ConfigError("on_train_end() was called already: manager.model is the quantized model")
-        if self._conf.freeze_after is not None and not self._epochs:
+        if self.conf.freeze_after is not None and not self._epochs:
             raise ConfigError(
-                f"freeze_after={self._conf.freeze_after} counts epochs, and none began: call "
+                f"freeze_after={self.conf.freeze_after} counts epochs, and none began: call "
                 "callbacks.on_epoch_begin(epoch) before each, or leave it out"
             )
         self.model = self._session.finish()
@@ -171,14 +172,23 @@ def fit(
     compression_manager: CompressionManager,
     train_func: Callable[[Any], Any],
     eval_func: Callable[[Any], Any] | None = None,
+    eval_dataloader: Iterable[Any] | None = None,
+    eval_metric: Any = None,
 ) -> Model:
-    """Train with ``train_func(model)`` and convert: the quantized model. What ``eval_func`` gives for it is in the log."""
-    for name, function in (("train_func", train_func), ("eval_func", eval_func)):
-        if not callable(function) and not (name == "eval_func" and function is None):
-            raise ConfigError(f"{name} is a {type(function).__name__}; it must be a function that takes the model")
+    """Train with ``train_func(model)`` and convert: the quantized model.
+
+    What ``eval_func``, or ``eval_metric`` on ``eval_dataloader``, gives for it is in the log.
+    """
+    check_evaluation(compression_manager.conf, eval_func, eval_dataloader, eval_metric)
+    if not callable(train_func):
+        raise ConfigError(f"train_func is a {type(train_func).__name__}; it must be a function that takes the model")
     compression_manager.callbacks.on_train_begin()
     train_func(compression_manager.model)
     compression_manager.callbacks.on_train_end()
-    if eval_func is not None:
-        logger.info("the quantized model reaches %s", Evaluator(eval_func=eval_func)(compression_manager.model))
-    return compression_manager.quantized
+    quantized = compression_manager.quantized
+    if eval_func is not None or eval_dataloader is not None:
+        evaluate = Evaluator(
+            quantized.adaptor, eval_func=eval_func, eval_dataloader=eval_dataloader, eval_metric=eval_metric
+        )
+        logger.info("the quantized model reaches %s", evaluate(quantized.model))
+    return quantized

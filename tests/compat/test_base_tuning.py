@@ -67,6 +67,21 @@ def test_max_trials_stop_a_loop():
     assert monitor.get_best_quant_config() == 0
 
 
+def test_the_evaluator_tells_what_it_has():
+    evaluator = Evaluator()
+    assert evaluator.eval_fn_registry == []
+    evaluator.set_eval_fn_registry([{"eval_fn": len, "name": "length"}, {"eval_fn": max, "weight": 2}])
+    assert evaluator.eval_fn_registry == [
+        {"eval_fn": len, "weight": 1.0, "name": "length"},
+        {"eval_fn": max, "weight": 2},
+    ]
+    assert evaluator.evaluate([3, 4]) == 2 + 2 * 4
+
+
+def test_a_set_with_parameters_of_ones_own():
+    assert {each.quant_lm_head for each in RTNConfig.get_config_set_for_tuning(quant_lm_head=True)} == {True}
+
+
 def test_the_evaluator_refuses_what_it_does_not_know():
     evaluator = Evaluator()
     with pytest.raises(ConfigError, match="no function"):

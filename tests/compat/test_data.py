@@ -64,6 +64,36 @@ def test_arguments_of_other_loaders():
         DefaultDataLoader([1, 2], num_workers=2)
 
 
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("dummy", {"shape": (2, 3)}),
+        ("dummy_v2", {"input_shape": (3,)}),
+        ("ImageFolder", {"root": "x"}),
+        ("ImagenetRaw", {"data_path": "x"}),
+    ],
+)
+def test_filters_are_refused(name, fields):
+    with pytest.raises(ConfigError, match="got a filter, and all samples are given"):
+        Datasets("tensorflow")[name](**fields, filter=len)
+
+
+def test_the_loader_of_a_framework():
+    from neural_compressor.data.dataloaders.pytorch_dataloader import PyTorchDataLoader
+
+    data = Datasets("pytorch")["dummy"](shape=(4, 3), filter=None)
+    inputs, labels = next(iter(PyTorchDataLoader(data, batch_size=4)))
+    assert torch.equal(inputs, torch.as_tensor(np.stack([data[i][0] for i in range(4)])))
+    assert isinstance(labels, torch.Tensor)
+
+
+def test_an_image_as_a_tensor():
+    image = np.arange(24, dtype=np.uint8).reshape(2, 4, 3)
+    found, label = TRANSFORMS("pytorch")["ToTensor"]()((image, 7))
+    assert np.array_equal(found, image.transpose(2, 0, 1).astype(np.float32) / 255)
+    assert label == 7
+
+
 def test_random_data_follow_the_seed(monkeypatch):
     first, same = (Datasets("pytorch")["dummy"](shape=(2, 3))[0][0] for _ in range(2))
     monkeypatch.setattr(options, "random_seed", 5)

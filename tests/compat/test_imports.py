@@ -27,6 +27,10 @@ IMPORTS = {
     "neural_compressor.adaptor.pytorch": "get_torch_version",
     "neural_compressor.common": "logger Logger",
     "neural_compressor.data": "DataLoader Datasets DefaultDataLoader ComposeTransform TRANSFORMS",
+    "neural_compressor.data.dataloaders.dataloader": "DataLoader",
+    "neural_compressor.data.dataloaders.default_dataloader": "DefaultDataLoader",
+    "neural_compressor.data.dataloaders.onnxrt_dataloader": "DefaultDataLoader ONNXRTDataLoader",
+    "neural_compressor.data.dataloaders.pytorch_dataloader": "PyTorchDataLoader",
     "neural_compressor.adaptor.torch_utils.layer_wise_quant": "load_empty_model",
     "neural_compressor.adaptor.torch_utils.waq": "TorchSmoothQuant",
     "neural_compressor.adaptor.torch_utils.auto_round": "get_dataloader",
@@ -49,6 +53,7 @@ IMPORTS = {
     "onnx_neural_compressor.logger": "info warning Logger",
     "onnx_neural_compressor.utility": "LazyImport set_workspace",
     "onnx_neural_compressor.algorithms": "Smoother",
+    "onnx_neural_compressor.utils.base_tuning": "TuningConfig",
     "onnx_neural_compressor.data_reader": "CalibrationDataReader",
     "onnx_neural_compressor.quantization": """
         quantize QuantType QuantFormat CalibrationMethod config tuning algorithm_entry matmul_4bits_quantizer

@@ -26,6 +26,13 @@ def test_topk(make, k, share):
     assert metric.result() == 1
 
 
+@pytest.mark.parametrize("labels", [LABELS[:, None], np.eye(3)[LABELS]], ids=["a column", "one-hot"])
+def test_labels_of_topk(labels):
+    metric = resolve_metric({"topk": 2})
+    metric.update(SCORES, labels)
+    assert metric.result() == pytest.approx(2 / 3)
+
+
 def test_names_in_any_case():
     table = METRICS("onnxrt_qlinearops")
     assert table["RMSE"] is table["rmse"]
@@ -101,8 +108,8 @@ def test_differences_are_from_labels(name):
     assert metric.result() == pytest.approx(0.5**0.5 if name == "RMSE" else 0.5)
     with pytest.raises(ConfigError, match="outputs of the float model as labels"):
         METRICS("pytorch")[name](compare_label=False)
-    with pytest.raises(ConfigError, match="options by name"):
-        resolve_metric({"topk": 1})
+    with pytest.raises(ConfigError, match="compare_label=5"):
+        resolve_metric({"mse": 5})
 
 
 def test_bleu():

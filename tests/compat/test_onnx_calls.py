@@ -91,6 +91,41 @@ def test_the_smoother_changes_weights_and_not_the_result(folding):
     assert after.max() > 1.5 * before.max()  # the channel of the outlier
 
 
+def test_what_the_smoother_chooses_from():
+    model, between = two_products(), {"alpha_min": 0.7, "alpha_max": 0.7}
+    chosen = Smoother(model, Reader()).transform(alpha="auto", auto_alpha_args=between, folding=False)
+    given = Smoother(model, Reader()).transform(alpha=0.7, folding=False)
+    assert types(chosen) == types(given)
+    assert np.array_equal(run(chosen), run(given))
+
+
+def test_entries_write_the_model(tmp_path):
+    for name, model in {
+        "static.onnx": algorithm_entry.static_quantize_entry(
+            two_products(), config.StaticQuantConfig(), Reader(), tmp_path / "static.onnx"
+        ),
+        "dynamic.onnx": algorithm_entry.dynamic_quantize_entry(
+            two_products(), config.DynamicQuantConfig(), tmp_path / "dynamic.onnx"
+        ),
+        "smooth.onnx": algorithm_entry.smooth_quant_entry(
+            two_products(), config.SmoothQuantConfig(), Reader(), model_output=str(tmp_path / "smooth.onnx")
+        ),
+    }.items():
+        assert np.array_equal(run(model), run(onnx.load(tmp_path / name)))
+
+
+def test_sets_with_parameters_of_ones_own():
+    for form in QuantFormat:
+        found = config.StaticQuantConfig.get_config_set_for_tuning(
+            quant_format=form, execution_provider="CPUExecutionProvider"
+        )
+        assert len(found) > 1
+        assert {(each.quant_format, each.per_channel) for each in found} == {(form, True)}
+    assert len(config.StaticQuantConfig.get_config_set_for_tuning(calibrate_method="MSE")) == 2
+    with pytest.raises(ConfigError, match="did you mean 'quant_format'"):
+        config.StaticQuantConfig.get_config_set_for_tuning(quant_formt="QDQ")
+
+
 def test_sets_and_questions():
     names = {each.name for each in config.get_all_config_set()}
     assert names >= {"rtn", "gptq", "awq", "static_quant", "smooth_quant", "dynamic_quant"}

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from neural_compressor import Model, PostTrainingQuantConfig, QuantizationAwareTrainingConfig, quantization
-from neural_compressor.config import Torch2ONNXConfig
+from neural_compressor.config import Torch2ONNXConfig, options
 from neural_compressor.errors import ConfigError
 from neural_compressor.torch.export import export
 from neural_compressor.torch.quantization import StaticQuantConfig, convert, prepare
@@ -128,6 +128,13 @@ def test_attributes_of_results(tmp_path):
     loaded = Model(onnx.load(tmp_path / "m.onnx"))
     assert "QuantizeLinear" in {node.op_type for node in loaded.nodes()}
     assert [node.op_type for node in Model(tmp_path / "m.onnx").nodes()] == [node.op_type for node in loaded.nodes()]
+
+
+def test_a_model_is_saved_in_the_workspace_where_no_folder_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(options, "workspace", tmp_path)
+    q_model = fitted(tmp_path)
+    q_model.save()
+    assert torch.equal(quantization.load(tmp_path / "saved_model", net())(X), q_model(X))
 
 
 def test_nodes_of_a_graph():

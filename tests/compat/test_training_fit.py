@@ -36,6 +36,16 @@ def test_fit_trains_and_converts(caplog, tmp_path):
     assert (tmp_path / "out" / "qconfig.json").is_file()
 
 
+def test_a_metric_on_data(caplog):
+    data = [(torch.randn(6, 8), torch.randint(0, 2, (6,))) for _ in range(2)]
+    with caplog.at_level(logging.INFO, "neural_compressor"):
+        made = training.fit(manager(), lambda model: model(data[0][0]), eval_dataloader=data, eval_metric="accuracy")
+    expected = torch.cat([made.model(x).argmax(1) == y for x, y in data]).float().mean().item()
+    assert f"reaches {expected}"[:12] in caplog.text
+    with pytest.raises(ConfigError, match="go together"):
+        training.fit(manager(), lambda model: pytest.fail("trained"), eval_dataloader=data)
+
+
 def test_a_loop_for_several_ways_to_compress():
     made = training.prepare_compression(nn.Linear(8, 2), [QuantizationAwareTrainingConfig()], quiet=True)
     loss = torch.ones(())

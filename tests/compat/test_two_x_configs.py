@@ -4,7 +4,13 @@ import pytest
 import torch
 
 from neural_compressor import benchmark, mix_precision, quantization
-from neural_compressor.config import BenchmarkConfig, MixedPrecisionConfig, PostTrainingQuantConfig, TuningCriterion
+from neural_compressor.config import (
+    AccuracyCriterion,
+    BenchmarkConfig,
+    MixedPrecisionConfig,
+    PostTrainingQuantConfig,
+    TuningCriterion,
+)
 from neural_compressor.errors import ConfigError
 from neural_compressor.torch.quantization import RTNConfig, quantize
 
@@ -28,6 +34,17 @@ def test_fields_can_be_assigned():
     assert conf.recipes["weight_correction"] is False
     with pytest.raises(ConfigError, match="smooth_qant"):
         conf.recipes = {"smooth_qant": True}
+
+
+def test_fields_have_names():
+    with pytest.raises(ConfigError, match=r"AccuracyCriterion takes fields by name, as in higher_is_better="):
+        AccuracyCriterion(False)
+
+
+def test_no_workload_is_written():
+    assert PostTrainingQuantConfig(ni_workload_name="quantization") == PostTrainingQuantConfig()
+    with pytest.raises(ConfigError, match="ni_workload_name"):
+        PostTrainingQuantConfig(ni_workload_name="mine")
 
 
 def test_precision_is_another_word_for_precisions():

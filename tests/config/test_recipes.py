@@ -85,6 +85,13 @@ def test_a_level_is_one_of_the_same_pass():
         ),
         ({"rtn_args": {"enable_full_range": True}}, "rtn", {}),
         ({"gptq_args": {"use_max_length": False, "pad_max_length": 64}}, "gptq", {"seqlen": 64}),
+        ({"rtn_args": {"sym_full_range": True, "mse_range": True}}, "rtn", {"search": "mse"}),
+        ({"rtn_args": {"return_int": True, "group_dim": 1}}, "rtn", {}),
+        (
+            {"autoround_args": {"use_quant_input": False, "scale_dtype": "fp32"}},
+            "autoround",
+            {"quantized_input": False},
+        ),
         ({"gptq_args": {"pad_max_length": 64, "use_max_length": None}}, "gptq", {"seqlen": 64}),
         (
             {"autoround_args": {"n_samples": 4, "seq_len": 8, "not_use_best_mse": True, "enable_quanted_input": False}},
@@ -109,12 +116,16 @@ def test_what_a_plan_says_of_a_method_stays():
 
 
 def test_an_argument_that_is_unknown_is_an_error():
-    with pytest.raises(ConfigError, match=r"rtn_args has no 'percdamp'.*full_range.*mse, n_samples, nsamples"):
+    with pytest.raises(
+        ConfigError, match=r"rtn_args has no 'percdamp'.*full_range.*mse, mse_range, n_samples, nsamples"
+    ):
         with_recipes(Plan(), {"rtn_args": {"percdamp": 1}})
     with pytest.raises(ConfigError, match=r"gptq_args: .*percdamp: got 7"):
         with_recipes(Plan(), {"gptq_args": {"percdamp": 7}})
-    with pytest.raises(ConfigError, match=r"gptq_args: use_max_length=True leaves out"):
+    with pytest.raises(ConfigError, match=r"gptq_args: use_max_length: got True, expected False"):
         with_recipes(Plan(), {"gptq_args": {"use_max_length": True}})
+    with pytest.raises(ConfigError, match=r"rtn_args: group_dim: got 0, expected 1: groups run along the inputs"):
+        with_recipes(Plan(), {"rtn_args": {"group_dim": 0}})
     with pytest.raises(ConfigError, match=r"gptq_args: n_samples and nsamples say the same"):
         with_recipes(Plan(), {"gptq_args": {"n_samples": 4, "nsamples": 8}})
 

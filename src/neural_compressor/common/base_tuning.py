@@ -42,6 +42,7 @@ class Evaluator:
     """
 
     def __init__(self) -> None:
+        self.eval_fn_registry: list[dict[str, Any]] = []
         self._parts: list[tuple[Evaluation, float]] = []
 
     def set_eval_fn_registry(self, user_eval_fns: Any) -> None:
@@ -51,7 +52,8 @@ class Evaluator:
         for each in found:
             if "eval_fn" not in each or not set(each) <= {"eval_fn", "weight", "name"}:
                 raise ConfigError(f"set_eval_fn_registry: got {each!r}, expected eval_fn, and weight and name if any")
-        self._parts = [(Evaluation(eval_func=each["eval_fn"]), float(each.get("weight", 1.0))) for each in found]
+        self.eval_fn_registry = [{"weight": 1.0, **each} for each in found]
+        self._parts = [(Evaluation(eval_func=each["eval_fn"]), float(each["weight"])) for each in self.eval_fn_registry]
 
     def get_number_of_eval_functions(self) -> int:
         """How many there are."""

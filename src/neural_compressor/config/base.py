@@ -27,7 +27,12 @@ class ConfigModel(BaseModel):
         extra="forbid", validate_assignment=True, arbitrary_types_allowed=True, protected_namespaces=()
     )
 
-    def __init__(self, **values: Any) -> None:
+    def __init__(self, *args: Any, **values: Any) -> None:
+        if args:
+            name = next(iter(type(self).model_fields))
+            raise ConfigError(
+                f"{type(self).__name__} takes fields by name, as in {name}=..., and got {args[0]!r} without"
+            )
         try:
             super().__init__(**values)
         except ValidationError as error:

@@ -248,9 +248,14 @@ class ComposableConfig(Composition):
         return list(FRAMEWORK_QUERIES[cls.framework].ops(model).items())
 
     @classmethod
-    def get_config_set_for_tuning(cls) -> list[Self]:
-        """The configurations of this class that are worth trying; the default one where there is no better list."""
-        return [each for each in FRAMEWORK_QUERIES[cls.framework].tuning_set() if type(each) is cls] or [cls()]
+    def get_config_set_for_tuning(cls, **parameters: Any) -> list[Self]:
+        """The configurations of this class that are worth trying; the default one where there is no better list.
+
+        All have the ``parameters`` that are given.
+        """
+        found = [each for each in FRAMEWORK_QUERIES[cls.framework].tuning_set() if type(each) is cls] or [cls()]
+        named = ({name: getattr(each, name) for name in each.model_fields_set} for each in found)
+        return list({each.identity: each for each in (cls(**{**values, **parameters}) for values in named)}.values())
 
     @classmethod
     def get_predefined_configs(cls) -> dict[str, Self]:

@@ -24,11 +24,23 @@ def searched(value: bool) -> dict[str, Any]:
     return {"search": "mse" if value else None}
 
 
-def _whole_samples(value: Any) -> dict[str, Any]:
-    """No option: samples are taken as they come, cut at ``pad_max_length`` where that is given."""
-    if value:
-        raise ConfigError("use_max_length=True leaves out shorter samples; give calibration data without them")
-    return {}
+def _only(name: str, *right: Any, why: str) -> Callable[[Any], Mapping[str, Any]]:
+    """No option: of the values that ``name`` has elsewhere only those that are ``right`` here; None was not given."""
+
+    def check(value: Any) -> dict[str, Any]:
+        if value is not None and value not in right:
+            raise ConfigError(f"{name}: got {value!r}, expected {' or '.join(map(repr, right))}: {why}")
+        return {}
+
+    return check
+
+
+def _ranges_searched(value: Any) -> dict[str, Any]:
+    return {"auto_clip": value, "clip": value, **searched(value)}
+
+
+def _full_range(value: Any) -> dict[str, Any]:
+    return {"full_range": None if value else False}
 
 
 RECIPE_OPTIONS: OptionTable = {
@@ -36,13 +48,19 @@ RECIPE_OPTIONS: OptionTable = {
     "actorder": "act_order",
     "correct_upstream": "upstream",
     "enable_auto_scale": "auto_scale",
-    "enable_mse_search": lambda value: {"auto_clip": value, "clip": value, **searched(value)},
-    "enable_full_range": lambda value: {"full_range": None if value else False},
+    **dict.fromkeys(("enable_mse_search", "mse_range"), _ranges_searched),
+    **dict.fromkeys(("enable_full_range", "sym_full_range"), _full_range),
     "n_samples": "nsamples",
     "seq_len": "seqlen",
     "pad_max_length": "seqlen",
-    "use_max_length": _whole_samples,
-    "enable_quanted_input": "quantized_input",
+    "use_max_length": _only(
+        "use_max_length", False, why="it leaves out shorter samples; give calibration data without them"
+    ),
+    **dict.fromkeys(("enable_quanted_input", "use_quant_input"), "quantized_input"),
+    "return_int": _only("return_int", True, False, why="weights are stored as integers either way"),
+    "group_dim": _only("group_dim", 1, why="groups run along the inputs of a layer"),
+    "scale_dtype": _only("scale_dtype", "fp32", "float32", why="scales are kept in it"),
+    "low_gpu_mem_usage": _only("low_gpu_mem_usage", True, False, why="blocks are worked on one at a time either way"),
     "not_use_best_mse": lambda value: {"keep_best": not value},
 }
 """The names in the recipes ``rtn_args``, ``gptq_args`` and so on of the 2.x API."""
@@ -91,6 +109,5 @@ def method_from_args(algorithm: str, args: Mapping[str, Any]) -> Method:
 
 
 def _stands_for(spelling: Spelling, options: Mapping[str, Any]) -> bool:
-    if spelling is _whole_samples:  # which makes no option, and is about samples
-        return "seqlen" in options
-    return any(name in options for name in (spelling(None) if callable(spelling) else (spelling,)))
+    names = spelling(None) if callable(spelling) else (spelling,)
+    return not names or any(name in options for name in names)

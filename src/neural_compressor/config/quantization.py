@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainValidator
 
@@ -79,7 +79,7 @@ class PostTrainingQuantConfig(_RuleConfig):
 
     ``framework_yaml`` is a capability YAML of the user's own, laid over the built-in one.
     ``diagnosis`` asks for what the report of every run has: errors and times of ops.
-    ``seed`` makes the search repeatable.
+    ``seed`` makes the search repeatable. ``ni_workload_name`` names files of a tool that is not here: none is written.
     """
 
     domain: Annotated[str, BeforeValidator(word(DOMAINS))] = "auto"
@@ -90,6 +90,7 @@ class PostTrainingQuantConfig(_RuleConfig):
     reduce_range: ReduceRange = False
     example_inputs: Any = None
     diagnosis: Flag = False
+    ni_workload_name: Annotated[Literal["quantization"], PlainValidator(word(("quantization",)))] = "quantization"
     framework_yaml: Annotated[Path | None, BeforeValidator(_yaml_file)] = None
     seed: Seed = Field(default_factory=usual_seed)
 

@@ -19,6 +19,11 @@ Transform = Callable[[Any], Any]
 _IMAGES = (".jpeg", ".jpg", ".png", ".bmp")
 
 
+def _no_filter(what: str, given: Any) -> None:
+    if given is not None:
+        raise ConfigError(f"{what}: got a filter, and all samples are given; take out of the data those that you want")
+
+
 class Dummy:
     """Random samples: ``shape`` is the number of samples and the shape of each. With ``label`` each comes with the label 0.
 
@@ -37,7 +42,9 @@ class Dummy:
         dtype: Any = "float32",
         label: bool = True,
         transform: Transform | None = None,
+        filter: None = None,
     ) -> None:
+        _no_filter("Dummy", filter)
         several = isinstance(shape, list) and any(isinstance(each, list | tuple) for each in shape)
         shapes = [tuple(each) for each in (shape if several else [shape])]
         parts = [each if isinstance(each, list) else [each] * len(shapes) for each in (low, high, dtype)]
@@ -86,12 +93,13 @@ class DummyV2:
         filter: None = None,
         count: int = 100,
     ) -> None:
+        _no_filter("DummyV2", filter)
         several = isinstance(input_shape, list)
         shapes = [tuple(shape) for shape in (input_shape if several else [input_shape])]
-        if not shapes or low >= high or count < 1 or filter is not None:
+        if not shapes or low >= high or count < 1:
             raise ConfigError(
-                f"DummyV2: got input_shape {input_shape!r}, low {low!r}, high {high!r}, count {count!r}, filter {filter!r}; "
-                "expected a shape or a list of them, low < high, at least one sample, and no filter"
+                f"DummyV2: got input_shape {input_shape!r}, low {low!r}, high {high!r}, count {count!r}; expected a "
+                "shape or a list of them, low < high, and at least one sample"
             )
         self._shapes, self._several = shapes, several
         self._label_shape, self._transform = label_shape, transform
@@ -117,7 +125,8 @@ class DummyV2:
 class ImageFolder:
     """Images in one folder for each class, as arrays (height, width, 3) with the number of the class."""
 
-    def __init__(self, root: str | Path, transform: Transform | None = None) -> None:
+    def __init__(self, root: str | Path, transform: Transform | None = None, filter: None = None) -> None:
+        _no_filter("ImageFolder", filter)
         folder = path_of(root, "root")
         if not folder.is_dir():
             raise ConfigError(
@@ -153,8 +162,13 @@ class ImagenetRaw(ImageFolder):
     """
 
     def __init__(
-        self, data_path: str | Path, image_list: str | Path | None = None, transform: Transform | None = None
+        self,
+        data_path: str | Path,
+        image_list: str | Path | None = None,
+        transform: Transform | None = None,
+        filter: None = None,
     ) -> None:
+        _no_filter("ImagenetRaw", filter)
         folder = path_of(data_path, "data_path")
         lists = [path_of(image_list, "image_list")] if image_list else [folder / "val.txt", folder / "val_map.txt"]
         found = next((each for each in lists if each.is_file()), None)

@@ -168,6 +168,11 @@ class CropResizeTransform(ImageTransform):
         return self._resize.change(self._crop.change(image))
 
 
+def _to_tensor() -> ComposeTransform:
+    """Values from 0 to 1, channels first."""
+    return ComposeTransform([RescaleTransform(), TransposeTransform((2, 0, 1))])
+
+
 class TRANSFORMS(Mapping[str, Callable[..., Any]]):
     """Transforms by name. ``framework`` matters for ``Resize`` to one number: that of the shorter side in PyTorch.
 
@@ -188,6 +193,7 @@ class TRANSFORMS(Mapping[str, Callable[..., Any]]):
             "CropResize": CropResizeTransform,
             "Normalize": NormalizeTransform,
             "Rescale": RescaleTransform,
+            "ToTensor": _to_tensor,
             "Transpose": TransposeTransform,
             "Cast": CastTransform,
         }

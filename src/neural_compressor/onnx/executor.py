@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import onnx_ir as ir
 
 from neural_compressor.adaptor.capability import check_no_method, check_weight_range
+from neural_compressor.algorithms.smoothquant import alphas_between, check_alpha
 from neural_compressor.errors import CalibrationError, ConfigError
 from neural_compressor.onnx.files.quantization_record import QuantizationRecord, write_record
 from neural_compressor.onnx.graph.linear_ops import LINEAR_TYPES
@@ -72,13 +73,26 @@ class Optimize:
 @PASSES.register("smooth")
 @dataclass(frozen=True)
 class Smooth:
-    """The arguments of :func:`~neural_compressor.onnx.passes.smooth_quant.smooth`."""
+    """The arguments of :func:`~neural_compressor.onnx.passes.smooth_quant.smooth`, and what ``alpha="auto"`` chooses from.
+
+    Of ops that share a scale the error of all of them decides, whatever ``attn_method`` says.
+    """
 
     alpha: float | str | list[float | str] = 0.5
     folding: bool = True
     op_types: tuple[str, ...] = LINEAR_TYPES
     calib_iter: int = 100
     scales_per_op: bool = True
+    alpha_min: float = 0.0
+    alpha_max: float = 1.0
+    alpha_step: float = 0.1
+    attn_method: str = "min"
+
+    def arguments(self) -> dict[str, Any]:
+        """What the function is called with."""
+        auto = alphas_between(self.alpha_min, self.alpha_max, self.alpha_step)
+        given = {name: getattr(self, name) for name in ("folding", "op_types", "calib_iter", "scales_per_op")}
+        return {"alpha": check_alpha(self.alpha, auto), **given}
 
 
 @PASSES.register("correct_biases")
@@ -321,7 +335,7 @@ def _smoothed(
 ) -> ir.Model:
     if (samples := data.upto(None)) is None:
         raise CalibrationError("smoothing looks at activations: give calibration data")
-    return smooth(model, samples, weights=weights, providers=sessions, **vars(wanted))
+    return smooth(model, samples, weights=weights, providers=sessions, **wanted.arguments())
 
 
 def _static_options(steps: Steps, capability: ProviderCapability) -> StaticOptions:

@@ -117,7 +117,7 @@ class Accuracy(_Mean):
 
 @METRICS.register("topk")
 class TopK(_Mean):
-    """Share of samples whose label is among the ``k`` highest scores."""
+    """Share of samples whose label, a class number or one-hot, is among the ``k`` highest scores."""
 
     right_or_wrong = True
 
@@ -130,6 +130,10 @@ class TopK(_Mean):
 
     def update(self, preds: Any, labels: Any) -> None:
         scores, expected = as_array(preds), as_array(labels)
+        if expected.shape == (*scores.shape[:1], 1):
+            expected = expected[:, 0]
+        elif expected.shape == scores.shape:  # one-hot
+            expected = expected.argmax(axis=1)
         if scores.ndim != 2 or expected.shape != scores.shape[:1]:
             raise EvaluationError(
                 f"metric topk needs scores of shape (batch, classes) and labels of shape (batch,), "
@@ -323,10 +327,9 @@ def resolve_metric(metric: Any) -> Metric:
             )
         ((name, options),) = metric.items()
         factory = METRICS[name]
-        if not isinstance(options or {}, Mapping):
-            raise ConfigError(f"metric {name!r}: got {options!r}, expected its options by name, as in {{'k': 5}}")
         try:
-            return factory(**(options or {}))
+            # What is no mapping is the one option that a metric has, as in {'topk': 5}.
+            return factory(**(options or {})) if isinstance(options or {}, Mapping) else factory(options)
         except TypeError as error:
             raise ConfigError(f"metric {name!r} does not take the options {options!r}: {error}") from error
     if isinstance(metric, type):

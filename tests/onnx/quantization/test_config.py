@@ -8,6 +8,7 @@ import pytest
 from neural_compressor.config.composition import Composition
 from neural_compressor.dtypes import dtype
 from neural_compressor.errors import ConfigError
+from neural_compressor.onnx.executor import Smooth
 from neural_compressor.onnx.quantization import config as configs
 from neural_compressor.onnx.quantization.config import (
     AWQConfig,
@@ -141,14 +142,25 @@ def test_smoothing_through_the_extra_options():
     assert [smoothing[name] for name in ("alpha", "folding", "calib_iter")] == [[0.2, 0.8], False, 100]
     between = {"alpha_min": 0.3, "alpha_max": 0.5, "alpha_step": 0.1, "attn_method": "min"}
     given = {"SmoothQuant": True, "SmoothQuantAlpha": "auto", "AutoAlphaArgs": between}
-    assert StaticQuantConfig(extra_options=given).smoothing.options["alpha"] == [0.3, 0.4, 0.5]
+    smoothing = StaticQuantConfig(extra_options=given).smoothing.options
+    assert Smooth(**smoothing).arguments()["alpha"] == (0.3, 0.4, 0.5)
     with pytest.raises(ConfigError, match="SmoothQuantAlpha='auto'"):
         _ = StaticQuantConfig(extra_options={**given, "SmoothQuantAlpha": 0.5}).smoothing
+
+
+def test_what_smoothing_chooses_from():
+    config = SmoothQuantConfig(alpha=[0.2, "auto"], auto_alpha_args={"alpha_min": 0.5, "alpha_max": 0.6})
+    numbers = [Smooth(**one.smoothing.options).arguments()["alpha"] for one in config.expand()]
+    assert numbers == [(0.2,), (0.5, 0.6)]
+    assert SmoothQuantConfig.from_dict(config.to_dict()) == config
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (lambda: SmoothQuantConfig(auto_alpha_args={"alpha_min": 0.5}), "alpha='auto' chooses from"),
+        (lambda: SmoothQuantConfig(extra_options={"SmoothQuantAlpha": 0.9}), "no option 'SmoothQuantAlpha'"),
+        (lambda: SmoothQuantConfig(extra_options={"AutoAlphaArgs": {}}), "no option 'AutoAlphaArgs'"),
         (lambda: RTNConfig(weight_bits=9), "1 to 8 bits"),
         (
             lambda: StaticQuantConfig(extra_options={"AutoAlphaArgs": {"alpha_mim": 0}}),

@@ -359,7 +359,10 @@ class ONNXRTAdaptor(Adaptor):
         found = self._capability(plan)
         data = dict.fromkeys(found.providers, self._calibration_data(plan.calib_sampling_size, dataloader, q_func))
         unnamed = {key: "the plan does not name it" for key in found.opwise if key not in plan}
-        floats = {key: "the plan keeps it in float" for key, scheme in plan.items() if scheme.is_float}
+        floats = {key: op.precision for key, op in plan.items() if op.is_float}
+        floats = {
+            key: f"the plan {'keeps it' if p == 'fp32' else 'has it compute'} in {p}" for key, p in floats.items()
+        }
         return RunOptions(found.providers, data, {**found.skipped, **unnamed, **floats})
 
     def _named(self, model: Any) -> ir.Model:

@@ -63,7 +63,10 @@ _AUTO_ALPHA: Mapping[str, tuple[Any, Callable[[Any], Any]]] = {
 }
 
 
-def _auto_alpha(value: Any) -> dict[str, Any]:
+def auto_alpha(value: Any) -> dict[str, Any]:
+    """Validate what alpha="auto" chooses from; where nothing is said of it, nothing is filled in."""
+    if value in (None, {}):
+        return {}
     if not isinstance(value, Mapping):
         raise ConfigError(f"got {value!r}, expected a dict with alpha_min, alpha_max and alpha_step")
     if unknown := [name for name in value if name not in _AUTO_ALPHA]:
@@ -87,9 +90,11 @@ EXTRA_OPTIONS: Mapping[str, tuple[Any, Callable[[Any], Any]]] = {
     "SmoothQuantOpTypes": (None, smoothed_types),
     "SmoothQuantCalibIter": (100, at_least(1)),
     "SmoothQuantScalesPerOp": (True, flag),
-    "AutoAlphaArgs": ({}, _auto_alpha),
+    "AutoAlphaArgs": ({}, auto_alpha),
 }
 """Each option with its default and what admits a value."""
+STATIC_OPTIONS = tuple(name for name in EXTRA_OPTIONS if not name.startswith(("SmoothQuant", "AutoAlpha")))
+"""Those of a configuration that smooths by fields of its own."""
 DYNAMIC_OPTIONS = ("WeightSymmetric", "ActivationSymmetric")
 """Those that mean something where ranges of activations are taken from each batch."""
 

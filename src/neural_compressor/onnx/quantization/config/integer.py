@@ -6,7 +6,6 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, PlainValidator
 
-from neural_compressor.algorithms.smoothquant import alphas_between
 from neural_compressor.config.composition import register_config
 from neural_compressor.config.validators import one_or_more
 from neural_compressor.dtypes import dtype
@@ -14,6 +13,7 @@ from neural_compressor.errors import ConfigError
 from neural_compressor.onnx.graph.linear_ops import LINEAR_TYPES
 from neural_compressor.onnx.graph.sum_order import ANY
 from neural_compressor.onnx.quantization.config.fields import (
+    STATIC_OPTIONS,
     Count,
     Flag,
     Format,
@@ -25,6 +25,7 @@ from neural_compressor.onnx.quantization.config.fields import (
     Reader,
     TargetCpu,
     Type,
+    auto_alpha,
     dynamic_options,
     extra_option,
     options_among,
@@ -122,14 +123,13 @@ class StaticQuantConfig(IntegerConfig, StaticParameters):
         named = {"op_types": "OpTypes", "calib_iter": "CalibIter", "scales_per_op": "ScalesPerOp"}
         named |= {"alpha": "Alpha", "folding": "Folding"}
         options = {name: self.option(f"SmoothQuant{spelled}") for name, spelled in named.items()}
-        if auto := self.option("AutoAlphaArgs"):
-            if options["alpha"] != "auto":
-                raise ConfigError(
-                    f"{type(self).__name__}.extra_options: option AutoAlphaArgs says what SmoothQuantAlpha='auto' chooses "
-                    f"from, and that is {options['alpha']!r}; leave one out"
-                )
-            options["alpha"] = list(alphas_between(auto["alpha_min"], auto["alpha_max"], auto["alpha_step"]))
-        return Pass("smooth", {**options, "op_types": options["op_types"] or LINEAR_TYPES})
+        auto = self.option("AutoAlphaArgs")
+        if auto and options["alpha"] != "auto":
+            raise ConfigError(
+                f"{type(self).__name__}.extra_options: option AutoAlphaArgs says what SmoothQuantAlpha='auto' chooses "
+                f"from, and that is {options['alpha']!r}; leave one out"
+            )
+        return Pass("smooth", {**options, **auto, "op_types": options["op_types"] or LINEAR_TYPES})
 
     def _activation_scheme(self) -> TensorScheme:
         symmetric = self.option("ActivationSymmetric")
@@ -144,6 +144,7 @@ class SmoothParameters(OnnxConfig):
     op_types: Annotated[tuple[str, ...], PlainValidator(smoothed_types)] = LINEAR_TYPES
     calib_iter: Count = 100
     scales_per_op: Flag = True
+    auto_alpha_args: Annotated[dict[str, Any], PlainValidator(auto_alpha)] = Field(default_factory=dict)
 
 
 @register_config("onnxrt", "smooth_quant")
@@ -153,19 +154,37 @@ class SmoothQuantConfig(StaticQuantConfig, SmoothParameters):
     ``alpha`` says how far they move: from 0 to 1, or ``"auto"`` to choose for each node. A list of them is
     tried by autotune one after the other; where a model is quantized once, nodes get the one with the least loss.
     ``folding`` lets the node before take up the scales, ``scales_per_op`` gives nodes that share an input scales of their
-    own, ``calib_iter`` is how many samples are looked at.
+    own, ``calib_iter`` is how many samples are looked at. ``auto_alpha_args`` is what "auto" chooses from, as in
+    ``{"alpha_min": 0.3, "alpha_max": 0.7, "alpha_step": 0.1}``.
     """
+
+    extra_options: Annotated[dict[str, Any], PlainValidator(options_among(STATIC_OPTIONS))] = Field(
+        default_factory=dict
+    )
 
     @property
     def smoothing(self) -> Pass:
         """What is done to outliers."""
         names = (name for name in SmoothParameters.params_list if name not in OnnxConfig.params_list)
-        return Pass("smooth", {name: getattr(self, name) for name in names})
+        options = {name: getattr(self, name) for name in names}
+        auto = options.pop("auto_alpha_args")
+        return Pass("smooth", {**options, **auto})
 
     def require_single(self) -> None:
         """A list of ``alpha`` is no space where one model is made: the best is found without an evaluation."""
         if set(self.spans) - {"alpha"}:
             super().require_single()
+
+    @classmethod
+    def _settled(cls, values: dict[str, Any], given: frozenset[str]) -> dict[str, Any]:
+        if not values["auto_alpha_args"] or values["alpha"] == "auto":
+            return values
+        if "auto_alpha_args" in given:
+            raise ConfigError(
+                f"{cls.__name__}.auto_alpha_args says what alpha='auto' chooses from, and alpha is {values['alpha']!r}; "
+                "leave one out"
+            )
+        return {**values, "auto_alpha_args": {}}
 
 
 @register_config("onnxrt", "dynamic_quant")

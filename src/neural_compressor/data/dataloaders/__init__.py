@@ -1,0 +1,1 @@
+"""Loaders by the paths that existing programs import them from; see :mod:`neural_compressor.data.loader`."""

@@ -1,0 +1,1 @@
+"""Paths that programs written for earlier versions import from."""

@@ -246,5 +246,5 @@ def _put(model: nn.Module, new: Mapping[str, Tensor]) -> list[str]:
     for name, tensor in new.items():
         set_parameter(model, name, tensor)
     if untied:
-        forget_ties(model, untied)
+        forget_ties(model)
     return untied

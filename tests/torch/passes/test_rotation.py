@@ -241,6 +241,9 @@ def test_models_without_a_stream_data_or_values_are_refused():
     plain = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
     with pytest.raises(QuantizationError, match="no values were seen that one layer writes and another reads"):
         fold_rotation(plain, [((torch.randn(2, 4),), {})])
+    narrow = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3), nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 4))
+    with pytest.raises(QuantizationError, match=r"3 values that '2' .* no residual stream goes through layers"):
+        fold_rotation(narrow, [((torch.randn(2, 4),), {})])
     with pytest.raises(QuantizationError, match="run it on data first"):
         fold_rotation(plain, [])
     with torch.device("meta"):

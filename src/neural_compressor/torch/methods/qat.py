@@ -83,7 +83,7 @@ class QatSession:
             for scheme in (op.weight, op.activation) if self.options.learned_step_size else ():
                 check_learnable(scheme)
             if op.weight is not None:
-                self._round_weight(key, module, op)
+                self._round_weight(key, where, module, op)
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from None
         if op.activation is None or op.mode == "weight_only":
@@ -102,7 +102,7 @@ class QatSession:
         if rounding.with_output:
             self._handles.append(module.register_forward_hook(rounding.output))
 
-    def _round_weight(self, key: OpKey, module: nn.Module, op: OpScheme) -> None:
+    def _round_weight(self, key: OpKey, where: str, module: nn.Module, op: OpScheme) -> None:
         if not isinstance(getattr(module, "weight", None), nn.Parameter):
             self._later.append(key)
             return
@@ -111,7 +111,7 @@ class QatSession:
         assert isinstance(layout, WeightedModule)
         assert isinstance(weight, Tensor)
         learned = self.options.learned_step_size
-        rounding = LearnedWeightRounding(layout, weight) if learned else WeightRounding(layout)
+        rounding = LearnedWeightRounding(layout, where, weight) if learned else WeightRounding(layout, where)
         parametrize.register_parametrization(module, "weight", rounding, unsafe=True)
 
     def train(

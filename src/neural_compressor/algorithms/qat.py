@@ -67,7 +67,9 @@ def _is_trained(op: OpScheme) -> bool:
 
 def _is_plain(op: OpScheme) -> bool:
     """Whether its weight is rounded to nearest, as a training does; beside integer activations scales are positive."""
-    return op.method == Method("rtn") or (op.mode != "weight_only" and op.method == Method("rtn", {"full_range": False}))
+    return op.method == Method("rtn") or (
+        op.mode != "weight_only" and op.method == Method("rtn", {"full_range": False})
+    )
 
 
 def qat_options(plan: Plan) -> QatOptions:

@@ -4,7 +4,7 @@ import pytest
 
 from neural_compressor.dtypes import dtype
 from neural_compressor.errors import CalibrationError, NothingToQuantizeError
-from neural_compressor.schemes import OpScheme, Pass, Plan, TensorScheme
+from neural_compressor.schemes import OpScheme, Pass, Plan, TensorScheme, float_op
 from neural_compressor.strategy.base import Outcome, Proposal
 from neural_compressor.strategy.listed import ListedFallbackStrategy, candidates, is_from
 
@@ -72,6 +72,25 @@ def test_the_best_of_the_list_falls_back_op_by_op_and_then_adds_up():
 def test_ops_that_the_plan_leaves_in_float_are_not_tried():
     stages = run([plan(4, "ab")], {4: 1.0}, 0.0)
     assert [stage for stage, _ in stages] == ["4 bits", "a to fp32", "b to fp32"]
+
+
+def test_ops_in_half_precision_fall_back_too():
+    listed = Proposal(Plan(dict.fromkeys(KEYS, float_op("bf16"))), "bf16")
+    strategy, stages = ListedFallbackStrategy([listed]), []
+    while proposals := strategy.ask():
+        (proposal,) = proposals
+        assert is_from(proposal.plan, listed.plan)
+        kept = proposal.plan["b", "Conv"].precision == "fp32"
+        stages.append(proposal.stage)
+        strategy.tell(proposal, Outcome(0.0 if kept else 1.0, kept, 1.0))
+        if kept:
+            break
+    assert stages == ["bf16", "a to fp32", "b to fp32"]
+
+
+def test_a_plan_in_half_precision_is_not_from_another():
+    low = Plan(dict.fromkeys(KEYS, float_op("bf16")))
+    assert not is_from(low, Plan(dict.fromkeys(KEYS, float_op("fp16"))))
 
 
 def test_nothing_listed_is_nothing_to_try():

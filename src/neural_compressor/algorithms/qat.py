@@ -65,9 +65,16 @@ def _is_trained(op: OpScheme) -> bool:
     return op.method is not None and op.method.name == NAME
 
 
+def _is_plain(op: OpScheme) -> bool:
+    """Whether its weight is rounded to nearest, as a training does; beside integer activations scales are positive."""
+    return op.method == Method("rtn") or (
+        op.mode != "weight_only" and op.method == Method("rtn", {"full_range": False})
+    )
+
+
 def qat_options(plan: Plan) -> QatOptions:
     """What a plan says of training, which is one for the whole model."""
-    methods = {op.method for op in plan.values() if op.method is not None and op.method != Method("rtn")}
+    methods = {op.method for op in plan.values() if op.method is not None and not _is_plain(op)}
     if other := next((method for method in methods if method.name != NAME), None):
         raise ConfigError(f"method {other} finds weights without training: leave it out, or quantize after training")
     if len(methods) > 1:

@@ -76,7 +76,7 @@ def is_from(plan: Plan, listed: Plan) -> bool:
     >>> is_from(Plan({fc: float_op("fp32")}), Plan({fc: float_op("bf16")})), is_from(Plan(), Plan({fc: float_op("fp32")}))
     (True, False)
     """
-    alike = all(scheme.is_float or listed.ops.get(key) == scheme for key, scheme in plan.items())
+    alike = all(scheme.precision == "fp32" or listed.ops.get(key) == scheme for key, scheme in plan.items())
     same_run = plan.passes == listed.passes and plan.calib_sampling_size == listed.calib_sampling_size
     return plan.keys() == listed.keys() and alike and same_run
 
@@ -96,7 +96,7 @@ class _Fallback(SearchStrategy):
 def _space(plan: Plan) -> TuningSpace:
     """The ops of a plan, each as it is there or in fp32."""
     ops = {
-        key: OpSpace(() if scheme.is_float else (scheme,), (float_op("fp32", scheme.weight is not None),))
+        key: OpSpace(() if scheme.precision == "fp32" else (scheme,), (float_op("fp32", scheme.weight is not None),))
         for key, scheme in plan.items()
     }
     return TuningSpace(ops, (plan.calib_sampling_size,), passes=tuple(plan.passes))

@@ -5,7 +5,16 @@ import logging
 import pytest
 import torch
 
-from neural_compressor.torch.quantization import DynamicQuantConfig, MXQuantConfig, RTNConfig, convert, prepare, save
+from neural_compressor.torch.modules import WeightOnlyLinear
+from neural_compressor.torch.quantization import (
+    DynamicQuantConfig,
+    MXQuantConfig,
+    RTNConfig,
+    convert,
+    load,
+    prepare,
+    save,
+)
 
 transformers = pytest.importorskip("transformers", reason="the transformers extra is not installed")
 pytest.importorskip("compressed_tensors", reason="the compressed-tensors package is not installed")
@@ -43,6 +52,24 @@ def test_transformers_ties_the_head_of_t5(tmp_path, caplog, head):
     with torch.no_grad():
         theirs = transformers.T5ForConditionalGeneration.from_pretrained(tmp_path / "model").eval()(**TOKENS).logits
         torch.testing.assert_close(theirs, new(**TOKENS).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_embeddings_that_are_tied_beside_a_quantized_head_are_all_stored(tmp_path):
+    torch.manual_seed(0)
+    sizes = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "decoder_start_token_id": 0, "pad_token_id": 0}
+    config = transformers.PegasusConfig(vocab_size=64, **sizes, **heads)
+    model = transformers.PegasusForConditionalGeneration(config).eval()
+    new = written(model, RTNConfig(bits=8, group_size=32, quant_lm_head=True), tmp_path / "model")
+    theirs = transformers.PegasusForConditionalGeneration.from_pretrained(tmp_path / "model").eval()
+    ours = load(tmp_path / "model", format="huggingface")
+    for layer in (*new.modules(), *ours.modules()):
+        if isinstance(layer, WeightOnlyLinear):
+            layer.exact = True
+    with torch.no_grad():
+        expected = new(**TOKENS).logits
+        torch.testing.assert_close(theirs(**TOKENS).logits, expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(ours(**TOKENS).logits, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_configuration_need_not_speak_of_ties(tmp_path, caplog, monkeypatch):

@@ -19,6 +19,8 @@ from neural_compressor.torch.passes.fold import Structure
 from neural_compressor.torch.quantization import (
     DynamicQuantConfig,
     FP8Config,
+    GPTQConfig,
+    HQQConfig,
     MXQuantConfig,
     RTNConfig,
     StaticQuantConfig,
@@ -251,6 +253,42 @@ def test_other_configurations_can_be_trained(config):
     model(x).mean().backward()
     expected = model.eval()(x).detach()
     torch.testing.assert_close(convert(model, quiet=True)(x), expected, atol=0.02, rtol=0.02)
+
+
+@pytest.mark.parametrize(
+    ("config", "method"),
+    [
+        (GPTQConfig(), "gptq"),
+        (HQQConfig(), "hqq"),
+        (RTNConfig(scale_search="mse"), "search='mse'"),
+        (RTNConfig(hadamard=True), "hadamard=True"),
+        (MXQuantConfig(w_algo="gptq"), "gptq"),
+    ],
+)
+def test_methods_that_find_weights_otherwise_are_refused_before_training(config, method):
+    model = linear()
+    with pytest.raises(ConfigError, match=f"{method}.*finds weights without training"):
+        prepare_qat(model, config)
+    assert prepare_qat(model, RTNConfig()) is model
+
+
+@pytest.mark.parametrize("scheme", ["W4A16", "W4A8", "INT8"])
+def test_schemes_by_name_are_trained(scheme):
+    new = convert(prepare_qat(linear(128, 8), {nn.Linear: scheme}), quiet=True)
+    assert new[0].scheme.method.name == "qat"
+
+
+def test_weights_that_are_not_rounded_in_training_are_named(caplog):
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lstm, self.fc = nn.LSTM(8, 8), nn.Linear(8, 2)
+
+        def forward(self, x):
+            return self.fc(self.lstm(x)[0])
+
+    prepare_qat(Recurrent(), DynamicQuantConfig())
+    assert "when it ends: the weights of 'lstm' (LSTM), which" in caplog.text
 
 
 def test_frozen_ranges_stay():

@@ -9,7 +9,7 @@ from torch import nn
 
 from neural_compressor import training
 from neural_compressor.config import QuantizationAwareTrainingConfig
-from neural_compressor.errors import CalibrationError, ConfigError
+from neural_compressor.errors import CalibrationError, ConfigError, QuantizationError
 from neural_compressor.torch.export import export
 from neural_compressor.torch.quantization import StaticQuantConfig, convert, prepare_qat
 
@@ -89,6 +89,18 @@ def test_a_moving_average_of_the_weights_is_converted():
 def test_nan_in_training_names_the_layer(kind):
     with pytest.raises(CalibrationError, match=r"op '0' \(Conv2d\): NaN or Inf"):
         prepared(kind)(IMAGES * float("nan"))
+
+
+@KINDS
+def test_a_training_that_diverges_names_the_layer(kind):
+    model = prepared(kind)
+    train(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(float("nan"))
+    for end in (lambda: model(IMAGES), lambda: converted(model)):
+        with pytest.raises(QuantizationError, match=r"op '0' \(Conv2d\): .* NaN"):
+            end()
 
 
 def test_the_end_of_training_comes_once():

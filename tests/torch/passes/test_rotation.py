@@ -162,6 +162,35 @@ def test_a_tied_head_is_said(caplog):
     assert "lm_head.weight" not in model.all_tied_weights_keys
 
 
+def pegasus():
+    sizes = {"d_model": WIDTH, "encoder_ffn_dim": 80, "decoder_ffn_dim": 80, "encoder_layers": 1, "decoder_layers": 2}
+    heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 4}
+    special = {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 0}
+    config = transformers.PegasusConfig(vocab_size=VOCABULARY, max_position_embeddings=16, **sizes, **heads, **special)
+    return transformers.PegasusForConditionalGeneration(config), {"decoder_input_ids": IDS[:, :5], "use_cache": False}
+
+
+def megatron_bert():
+    config = transformers.MegatronBertConfig(**{k: v for k, v in SIZES.items() if not k.endswith("_id")})
+    return transformers.MegatronBertForMaskedLM(config), {}
+
+
+@pytest.mark.parametrize("make", [pegasus, megatron_bert])  # an encoder's embedding, the bias of the head
+def test_what_else_is_tied_is_in_the_file(make, tmp_path):
+    torch.manual_seed(0)
+    model, more = make()
+    with torch.no_grad():
+        for parameter in model.eval().parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.3 if parameter.dim() == 1 else 0.1)
+        expected = model(IDS, **more).logits
+    fold_rotation(model, [((IDS,), more)])
+    model.save_pretrained(tmp_path)
+    read = type(model).from_pretrained(tmp_path).eval()
+    with torch.no_grad():
+        assert_same(model(IDS, **more).logits, expected)
+        assert_same(read(IDS, **more).logits, expected)
+
+
 REFUSED = {
     "gemma2": ("Gemma2", GROUPED, {"head_dim": 12}, "adds what norm 'model.layers.0.post_attention_layernorm' gives"),
     "olmo2": ("Olmo2", GROUPED, {}, "adds what norm 'model.layers.0.post_attention_layernorm' gives"),
@@ -212,6 +241,9 @@ def test_models_without_a_stream_data_or_values_are_refused():
     plain = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
     with pytest.raises(QuantizationError, match="no values were seen that one layer writes and another reads"):
         fold_rotation(plain, [((torch.randn(2, 4),), {})])
+    narrow = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3), nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 4))
+    with pytest.raises(QuantizationError, match=r"3 values that '2' .* no residual stream goes through layers"):
+        fold_rotation(narrow, [((torch.randn(2, 4),), {})])
     with pytest.raises(QuantizationError, match="run it on data first"):
         fold_rotation(plain, [])
     with torch.device("meta"):

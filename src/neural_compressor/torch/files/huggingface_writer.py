@@ -95,11 +95,14 @@ def write_checkpoint(
     _tell_own_rounding(layers, _float_type(model))
     if as_float:
         logger.warning("stored in the float type of the model, as engines read these: %s", ", ".join(as_float))
+    state, aliases = unique_state(model)
+    if not settings.get("tie_word_embeddings"):  # readers tie nothing then, whatever else was one tensor
+        state |= {name: state[stored] for name, stored in aliases.items()}
     prefixes = tuple(f"{name}." for name in quantized)
     _require_no_float_model(Path(folder))
     with new_folder(folder, overwrite=True) as fresh:
         with shards_in(fresh) as writer:
-            for name, tensor in unique_state(model)[0].items():
+            for name, tensor in state.items():
                 if not name.startswith(prefixes):
                     writer.add(name, tensor.detach().cpu().contiguous())
             for name, other in as_float.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -34,15 +35,18 @@ from neural_compressor.torch.passes.fold import Structure
 from neural_compressor.torch.quantized_model import build, computes_in_float32, hand_on_integers
 from neural_compressor.torch.structure.ops import FUNCTIONAL
 
+logger = logging.getLogger("neural_compressor")
 _ROUNDING = "activation_rounding"
 
 
 def check_trainable(plan: Plan) -> None:
-    """Refuse passes that a training does not run, but for corrections that are made only where they can be."""
+    """Refuse what a training does not do: passes, but for corrections that are made only where they can be, and methods
+    that find weights otherwise."""
     if others := [step for step in plan.passes if step not in (Pass("fold"), Pass("correct_biases"))]:
         raise ConfigError(
             f"the pass {others[0]} is for quantization after training; in a training weights find their own place"
         )
+    qat_options(plan)
 
 
 class QatSession:
@@ -58,6 +62,7 @@ class QatSession:
         self.reasons, self.example, self.options = dict(reasons), example, qat_options(plan)
         self._activations: dict[OpKey, ActivationRounding] = {}
         self._handles: list[Any] = []
+        self._later: list[OpKey] = []
         try:
             for key, op in plan.items():
                 if not op.is_float:
@@ -65,14 +70,20 @@ class QatSession:
         except BaseException:
             self._release()
             raise
+        if self._later:
+            logger.warning(
+                "not rounded in training, but when it ends: the weights of %s, which are no linear layers, convolutions or "
+                "embeddings; keep them in float with a rule if that costs too much",
+                ", ".join(f"{name!r} ({kind})" for name, kind in self._later),
+            )
 
     def _round(self, key: OpKey, module: nn.Module, op: OpScheme) -> None:
         where = f"op {key[0]!r} ({key[1]})"
         try:
             for scheme in (op.weight, op.activation) if self.options.learned_step_size else ():
                 check_learnable(scheme)
-            if op.weight is not None and isinstance(getattr(module, "weight", None), nn.Parameter):
-                self._round_weight(module, op)
+            if op.weight is not None:
+                self._round_weight(key, where, module, op)
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from None
         if op.activation is None or op.mode == "weight_only":
@@ -91,13 +102,16 @@ class QatSession:
         if rounding.with_output:
             self._handles.append(module.register_forward_hook(rounding.output))
 
-    def _round_weight(self, module: nn.Module, op: OpScheme) -> None:
+    def _round_weight(self, key: OpKey, where: str, module: nn.Module, op: OpScheme) -> None:
+        if not isinstance(getattr(module, "weight", None), nn.Parameter):
+            self._later.append(key)
+            return
         layout = replacing_class(module, op)(module, op)
         weight = module.weight
         assert isinstance(layout, WeightedModule)
         assert isinstance(weight, Tensor)
         learned = self.options.learned_step_size
-        rounding = LearnedWeightRounding(layout, weight) if learned else WeightRounding(layout)
+        rounding = LearnedWeightRounding(layout, where, weight) if learned else WeightRounding(layout, where)
         parametrize.register_parametrization(module, "weight", rounding, unsafe=True)
 
     def train(

@@ -26,6 +26,7 @@ from neural_compressor.schemes.affine import choose_qparams, from_steps, integer
 from neural_compressor.schemes.grid import nearest
 from neural_compressor.schemes.pair_safe import pair_safe_codes
 from neural_compressor.torch.modules.activation import calibrated_qparams, simulate
+from neural_compressor.torch.modules.base import finite
 from neural_compressor.torch.modules.weighted import WeightedModule
 
 
@@ -69,30 +70,36 @@ def observers_of(state: Tensor, scheme: TensorScheme) -> list[MovingAverageObser
 class WeightRounding(nn.Module):
     """A parametrization that rounds a weight as the quantized op will store it, with the range it has right now."""
 
-    def __init__(self, layout: WeightedModule) -> None:
+    def __init__(self, layout: WeightedModule, where: str) -> None:
         super().__init__()
         # The quantized op knows how a weight is a matrix. In a tuple, so that it is no part of the model that is trained.
-        self._layout = (layout,)
+        self._layout, self.where = (layout,), where
 
     @property
     def layout(self) -> WeightedModule:
         """The op that the layer will be."""
         return self._layout[0]
 
+    def checked(self, weight: Tensor) -> Tensor:
+        """``weight``, which a training that diverges makes NaN."""
+        finite(weight, f"{self.where}: the weight in training")
+        return weight
+
     def forward(self, weight: Tensor) -> Tensor:
-        values: Tensor = self.layout.quantized_weight(weight.detach()).dequantize()
+        values: Tensor = self.layout.quantized_weight(self.checked(weight).detach()).dequantize()
         return straight_through(weight, self.layout.from_matrix(values).to(weight.dtype))
 
     def array(self, weight: Tensor) -> QuantizedArray | None:
         """Codes and scales for ``weight``, where they are not those of rounding to nearest over its range."""
+        self.checked(weight)
         return None
 
 
 class LearnedWeightRounding(WeightRounding):
     """Rounds a weight with scales that are parameters; zero points stay as they were found at first."""
 
-    def __init__(self, layout: WeightedModule, weight: Tensor) -> None:
-        super().__init__(layout)
+    def __init__(self, layout: WeightedModule, where: str, weight: Tensor) -> None:
+        super().__init__(layout, where)
         scheme = layout.weight_scheme
         if scheme.dtype.scale_type is not None or scheme.scales is not None:
             raise ConfigError(
@@ -117,7 +124,7 @@ class LearnedWeightRounding(WeightRounding):
         return QParams(_learned_step(self.first, self.step, values, self.layout.weight_scheme), self.zero_point)
 
     def forward(self, weight: Tensor) -> Tensor:
-        scheme, qparams, matrix = self.layout.weight_scheme, self.qparams, self.layout.to_matrix(weight)
+        scheme, qparams, matrix = self.layout.weight_scheme, self.qparams, self.layout.to_matrix(self.checked(weight))
         steps = to_steps(matrix, scheme, qparams)
         zero = zero_points(scheme, qparams, tuple(matrix.shape))
         if scheme.pair_safe:
@@ -130,7 +137,7 @@ class LearnedWeightRounding(WeightRounding):
         return self.layout.from_matrix(from_steps(rounded, scheme, qparams, tuple(matrix.shape))).to(weight.dtype)
 
     def array(self, weight: Tensor) -> QuantizedArray:
-        scheme, matrix = self.layout.weight_scheme, self.layout.to_matrix(weight.detach()).float()
+        scheme, matrix = self.layout.weight_scheme, self.layout.to_matrix(self.checked(weight).detach()).float()
         qparams = QParams(self.qparams.scale.detach(), self.zero_point)  # type: ignore[union-attr]
         if not scheme.pair_safe:
             return quantize_with(matrix, scheme, qparams)

@@ -131,9 +131,10 @@ def _checked(model: nn.Module, spaces: Sequence[Space]) -> tuple[Space, list[Spa
             "at run time (hadamard=True)"
         )
     stream, *others = spaces
-    if not stream.can_turn:
+    if not stream.can_turn or len(stream.writers) == 1:
         more = len(stream.obstacles) - _NAMED
-        reasons = "; ".join(stream.obstacles[:_NAMED]) or "it is one value wide"
+        alone = "it is one value wide" if stream.width == 1 else "no residual stream goes through layers that add to it"
+        reasons = "; ".join(stream.obstacles[:_NAMED]) or alone
         raise QuantizationError(
             f"a rotation cannot be folded into a {type(model).__name__}. What most layers share, {stream.width} values that "
             f"{stream.writers[0]!r} and {len(stream.writers) - 1} more write and {next(iter(stream.readers))!r} and "
@@ -246,5 +247,5 @@ def _put(model: nn.Module, new: Mapping[str, Tensor]) -> list[str]:
     for name, tensor in new.items():
         set_parameter(model, name, tensor)
     if untied:
-        forget_ties(model, untied)
+        forget_ties(model)
     return untied

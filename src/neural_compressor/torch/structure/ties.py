@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -30,7 +30,7 @@ def untie_stored(model: nn.Module, stored: Mapping[str, Tensor]) -> None:
             for name in known:
                 old = model.get_parameter(name)
                 set_parameter(model, name, old.detach().clone())
-            forget_ties(model, known)
+            forget_ties(model)
 
 
 def set_parameter(model: nn.Module, name: str, value: Tensor) -> None:
@@ -40,8 +40,13 @@ def set_parameter(model: nn.Module, name: str, value: Tensor) -> None:
     module._parameters[own] = nn.Parameter(value, requires_grad=module.get_parameter(own).requires_grad)
 
 
-def forget_ties(model: nn.Module, untied: Collection[str]) -> None:
-    """Have a model of transformers know that ``untied`` are no longer one, or it would tie them again when it is loaded."""
+def forget_ties(model: nn.Module) -> None:
+    """Have a model of transformers know that parameters are no longer one, or it would tie them when it is loaded.
+
+    Its configuration has one switch for all that is tied: what still is one gets values of its own, too (biases of heads,
+    the embedding of an encoder).
+    """
+    switched = set[str]()
     for prefix, module in model.named_modules():
         config: Any = getattr(module, "config", None)
         text = config.get_text_config() if callable(getattr(config, "get_text_config", None)) else config
@@ -50,5 +55,8 @@ def forget_ties(model: nn.Module, untied: Collection[str]) -> None:
                 each.tie_word_embeddings = False
         ties = getattr(module, "all_tied_weights_keys", None)
         if isinstance(ties, dict):
-            for name in [n for n in ties if f"{prefix}.{n}".lstrip(".") in untied]:
-                del ties[name]
+            switched |= {f"{prefix}.{name}".lstrip(".") for name in (*ties, *ties.values())}
+            ties.clear()
+    for first, *others in tied_parameters(model):
+        for name in switched.intersection(others):
+            set_parameter(model, name, model.get_parameter(first).detach().clone())

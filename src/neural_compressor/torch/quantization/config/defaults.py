@@ -134,7 +134,7 @@ def trained_scheme(given: Any) -> Any:
             f"prepare_qat: got schemes for {', '.join(map(str, schemes))}, expected {{nn.Linear: 'MXFP4'}}; other layers "
             "are trained with a configuration such as StaticQuantConfig"
         )
-    return AutoRoundConfig(scheme=schemes[nn.Linear], iters=0)
+    return AutoRoundConfig(scheme=schemes[nn.Linear], iters=0, disable_opt_rtn=True)
 
 
 def get_rtn_double_quant_config_set() -> list[RTNConfig]:

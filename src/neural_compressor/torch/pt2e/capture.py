@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from neural_compressor.errors import ConfigError, NeuralCompressorError
 from neural_compressor.torch.batches import describe
 from neural_compressor.torch.checks import require_module, require_values
-from neural_compressor.torch.hooks import evaluating
+from neural_compressor.torch.hooks import buffers_kept, evaluating
 from neural_compressor.torch.pt2e.exported import (
     Exported,
     FixedDimension,
@@ -29,6 +29,8 @@ from neural_compressor.torch.pt2e.exported import (
     exported_of,
     mark,
     remember_source,
+    set_state,
+    state_of,
 )
 from neural_compressor.torch.pt2e.int8_forms import linear_products, number_padding, strip_checks
 
@@ -59,6 +61,7 @@ def export(model: nn.Module, example_inputs: Any, dynamic_shapes: Any = None) ->
     given = arguments_of(example_inputs)
     with ExitStack() as stack:
         stack.enter_context(evaluating(model))
+        stack.enter_context(buffers_kept(model))
         stack.enter_context(without_cache(model))
         stack.enter_context(torch.no_grad())
         _check_runs(model, given)
@@ -76,6 +79,7 @@ def export(model: nn.Module, example_inputs: Any, dynamic_shapes: Any = None) ->
             )
             return model
     new = program.module()
+    set_state(new, state_of(new))
     strip_checks(new)
     number_padding(new)
     linear_products(new)

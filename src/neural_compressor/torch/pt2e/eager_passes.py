@@ -27,7 +27,15 @@ from neural_compressor.torch.passes.scaling import scale_inputs
 from neural_compressor.torch.passes.survey import sharing_weights
 from neural_compressor.torch.pt2e.capture import export, without_cache
 from neural_compressor.torch.pt2e.execution import GraphExecution, Settled
-from neural_compressor.torch.pt2e.exported import is_exported, mark, require_exported, shared, unchanged_source
+from neural_compressor.torch.pt2e.exported import (
+    is_exported,
+    mark,
+    require_exported,
+    set_state,
+    shared,
+    state_of,
+    unchanged_source,
+)
 from neural_compressor.torch.quantized_model import Quantization
 from neural_compressor.torch.structure.ops import find_ops, input_axis
 from neural_compressor.torch.structure.replay import call_block
@@ -49,6 +57,7 @@ class ReexportingExecution:
 
     def __init__(self, model: GraphModule, plan: Plan, reasons: Mapping[OpKey, str]) -> None:
         self.plan, self.reasons = plan, dict(reasons)
+        self._state = state_of(model)
         self._source = unchanged_source(model, [str(step) for step in plan.passes if step != CORRECT_BIASES])
         self._moving = tuple(step for step in plan.passes if read_pass(step).moves_ranges)
         #: Whether a pass acts on quantized modules, of which a graph has none.
@@ -129,6 +138,7 @@ class ReexportingExecution:
         new = export(state.model, self._source.inputs, self._source.dynamic_shapes)
         if not isinstance(new, GraphModule) or not is_exported(new):
             raise QuantizationError("the model could be exported before its passes, and cannot be after them")
+        set_state(new, self._state)
         return new
 
     def _settled(self) -> dict[OpKey, Settled]:

@@ -21,7 +21,15 @@ from neural_compressor.torch.executor import CORRECT_BIASES
 from neural_compressor.torch.modules.relay import Relays
 from neural_compressor.torch.passes.fold import Structure
 from neural_compressor.torch.pt2e.bias_correction import correct_biases, forget_inputs, mean_errors, watch_inputs
-from neural_compressor.torch.pt2e.exported import finished, mark, require_exported, shared, without_warnings
+from neural_compressor.torch.pt2e.exported import (
+    finished,
+    mark,
+    require_exported,
+    set_state,
+    shared,
+    state_of,
+    without_warnings,
+)
 from neural_compressor.torch.pt2e.observers import RangeObserver, WeightObserver, attribute
 from neural_compressor.torch.pt2e.ops import find_graph_ops, name_layer
 from neural_compressor.torch.pt2e.quantizer import Observers, PlanQuantizer
@@ -52,6 +60,8 @@ class GraphExecution:
         check(model, plan)
         self.plan, self.reasons = plan, dict(reasons)
         self.runs = 0
+        #: What the graph starts with, whatever calibration has it write into its buffers.
+        self._state = state_of(model)
         self._inputs = CalibrationInputs()
         quantizer = PlanQuantizer(plan, self.observers)
         with without_warnings():
@@ -144,6 +154,7 @@ class GraphExecution:
             new = convert_pt2e(graph)
         correct_biases(new, errors)
         _strip(new)
+        set_state(new, self._state)
         for node in new.graph.nodes:
             if node.name in self._nodes:
                 name_layer(node, self._nodes[node.name])

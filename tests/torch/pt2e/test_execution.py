@@ -219,6 +219,8 @@ def test_one_scale_for_a_weight():
         (DynamicQuantConfig(act_sym=True), "activation scheme 'sym'"),
         (StaticQuantConfig(excluded_precisions=["int8"]), "excluded_precisions 'int8'"),
         (RTNConfig(), "weights are not quantized alone"),
+        (StaticQuantConfig(w_dtype="fp32"), "not 'static' with a float weight; an op in float has both in fp32"),
+        (DynamicQuantConfig().set_local("0", DynamicQuantConfig(w_dtype="fp32")), "'0'.* with a float weight"),
     ],
 )
 def test_what_is_not_run_is_refused_by_name(mlp, config, message):

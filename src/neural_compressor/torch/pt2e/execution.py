@@ -30,6 +30,7 @@ from neural_compressor.torch.pt2e.exported import (
     state_of,
     without_warnings,
 )
+from neural_compressor.torch.pt2e.int8_forms import keep_given_terms
 from neural_compressor.torch.pt2e.observers import RangeObserver, WeightObserver, attribute
 from neural_compressor.torch.pt2e.ops import find_graph_ops, name_layer
 from neural_compressor.torch.pt2e.quantizer import Observers, PlanQuantizer
@@ -153,6 +154,7 @@ class GraphExecution:
         with without_warnings():
             new = convert_pt2e(graph)
         correct_biases(new, errors)
+        keep_given_terms(new)
         _strip(new)
         set_state(new, self._state)
         for node in new.graph.nodes:
@@ -185,9 +187,13 @@ def check(model: GraphModule, plan: Plan) -> None:
                 f"{close_matches(key[0], [name for name, _ in ops])}"
             )
         check_weight_range(scheme)
-        if scheme.mode not in ("static", "dynamic") or scheme.weight is None or scheme.activation is None:
+        sides = {"weight": scheme.weight, "activation": scheme.activation}
+        floats = [name for name, side in sides.items() if side is None or side.is_float]
+        if scheme.mode not in ("static", "dynamic") or floats:
+            alone = f" with a float {' and '.join(floats)}" if floats else ""
             raise ConfigError(
-                f"op {key[0]!r} ({key[1]}): an exported graph runs static and dynamic int8, not {scheme.mode!r}"
+                f"op {key[0]!r} ({key[1]}): an exported graph runs static and dynamic int8, not {scheme.mode!r}{alone}; "
+                "an op in float has both in fp32"
             )
 
 

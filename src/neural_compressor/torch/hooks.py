@@ -1,4 +1,4 @@
-"""Context managers around a model while it runs: hooks of its modules, another forward, evaluation mode."""
+"""Context managers around a model while it runs: hooks of its modules, another forward, evaluation mode, buffers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
+import torch
 from torch import nn
 
 K = TypeVar("K", bound=Hashable)
@@ -59,3 +60,40 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes:
             module.training = training
+
+
+@contextmanager
+def buffers_kept(model: nn.Module) -> Iterator[None]:
+    """``model`` free to write into its buffers meanwhile; they have the values they had when this ends.
+
+    >>> norm = nn.BatchNorm1d(1)
+    >>> with buffers_kept(norm):
+    ...     _ = norm(torch.tensor([[1.0], [3.0]]))
+    >>> norm.running_mean.item()
+    0.0
+    """
+    kept = [
+        (module, name, buffer, buffer.detach().clone())
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+    ]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for module, name, buffer, values in kept:
+                module._buffers[name] = buffer
+                if not torch.equal(buffer, values):
+                    buffer.copy_(values)
+
+
+@contextmanager
+def layer_by_layer() -> Iterator[None]:
+    """``nn.TransformerEncoderLayer`` calls its layers meanwhile; by itself it hands their weights to one operator."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)

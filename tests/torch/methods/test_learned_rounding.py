@@ -370,3 +370,15 @@ def test_the_guide_has_the_options():
     guide = (Path(__file__).parents[3] / "docs" / "pytorch_int8.md").read_text()
     for name, field in LearnRoundingOptions.model_fields.items():
         assert f"| `{name}` | {field.default} | {field.description} |" in guide
+
+
+@pytest.mark.parametrize("scope", ["layer", "block"])
+def test_encoders_that_torch_runs_as_one_operator_learn_layer_by_layer(scope):
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    model, x = nn.TransformerEncoder(layer, 2).eval(), torch.randn(8, 5, 16)
+    new = quantize(copy.deepcopy(model), StaticQuantConfig(learned_rounding=scope), run_fn=lambda m: m(x), quiet=True)
+    with torch.no_grad():
+        expected = model(x)
+        assert (new(x) - expected).norm() < 0.05 * expected.norm()
+    assert torch.backends.mha.get_fastpath_enabled()

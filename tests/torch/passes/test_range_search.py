@@ -13,7 +13,7 @@ from neural_compressor.errors import CalibrationError, ConfigError, NeuralCompre
 from neural_compressor.schemes import OpScheme, Pass, Plan
 from neural_compressor.torch import functional
 from neural_compressor.torch.executor import CORRECT_BIASES, FOLD, USUAL_PASSES, prepare
-from neural_compressor.torch.quantization import StaticQuantConfig, quantize
+from neural_compressor.torch.quantization import SmoothQuantConfig, StaticQuantConfig, quantize
 from neural_compressor.torch.quantization.plans import plan_for
 
 SEARCH = Pass("search_ranges")
@@ -168,6 +168,13 @@ def test_what_keeps_its_range_is_said(caplog):
     assert "ranges of input of 'idle' stay as they are: none of the samples came there" in caplog.text
     with pytest.raises(ConfigError, match=r"no static op in integers that sums .* called 'add'"):
         prepare(Branches(), Plan(kinds, passes=[SEARCH.with_options(ops=["add"])]))
+
+
+def test_that_nothing_is_searched_is_a_warning(caplog):
+    net, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)).eval(), torch.randn(8, 8)
+    config = SmoothQuantConfig(range_search=True)  # each layer multiplies its input
+    quantize(net, config, run_fn=lambda m: m(x), quiet=True)
+    assert "search_ranges changes nothing" in caplog.text
 
 
 def test_a_range_without_end_names_its_op():

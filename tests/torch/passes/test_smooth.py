@@ -13,6 +13,7 @@ from neural_compressor.schemes import OpScheme, Pass, Plan, float_op, sqnr_db
 from neural_compressor.torch.executor import FOLD, prepare
 from neural_compressor.torch.modules import QuantModule
 from neural_compressor.torch.passes.model_pass import PassState, read_pass
+from neural_compressor.torch.passes.smooth import SmoothOptions
 from neural_compressor.torch.passes.survey import Survey
 from neural_compressor.torch.quantization import (
     DynamicQuantConfig,
@@ -104,6 +105,11 @@ def test_auto_is_at_least_as_good_as_a_half(net, batches, more):
     half = smoothed(net, batches, alpha=0.5, **{k: v for k, v in more.items() if k != "do_blockwise"})
     auto = smoothed(net, batches, alpha="auto", **more)
     assert decibels(net, auto, batches) >= decibels(net, half, batches) - 0.1
+
+
+def test_auto_stays_between_what_it_is_given():
+    assert SmoothOptions(alpha="auto", alpha_max=0.2).alphas() == (0.2, 0.0, 0.1)
+    assert SmoothOptions(alpha="auto", alpha_min=0.8, init_alpha=0.95).alphas() == (0.95, 0.8, 0.9, 1.0)
 
 
 @pytest.mark.parametrize("folding", [True, False])

@@ -139,6 +139,30 @@ def test_what_cannot_be_exported_runs_on_eager_kernels(branching, caplog, capsys
     assert convert(prepared, quiet=True)(torch.ones(2, 4)).shape == (2, 4)
 
 
+def positive(x):
+    return bool((x > 0).all())
+
+
+class Asking(nn.Module):
+    """Branches on what a function of its own says of a tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    @torch.no_grad()
+    def forward(self, x):
+        x = self.fc(x)
+        return x if positive(x) else -x
+
+
+def test_of_modules_of_one_class_the_one_that_fails_is_named(caplog):
+    with caplog.at_level(logging.WARNING, "neural_compressor"):
+        export(nn.Sequential(nn.Linear(4, 4), Asking(), Asking()), torch.ones(2, 4))
+    line = positive.__code__.co_firstlineno + 1
+    assert f"(in module '1' of type Asking, {__file__}, line {line})" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [

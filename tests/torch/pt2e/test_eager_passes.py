@@ -211,3 +211,57 @@ def test_options_that_the_pass_refuses_are_refused_by_prepare(blocks):
     model, x = blocks
     with pytest.raises(ConfigError, match=r"alpha_min is 0\.9 and alpha_max 0\.1"):
         prepare(export(model, x), SmoothQuantConfig(alpha="auto", alpha_min=0.9, alpha_max=0.1))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [SmoothQuantConfig(alpha="auto"), StaticQuantConfig(range_search=True), StaticQuantConfig(learned_rounding=True)],
+)
+def test_layers_that_hold_their_weight_transposed(config):
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"n_embd": 32, "n_layer": 1, "n_head": 4, "n_positions": 16, "vocab_size": 64}
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)).eval()
+    ids = torch.randint(0, 64, (4, 8))
+    prepared = prepare(export(model, {"input_ids": ids}), config)
+    prepared(ids)
+    found = convert(prepared, quiet=True)
+    assert ("transformer.h.0.attn.c_attn", "Linear") in found.quantization.plan
+    expected = model(ids).logits
+    assert (found(ids).logits - expected).norm() < 0.03 * expected.norm()
+    assert type(model.transformer.h[0].attn.c_attn).__name__ == "Conv1D"
+
+
+class Functional(nn.Module):
+    """A linear layer, and one that is a function of a parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc, self.weight = nn.Linear(16, 16), nn.Parameter(torch.randn(8, 16))
+
+    def forward(self, x):
+        return nn.functional.linear(torch.relu(self.fc(x)), self.weight)
+
+
+@pytest.mark.parametrize("own", [0.5, 0.8])
+def test_functions_are_quantized_and_not_smoothed_which_is_said(own, caplog):
+    x = torch.randn(8, 16)
+    config = SmoothQuantConfig().set_local("fc", SmoothQuantConfig(alpha=own))
+    found = graph_of(Functional().eval(), config, x)
+    assert list(found.quantization.plan) == [("fc", "Linear"), ("linear", "Linear")]
+    assert "leaves out linear: these are functions" in caplog.text
+
+
+def test_functions_alone_cannot_be_smoothed():
+    config = StaticQuantConfig().set_local("linear", SmoothQuantConfig())
+    with pytest.raises(ConfigError, match="the pass smooth has nothing to change: linear are functions"):
+        prepare(export(Functional().eval(), torch.randn(8, 16)), config)
+
+
+def test_smoothing_is_left_out_where_all_its_layers_are_faster_in_float(monkeypatch, caplog):
+    linear_lost = lambda model, ops: {key: "float is faster here" for key in ops if key[1] == "Linear"}  # noqa: E731
+    monkeypatch.setattr("neural_compressor.torch.quantization.plans.slower_in_graph", linear_lost)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 36, 10)).eval()
+    found = graph_of(model, SmoothQuantConfig(), torch.randn(4, 3, 8, 8))
+    assert list(found.quantization.plan) == [("0", "Conv2d")]
+    assert "the pass smooth() is left out: all layers that it is for stay in float" in caplog.text

@@ -18,6 +18,7 @@ from neural_compressor.torch.modules.kernels import integer, table
 from neural_compressor.torch.quantization import (
     DynamicQuantConfig,
     RTNConfig,
+    SmoothQuantConfig,
     StaticQuantConfig,
     convert,
     load,
@@ -218,6 +219,8 @@ def test_one_scale_for_a_weight():
         (DynamicQuantConfig(act_sym=True), "activation scheme 'sym'"),
         (StaticQuantConfig(excluded_precisions=["int8"]), "excluded_precisions 'int8'"),
         (RTNConfig(), "weights are not quantized alone"),
+        (StaticQuantConfig(w_dtype="fp32"), "not 'static' with a float weight; an op in float has both in fp32"),
+        (DynamicQuantConfig().set_local("0", DynamicQuantConfig(w_dtype="fp32")), "'0'.* with a float weight"),
     ],
 )
 def test_what_is_not_run_is_refused_by_name(mlp, config, message):
@@ -511,3 +514,36 @@ def test_what_was_smoothed_before_export_loses_less(llama, folding):
             prepared(batch)
         errors.append(float((convert(prepared, quiet=True)(batches[0]).logits - expected).detach().norm()))
     assert errors[1] < 0.9 * errors[0]  # folded, layers behind products keep their inputs
+
+
+class Counting(nn.Module):
+    """Counts its calls, and keeps what it saw last, in buffers."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(16, 8)
+        self.register_buffer("calls", torch.zeros(()))
+        self.register_buffer("last", torch.zeros(2, 8))
+
+    def forward(self, x):
+        self.calls += 1
+        y = self.fc(x) + self.calls + self.last[1]
+        self.last[0] = y[0]
+        self.last[1] = y[-1]
+        return y
+
+
+@pytest.mark.parametrize("config", [StaticQuantConfig(), DynamicQuantConfig(), SmoothQuantConfig()])
+def test_buffers_that_a_forward_writes_begin_as_in_the_float_model(config):
+    torch.manual_seed(0)
+    model, x = Counting().eval(), torch.randn(4, 16)
+    exported = export(model, x)
+    prepared = prepare(exported, config)
+    for _ in range(3):
+        prepared(x)
+    quantized = convert(prepared, quiet=True)
+    assert (model.calls, exported.calls, quantized.calls) == (0, 0, 0)
+    for call in (1, 2):
+        torch.testing.assert_close(quantized(x), model(x), atol=0.2, rtol=0)
+        assert (model.calls, exported.calls, quantized.calls) == (call, 0, call)
+    assert not quantized.last.requires_grad

@@ -43,6 +43,20 @@ def test_a_decoder_is_bit_equal(llama, config, tmp_path):
     assert type(loaded(other)) is type(model(other))
 
 
+def test_operators_of_transformers_are_read_back(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 64}
+    config = transformers.MixtralConfig(
+        **sizes, num_attention_heads=4, num_key_value_heads=2, num_local_experts=4, max_position_embeddings=64
+    )
+    ids = torch.randint(0, 64, (2, 6))
+    moe = export(transformers.MixtralForCausalLM(config).eval(), {"input_ids": ids})
+    assert any("transformers." in str(node.target) for node in moe.graph.nodes)
+    model = quantize(moe, DynamicQuantConfig(), quiet=True)
+    model.save(tmp_path / "saved")
+    assert torch.equal(load(tmp_path / "saved")(ids).logits, model(ids).logits)
+
+
 def test_weights_of_a_reused_module_are_stored_once(tmp_path):
     fc = torch.nn.Linear(64, 64)
     x = torch.randn(2, 64)

@@ -11,6 +11,20 @@ from neural_compressor.torch.pt2e.lowering import lowering_records
 from neural_compressor.torch.quantization import DynamicQuantConfig, StaticQuantConfig, load, quantize
 
 
+class Residual(nn.Module):
+    """Adds its input to what a layer gives, and a parameter and a value of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 64)
+        self.shift = nn.Parameter(torch.randn(1, 4, 64))
+
+    def forward(self, x):
+        h = torch.tanh(self.first(x) + self.shift)
+        h = h + self.second(h)
+        return nn.functional.dropout(x, 0.5, self.training) + self.third(h)
+
+
 def quantized(model, x, config=None):
     return quantize(export(model, x), config or StaticQuantConfig(), run_fn=lambda m: m(x), quiet=True)
 
@@ -21,6 +35,20 @@ def test_layers_that_stayed_in_float_are_listed(mlp):
     assert {name for name, record in records.items() if record.mode == "float"} == {"2"}
     assert "did not lower" in records["2"].reason
     assert all(record.mode == "float" for record in lowering_records(model, [], 0))
+
+
+def test_only_sums_with_what_is_given_are_kept_apart():
+    model, x = Residual().eval(), torch.randn(1, 4, 64)
+    graph = quantized(model, x)
+    places = [
+        user for node in graph.graph.nodes if node.target is torch.ops.aten.maximum.default for user in node.users
+    ]
+    others = [
+        str(place.args[1 - [str(a.target) for a in place.args].index("aten.maximum.default")]) for place in places
+    ]
+    assert others == ["shift", "dropout"]
+    expected = model(x)
+    assert (graph(x) - expected).norm() < 0.02 * expected.norm()
 
 
 def test_only_quantized_graphs_are_compiled(mlp):
@@ -81,3 +109,13 @@ class TestCompiled:
         with torch.no_grad():
             torch.testing.assert_close(torch.compile(model)(x), model(x))
         assert isinstance(model, nn.Module)
+
+    def test_inputs_and_parameters_are_not_written_into(self):
+        model, x = Residual().eval(), torch.randn(1, 4, 64)
+        q_model = quantized(model, x, DynamicQuantConfig())
+        given, expected = x.clone(), q_model(x)
+        torch._dynamo.reset()
+        opt_model = compile_graph(q_model, x, quiet=True)
+        for _ in range(2):
+            torch.testing.assert_close(opt_model(x), expected, rtol=0, atol=0.05)
+        assert torch.equal(x, given)

@@ -23,6 +23,7 @@ from neural_compressor.errors import CalibrationError, ConfigError
 from neural_compressor.registry import close_matches
 from neural_compressor.schemes import PER_TENSOR, OpScheme, PerChannel, Plan
 from neural_compressor.torch.batches import layer_input
+from neural_compressor.torch.hooks import layer_by_layer
 from neural_compressor.torch.methods.autoround.block import first_tensor
 from neural_compressor.torch.methods.block_rounding import learn_block
 from neural_compressor.torch.methods.weight_only.lockstep import Lockstep, Stop
@@ -120,10 +121,11 @@ class LearnRounding(ModelPass):
         assert state.floats is not None
         corrects = any(step.name == "correct_biases" for step in state.plan.passes)
         learning = _Learning(self.options, layers, corrects)
-        if self.options.scope == "layer":
-            learning.by_layer(state.model, state.floats, layers, state.calls, state.calls)
-        else:
-            learning.by_block(state.model, state.floats, state.calls)
+        with layer_by_layer():
+            if self.options.scope == "layer":
+                learning.by_layer(state.model, state.floats, layers, state.calls, state.calls)
+            else:
+                learning.by_block(state.model, state.floats, state.calls)
         state.settled.update(learning.settled)
         learning.tell()
 

@@ -66,7 +66,7 @@ class ChannelInputs:
                 return
             rows = x.movedim(input_axis(module), -1).flatten(0, -2)
             low, high = rows.amin(0), rows.amax(0)
-            if not bool(torch.isfinite(low + high).all()):
+            if not bool(torch.isfinite(torch.stack([low, high])).all()):
                 raise CalibrationError(f"op {layers[key]!r} is given NaN or Inf; smoothing takes finite inputs")
             old = found.get(key)
             kept = () if old is None else old.samples

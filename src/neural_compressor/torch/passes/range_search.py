@@ -95,6 +95,9 @@ class SearchRanges(ModelPass):
     def after(self, state: PassState) -> None:
         assert state.floats is not None
         sites = self._sites(state)
+        if not sites:
+            logger.warning("search_ranges changes nothing: no layer reads what is given to it as it comes")
+            return
         search = _Search(state.floats, sites)
         with evaluating(state.floats), torch.inference_mode(False):
             for call in _parts(state.calls):

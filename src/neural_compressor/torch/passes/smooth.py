@@ -45,7 +45,9 @@ class SmoothOptions(PassOptions):
     )
     folding: bool = Field(default=False, description="scales go into the layer before, where that is exact")
     scale_sharing: bool = Field(default=False, description="layers that read the same value have the same scales")
-    init_alpha: Share = Field(default=0.5, description="what 'auto' tries first, and keeps where nothing is better")
+    init_alpha: Share = Field(
+        default=0.5, description="what 'auto' tries first, as near as it may; kept where nothing is better"
+    )
     alpha_min: Share = Field(default=0.0, description="the least that 'auto' tries")
     alpha_max: Share = Field(default=1.0, description="the most that 'auto' tries")
     alpha_step: float = Field(default=0.1, description="the distance between what 'auto' tries")
@@ -56,8 +58,9 @@ class SmoothOptions(PassOptions):
 
     def alphas(self) -> tuple[float, ...]:
         """All that is tried."""
-        auto = (self.init_alpha, *alphas_between(self.alpha_min, self.alpha_max, self.alpha_step))
-        return check_alpha(self.alpha, auto)
+        auto = alphas_between(self.alpha_min, self.alpha_max, self.alpha_step)
+        first = min(max(self.init_alpha, self.alpha_min), self.alpha_max)
+        return check_alpha(self.alpha, (first, *auto))
 
 
 @PASSES.register("smooth")

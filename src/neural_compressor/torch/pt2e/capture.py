@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import io
 import logging
-import re
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
@@ -20,7 +19,7 @@ from torch.utils import _pytree as pytree
 from neural_compressor.errors import ConfigError, NeuralCompressorError
 from neural_compressor.torch.batches import describe
 from neural_compressor.torch.checks import require_module, require_values
-from neural_compressor.torch.hooks import evaluating
+from neural_compressor.torch.hooks import buffers_kept, evaluating
 from neural_compressor.torch.pt2e.exported import (
     Exported,
     FixedDimension,
@@ -29,6 +28,8 @@ from neural_compressor.torch.pt2e.exported import (
     exported_of,
     mark,
     remember_source,
+    set_state,
+    state_of,
 )
 from neural_compressor.torch.pt2e.int8_forms import linear_products, number_padding, strip_checks
 
@@ -59,6 +60,7 @@ def export(model: nn.Module, example_inputs: Any, dynamic_shapes: Any = None) ->
     given = arguments_of(example_inputs)
     with ExitStack() as stack:
         stack.enter_context(evaluating(model))
+        stack.enter_context(buffers_kept(model))
         stack.enter_context(without_cache(model))
         stack.enter_context(torch.no_grad())
         _check_runs(model, given)
@@ -76,6 +78,7 @@ def export(model: nn.Module, example_inputs: Any, dynamic_shapes: Any = None) ->
             )
             return model
     new = program.module()
+    set_state(new, state_of(new))
     strip_checks(new)
     number_padding(new)
     linear_products(new)
@@ -230,31 +233,26 @@ def _first_line(error: Exception) -> str:
 
 
 def _where(model: nn.Module, error: Exception) -> str:
-    """The innermost frame that is neither of torch nor of this package, with the module whose forward it is."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_library(frame.filename)]
-    named = re.findall(r'File "([^"]+)", line (\d+), in (\w+)', str(error))
-    told = [(file, int(line)) for file, line, _ in named if not _is_library(file)]
-    if not frames and not told:
-        return ""
-    file, line = told[-1] if told else (frames[-1].filename, frames[-1].lineno or 0)
-    owner = _owner(model, file, line)
-    return f" (in {owner}, {file}, line {line})" if owner else f" ({file}, line {line})"
+    """The innermost line that is neither of torch nor of this package, with the module that was running there."""
+    names = {module: name for name, module in model.named_modules()}
+    running: nn.Module | None = None
+    found = ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        first = frame.f_locals.get(next(iter(frame.f_code.co_varnames), ""))
+        if isinstance(first, nn.Module) and first in names:
+            running = first
+        if _is_library(frame.f_code.co_filename):
+            continue
+        found = f"{frame.f_code.co_filename}, line {line}"
+        if running is not None:
+            kind, name = type(running).__name__, names[running]
+            found = f"in {f'module {name!r} of type {kind}' if name else kind}, {found}"
+    return f" ({found})" if found else ""
 
 
 def _is_library(file: str) -> bool:
     parts = file.replace("\\", "/")
     return "/site-packages/torch/" in parts or "/neural_compressor/torch/" in parts or parts.startswith("<")
-
-
-def _owner(model: nn.Module, file: str, line: int) -> str:
-    for name, module in reversed(list(model.named_modules())):
-        code = getattr(type(module).forward, "__code__", None)
-        if code is None or code.co_filename != file:
-            continue
-        lines = [number for _, _, number in code.co_lines() if number is not None]
-        if lines and min(lines) <= line <= max(lines):
-            return f"module {name!r} of type {type(module).__name__}" if name else type(module).__name__
-    return ""
 
 
 def _is_about_shapes(error: Exception) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import operator
 from dataclasses import asdict
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.graph import _PyTreeCodeGen, _PyTreeInfo
 from torch.utils import _pytree as pytree
 
-from neural_compressor.errors import FormatError, NeuralCompressorError, WorkspaceError
+from neural_compressor.errors import FormatError, MissingDependencyError, NeuralCompressorError, WorkspaceError
 from neural_compressor.formats import new_folder
 from neural_compressor.paths import path_of
 from neural_compressor.schemes import OpKey, Plan
@@ -31,7 +32,11 @@ from neural_compressor.torch.quantized_model import Quantization
 
 FORMAT, VERSION = "neural_compressor.torch.pt2e", 1
 
-_NAMESPACES = ("aten", "quantized_decomposed", "prims")
+_NAMESPACES = {
+    **dict.fromkeys(("aten", "quantized_decomposed", "prims")),
+    "transformers": "transformers.integrations.moe",
+}
+"""Where operators may come from; those of other libraries with the module that registers them."""
 _FUNCTIONS = {
     f"{module.__name__}.{name}": getattr(module, name)
     for module, names in (
@@ -112,6 +117,8 @@ def load_graph(path: str | Path) -> GraphModule:
         reasons = {(name, kind): reason for name, kind, reason in config["reasons"]}
         done = Quantization(Plan.from_json(json.dumps(config["plan"])), Structure(), reasons, Relays())
         return finished(model, Exported.from_dict(config["exported"]), done)
+    except MissingDependencyError:
+        raise
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError, NeuralCompressorError) as error:
         raise FormatError(
             f"{path / CONFIG} holds no graph that can be read: {type(error).__name__}: {error}"
@@ -197,8 +204,19 @@ def _read_spec(text: str | None) -> Any:
     if "__enum__" in text:
         raise FormatError("the graph nests its inputs by an enumeration, which reading would import")
     if '"transformers.' in text:
-        import transformers.modeling_outputs  # noqa: F401
+        _register("transformers.modeling_outputs")
     return pytree.treespec_loads(text)
+
+
+def _register(module: str) -> None:
+    """Import a module of a library that the model was made with, for what it tells torch."""
+    try:
+        import_module(module)
+    except ImportError as error:
+        library = module.partition(".")[0]
+        raise MissingDependencyError(
+            f"the graph uses {module}, which cannot be imported ({error}): pip install {library}"
+        ) from error
 
 
 def _written_target(node: Node) -> str:
@@ -221,6 +239,8 @@ def _function(name: str) -> Any:
         return _FUNCTIONS[name]
     namespace, _, rest = name.partition(".")
     packet, _, overload = rest.partition(".")
+    if module := _NAMESPACES.get(namespace):
+        _register(module)
     if namespace in _NAMESPACES and packet.replace("_", "a").isalnum() and overload.replace("_", "a").isalnum():
         found = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
         if isinstance(found, torch._ops.OpOverload):

@@ -9,6 +9,7 @@ ranges of inputs.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,20 +18,32 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from neural_compressor.errors import CalibrationError, QuantizationError
+from neural_compressor.errors import CalibrationError, ConfigError, QuantizationError
 from neural_compressor.schemes import OpKey, Pass, Plan
 from neural_compressor.torch.executor import CORRECT_BIASES, FOLD, Execution
+from neural_compressor.torch.modules.build import replace_module
 from neural_compressor.torch.modules.input_change import InputChange
+from neural_compressor.torch.modules.weight_only import is_conv1d, matrix_of
 from neural_compressor.torch.modules.weighted import WeightedModule
 from neural_compressor.torch.passes.model_pass import read_pass
 from neural_compressor.torch.passes.scaling import scale_inputs
 from neural_compressor.torch.passes.survey import sharing_weights
 from neural_compressor.torch.pt2e.capture import export, without_cache
 from neural_compressor.torch.pt2e.execution import GraphExecution, Settled
-from neural_compressor.torch.pt2e.exported import is_exported, mark, require_exported, shared, unchanged_source
+from neural_compressor.torch.pt2e.exported import (
+    is_exported,
+    mark,
+    require_exported,
+    set_state,
+    shared,
+    state_of,
+    unchanged_source,
+)
 from neural_compressor.torch.quantized_model import Quantization
 from neural_compressor.torch.structure.ops import find_ops, input_axis
 from neural_compressor.torch.structure.replay import call_block
+
+logger = logging.getLogger("neural_compressor")
 
 
 def execution_of(model: GraphModule, plan: Plan, reasons: Mapping[OpKey, str]) -> GraphExecution | ReexportingExecution:
@@ -50,10 +63,12 @@ class ReexportingExecution:
     def __init__(self, model: GraphModule, plan: Plan, reasons: Mapping[OpKey, str]) -> None:
         self.plan, self.reasons = plan, dict(reasons)
         self._source = unchanged_source(model, [str(step) for step in plan.passes if step != CORRECT_BIASES])
-        self._moving = tuple(step for step in plan.passes if read_pass(step).moves_ranges)
+        self._state = state_of(model)
+        self.plan = replace(plan, passes=self._for_modules())
+        self._moving = tuple(step for step in self.plan.passes if read_pass(step).moves_ranges)
         #: Whether a pass acts on quantized modules, of which a graph has none.
-        self._settles = any(step not in (*self._moving, CORRECT_BIASES) for step in plan.passes)
-        self._eager = self._execution(plan.passes if self._settles else self._moving)
+        self._settles = any(step not in (*self._moving, CORRECT_BIASES) for step in self.plan.passes)
+        self._eager = self._execution(self.plan.passes if self._settles else self._moving)
         for step in self._eager.passes:
             step.check(self._source.model, self._eager.plan)
         self.model: GraphModule = mark(shared(model), require_exported(model))
@@ -107,9 +122,31 @@ class ReexportingExecution:
         new.quantization = replace(done, plan=replace(done.plan, passes=self.plan.passes))
         return new
 
+    def _for_modules(self) -> tuple[Pass, ...]:
+        """The passes of the plan for those of their ops that are modules the eager executor knows; others are named."""
+        modules = {name for name, _ in find_ops(self._source.model)[0]}
+        found: list[Pass] = []
+        left: list[tuple[Pass, str]] = []
+        for step in self.plan.passes:
+            names = step.options.get("ops")
+            asked = [name for name, _ in self.plan] if names is None else names
+            own = [name for name in asked if name in modules]
+            if step == CORRECT_BIASES or len(own) == len(asked):
+                found.append(step)
+                continue
+            left.append((step, ", ".join(name for name in asked if name not in modules)))
+            if own:
+                found.append(step if names is None else step.with_options(ops=own))
+        for step, others in left:
+            what = "functions that a forward calls or modules of other classes, and it changes layers of torch"
+            if step.name not in [each.name for each in found]:
+                raise ConfigError(f"the pass {step.name} has nothing to change: {others} are {what}")
+            logger.warning("the pass %s leaves out %s: these are %s", step.name, others, what)
+        return tuple(found)
+
     def _execution(self, steps: Sequence[Pass], seen: Execution | None = None) -> Execution:
         """Of the ops that are modules of the eager model, under the types that these have there, on a copy of it."""
-        model = sharing_weights(self._source.model).eval()
+        model = _with_linear_layers(sharing_weights(self._source.model).eval())
         schemes = {name: scheme for (name, _), scheme in self.plan.items()}
         ops = {key: schemes[key[0]] for key in find_ops(model)[0] if key[0] in schemes}
         plan = Plan(ops, passes=(FOLD, *steps))
@@ -129,6 +166,7 @@ class ReexportingExecution:
         new = export(state.model, self._source.inputs, self._source.dynamic_shapes)
         if not isinstance(new, GraphModule) or not is_exported(new):
             raise QuantizationError("the model could be exported before its passes, and cannot be after them")
+        set_state(new, self._state)
         return new
 
     def _settled(self) -> dict[OpKey, Settled]:
@@ -142,6 +180,17 @@ class ReexportingExecution:
             for key in self.plan
             if isinstance(module := modules.get(key[0]), WeightedModule)
         }
+
+
+def _with_linear_layers(model: nn.Module) -> nn.Module:
+    """``model`` with linear layers, which they are in its graph, in place of those that hold their weight transposed."""
+    for name, layer in list(model.named_modules()):
+        if is_conv1d(layer):
+            new = nn.Linear(*layer.weight.shape, bias=False, device="meta")  # type: ignore[misc]
+            new.weight = nn.Parameter(matrix_of(layer), layer.weight.requires_grad)
+            new.bias = layer.bias
+            replace_module(model, name, new.train(layer.training))
+    return model
 
 
 def _multiply_input(layer: nn.Module, change: InputChange) -> None:

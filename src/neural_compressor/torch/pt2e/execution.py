@@ -21,7 +21,16 @@ from neural_compressor.torch.executor import CORRECT_BIASES
 from neural_compressor.torch.modules.relay import Relays
 from neural_compressor.torch.passes.fold import Structure
 from neural_compressor.torch.pt2e.bias_correction import correct_biases, forget_inputs, mean_errors, watch_inputs
-from neural_compressor.torch.pt2e.exported import finished, mark, require_exported, shared, without_warnings
+from neural_compressor.torch.pt2e.exported import (
+    finished,
+    mark,
+    require_exported,
+    set_state,
+    shared,
+    state_of,
+    without_warnings,
+)
+from neural_compressor.torch.pt2e.int8_forms import keep_given_terms
 from neural_compressor.torch.pt2e.observers import RangeObserver, WeightObserver, attribute
 from neural_compressor.torch.pt2e.ops import find_graph_ops, name_layer
 from neural_compressor.torch.pt2e.quantizer import Observers, PlanQuantizer
@@ -52,6 +61,8 @@ class GraphExecution:
         check(model, plan)
         self.plan, self.reasons = plan, dict(reasons)
         self.runs = 0
+        #: What the graph starts with, whatever calibration has it write into its buffers.
+        self._state = state_of(model)
         self._inputs = CalibrationInputs()
         quantizer = PlanQuantizer(plan, self.observers)
         with without_warnings():
@@ -143,7 +154,9 @@ class GraphExecution:
         with without_warnings():
             new = convert_pt2e(graph)
         correct_biases(new, errors)
+        keep_given_terms(new)
         _strip(new)
+        set_state(new, self._state)
         for node in new.graph.nodes:
             if node.name in self._nodes:
                 name_layer(node, self._nodes[node.name])
@@ -174,9 +187,13 @@ def check(model: GraphModule, plan: Plan) -> None:
                 f"{close_matches(key[0], [name for name, _ in ops])}"
             )
         check_weight_range(scheme)
-        if scheme.mode not in ("static", "dynamic") or scheme.weight is None or scheme.activation is None:
+        sides = {"weight": scheme.weight, "activation": scheme.activation}
+        floats = [name for name, side in sides.items() if side is None or side.is_float]
+        if scheme.mode not in ("static", "dynamic") or floats:
+            alone = f" with a float {' and '.join(floats)}" if floats else ""
             raise ConfigError(
-                f"op {key[0]!r} ({key[1]}): an exported graph runs static and dynamic int8, not {scheme.mode!r}"
+                f"op {key[0]!r} ({key[1]}): an exported graph runs static and dynamic int8, not {scheme.mode!r}{alone}; "
+                "an op in float has both in fp32"
             )
 
 

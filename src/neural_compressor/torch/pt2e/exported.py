@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import operator
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from neural_compressor.errors import ConfigError, MissingDependencyError
@@ -208,11 +209,44 @@ class _Held:
 
 
 def shared(model: GraphModule) -> GraphModule:
-    """A graph of its own over the same tensors."""
+    """A graph of its own over the same tensors, but for those that it writes into."""
     with without_warnings():
         new = GraphModule(model, copy.deepcopy(model.graph))
     new.meta = dict(model.meta)
+    set_state(new, state_of(new))
     return new
+
+
+def state_of(model: GraphModule) -> dict[str, torch.Tensor]:
+    """Copies of the buffers that the graph writes into as it runs, by name."""
+    written = _written(model)
+    return {name: buffer.detach().clone() for name, buffer in model.named_buffers() if name in written}
+
+
+def set_state(model: GraphModule, state: Mapping[str, torch.Tensor]) -> None:
+    """Give ``model`` buffers of its own with the values of ``state``: written into, those of others would change these."""
+    for target, values in state.items():
+        owner, _, name = target.rpartition(".")
+        model.get_submodule(owner)._buffers[name] = values.clone()
+
+
+def _written(model: GraphModule) -> set[str]:
+    """The names of the tensors that operators of a graph write into, through views of them too."""
+    found: set[str] = set()
+    stored: dict[Node, str] = {}
+    for node in model.graph.nodes:
+        if node.op == "get_attr":
+            stored[node] = node.target
+        elif node.target is operator.getitem and node.args[0] in stored:
+            stored[node] = stored[node.args[0]]
+        elif isinstance(node.target, torch._ops.OpOverload):
+            for argument, value in zip(node.target._schema.arguments, node.args, strict=False):
+                if argument.alias_info is None or value not in stored:
+                    continue
+                stored[node] = stored[value]
+                if argument.alias_info.is_write:
+                    found.add(stored[value])
+    return found
 
 
 def copied(model: GraphModule) -> GraphModule:

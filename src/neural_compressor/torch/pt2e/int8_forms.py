@@ -103,3 +103,55 @@ def _turn(model: GraphModule, target: str) -> str:
     else:
         module.register_buffer(new, matrix.t())
     return f"{owner}.{new}" if owner else new
+
+
+_HANDS_ON = {
+    "contiguous",
+    "to",
+    "_to_copy",
+    "clone",
+    "alias",
+    "detach",
+    "dropout",
+    "feature_dropout",
+    "lift_fresh_copy",
+}
+"""Operators, beside views, of which a compiler may leave nothing: behind them is what is in front of them."""
+
+
+def keep_given_terms(model: GraphModule) -> None:
+    """Have no sum of what a linear layer gives and an input or parameter in the form that Inductor writes into the latter.
+
+    A layer and an addition become one kernel (``qlinear_pointwise`` with ``sum``), which puts the sum where the other term
+    was, as if that were used up. What stands between them here changes no value, and Inductor does not take it out as it
+    would a ``clone``.
+    """
+    for node in list(model.graph.nodes):
+        if node.target not in (_aten.add.Tensor, _aten.add_.Tensor):
+            continue
+        for place, term in ((0, node.args[1]), (1, node.args[0])):
+            layer = node.args[place]
+            if _is_linear(layer) and isinstance(term, Node) and _is_given(term):
+                with model.graph.inserting_before(node):
+                    between = model.graph.call_function(_aten.maximum.default, (layer, layer))
+                between.meta = dict(layer.meta)
+                node.update_arg(place, between)
+    model.recompile()
+
+
+def _is_linear(node: Any) -> bool:
+    return isinstance(node, Node) and _behind(node).target is _aten.linear.default
+
+
+def _is_given(node: Node) -> bool:
+    return _behind(node).op in ("placeholder", "get_attr")
+
+
+def _behind(node: Node) -> Node:
+    """What has the values of a node first, where that only views or hands them on."""
+    while isinstance(node.target, torch._ops.OpOverload) and isinstance(node.args[0] if node.args else None, Node):
+        name = str(node.target).split(".")[1]
+        if not node.target.is_view and name not in _HANDS_ON:
+            break
+        node = node.args[0]  # type: ignore[assignment]
+    return node

@@ -85,6 +85,7 @@ class GraphTraining(GraphExecution):
         check_trainable(plan)
         # Weights find their own place, biases too: nothing is corrected afterwards.
         super().__init__(model, trained(replace(plan, passes=())), reasons)
+        self._state = {}  # what training wrote stays
         for parameter in self.model.parameters():
             parameter.requires_grad_(parameter.is_floating_point())
         self.model.train = partial(self._train, self.model)  # type: ignore[method-assign]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -34,6 +35,8 @@ from neural_compressor.torch.quantization.config.fp8 import RUN_FIELDS
 from neural_compressor.torch.quantization.products import are_named
 from neural_compressor.torch.structure.ops import BY_FUNCTION, find_ops, is_parameter, not_weight_only, output_head
 
+logger = logging.getLogger("neural_compressor")
+
 _NOT_ALONE = "in an exported graph weights are not quantized alone; give the configuration the eager model"
 
 
@@ -64,10 +67,11 @@ def plan_for(model: nn.Module, config: Any, without_runs: str = "") -> tuple[Pla
     planned = plan_ops(config, found, resolver.scheme, left)
     ops = planned.schemes
     left |= planned.left
+    faster_in_float: dict[OpKey, OpScheme] = {}
     if isinstance(model, GraphModule) and is_graph:
         for key, reason in slower_in_graph(model, ops).items():
             if not planned.assigned[key[0]].explicit:
-                del ops[key]
+                faster_in_float[key] = ops.pop(key)
                 left[key] = f"{reason}; a rule that speaks of it has it quantized"
     if not ops:
         raise _nothing(model, bool(found), left, planned.refusals)
@@ -76,6 +80,9 @@ def plan_for(model: nn.Module, config: Any, without_runs: str = "") -> tuple[Pla
         config_of: Any = planned.assigned[key[0]].config
         for step in config_of.passes:
             steps.setdefault(step, []).append(key)
+    for step in [each for each in steps if not _serves_any(each, ops) and _serves_any(each, faster_in_float)]:
+        del steps[step]
+        logger.warning("the pass %s is left out: all layers that it is for stay in float, which is faster here", step)
     static = any(map(_is_static_integer, ops.values()))
     usual = (CORRECT_BIASES,) if is_graph else USUAL_PASSES
     plan = Plan(ops, passes=_passes(steps, ops, usual if static else ()))
@@ -133,6 +140,10 @@ def _passes(
     whole = tuple(step for step in steps if not of_layers[step])
     single = (found for step in steps if of_layers[step] for found in _for_layers(step, steps, ops))
     return in_order((*whole, *usual, *single))
+
+
+def _serves_any(step: Pass, ops: Mapping[OpKey, OpScheme]) -> bool:
+    return any(PASSES[step.name].serves(kind, op) for (_, kind), op in ops.items())
 
 
 def _for_layers(step: Pass, steps: Mapping[Pass, list[OpKey]], ops: Mapping[OpKey, OpScheme]) -> Iterator[Pass]:

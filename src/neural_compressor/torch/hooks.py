@@ -31,7 +31,7 @@ def hooked(
     """
     with ExitStack() as stack:
         for key, module in modules.items():
-            if isinstance(module, torch.jit.RecursiveScriptModule):
+            if isinstance(module, torch.jit.ScriptModule):
                 continue
             if before is not None:
                 stack.callback(module.register_forward_pre_hook(partial(before, key), with_kwargs=True).remove)

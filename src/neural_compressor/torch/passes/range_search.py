@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, ClassVar
 
@@ -165,12 +165,13 @@ class _Search:
             if not found or not kept:
                 return
             draw, tensors = torch.Generator().manual_seed(seed), [tensor for _, tensor in kept]
+            directions = []
             for _ in range(_DIRECTIONS):
                 signs = [torch.randint(2, t.shape, generator=draw).to(t) * 2 - 1 for t in found]
-                gradients = torch.autograd.grad(found, tensors, signs, retain_graph=True, allow_unused=True)
-                for (site, tensor), gradient in zip(kept, gradients, strict=True):
-                    if gradient is not None:
-                        self._add(site, tensor.detach().float(), gradient.float())
+                directions.append(torch.autograd.grad(found, tensors, signs, retain_graph=True, allow_unused=True))
+        for (site, tensor), *gradients in zip(kept, *directions, strict=True):
+            if gradients[0] is not None:
+                self._add(site, tensor.detach().float(), [gradient.float() for gradient in gradients])
 
     def settle(self) -> int:
         """Give each op the range that costs least; how many are new."""
@@ -194,7 +195,7 @@ class _Search:
         return changed
 
     @torch.no_grad()
-    def _add(self, site: Site, x: Tensor, gradient: Tensor) -> None:
+    def _add(self, site: Site, x: Tensor, gradients: Sequence[Tensor]) -> None:
         module, scheme = self.sites[site], self.sites[site].scheme.activation
         assert scheme is not None
         if site not in self._tried:
@@ -205,8 +206,8 @@ class _Search:
             self._tried[site], self._costs[site] = [present, *ranges], torch.zeros(1 + len(ranges), dtype=torch.float64)
         axis = _summed_axis(self.model.get_submodule(site[0]), site[1], x)
         for place, qparams in enumerate(self._tried[site]):
-            errors = (simulate(x, scheme, qparams) - x).mul_(gradient).sum(axis)
-            self._costs[site][place] += float(errors.square_().sum())
+            error = simulate(x, scheme, qparams) - x
+            self._costs[site][place] += sum(float((error * g).sum(axis).square_().sum()) for g in gradients)
 
     @contextmanager
     def _seen(self, call: Arguments, gradients: bool) -> Iterator[tuple[Any, dict[Site, list[Tensor]]]]:

@@ -492,6 +492,11 @@ def raising(error):
     return type("Raising", (OneLayer,), {"forward": forward})()
 
 
+def compiled(model):
+    model.compile(backend="eager")
+    return model
+
+
 def spoiled(value):
     model = net()
     with torch.no_grad():
@@ -541,7 +546,10 @@ def test_what_is_no_model(model, tmp_path):
     ("NaN in a weight", lambda: spoiled(NAN), QuantizationError, ["'0.weight'", "NaN"]),
     ("Inf in a weight", lambda: spoiled(INF), QuantizationError, ["'0.weight'", "Inf"]),
     ("half precision", lambda: net().half(), CalibrationError, ["batch 0", "Half"]),
-    ("no outputs", lambda: nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 0)), QuantizationError, "(0, 8)"),
+    ("no outputs", lambda: nn.Sequential(nn.Linear(8, 0)), ConfigError, "(0, 8)"),
+    ("lazy", lambda: nn.Sequential(nn.LazyLinear(4)), QuantizationError, ["'0.weight'", "no shape yet"]),
+    ("prepared", lambda: q.prepare(net(), q.StaticQuantConfig()), ConfigError, "prepared already"),
+    ("compiled by itself", lambda: compiled(net()), ConfigError, "compile it then"),
 )  # fmt: skip
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
 def test_models(call, error, said, tmp_path):
@@ -564,8 +572,11 @@ def test_models_that_are_unusual_and_right(model, tmp_path):
     ("prepare a copy", lambda: q.prepare(NeverCopied(), RTN(), inplace=False), QuantizationError, "one of a kind"),
     ("prepare twice", lambda: q.prepare(q.prepare(net(), RTN()), RTN()), ConfigError, "prepared already"),
     ("convert what is not prepared", lambda: q.convert(net()), ConfigError, "not prepared"),
+    ("convert again", lambda: q.convert(q.convert(net(), RTN())), ConfigError, "quantized already"),
     ("convert twice", lambda: q.convert(q.convert(net(), RTN()), RTN()), ConfigError, "quantized already"),
-    ("no layer", lambda: q.convert(nn.Sequential(nn.ReLU()), RTN()), ConfigError, "no linear layer"),
+    ("no layer", lambda: q.convert(nn.Sequential(nn.ReLU()), RTN()), ConfigError, "no layer that could be quantized"),
+    ("no linear layer", lambda: q.convert(nn.Sequential(nn.Conv2d(1, 1, 1)), RTN()), ConfigError, "no linear layer"),
+    ("lazy layers", lambda: q.convert(nn.Sequential(nn.LazyLinear(4)), RTN()), QuantizationError, "'0.weight'"),
     ("no values", lambda: q.convert(nn.Sequential(nn.Linear(8, 4, device="meta")), RTN()), ConfigError, "model_path"),
     ("no such folder", lambda: q.convert(nn.Sequential(nn.Linear(8, 4, device="meta")), RTN(model_path="/no")),
      FormatError, "/no"),

@@ -200,6 +200,14 @@ def test_an_op_the_approach_has_nothing_for_says_so() -> None:
     assert admit(configs=floats("fp32")).reason == "no quantized capability"
 
 
+def test_int8_that_another_approach_has_is_named() -> None:
+    eight = {"weight": {"dtype": "int8"}, "activation": {"dtype": "uint8", "quant_mode": "static"}}
+    other = {"weight": {"dtype": "int4"}, "activation": {"dtype": "uint8", "quant_mode": "dynamic"}}
+    found = op_space(("conv", "Conv2d"), [eight, other, *floats("fp32")], Request(modes=("dynamic",)))
+    said = "no int8 capability for approach 'dynamic', only for 'static'; name another data type in a rule to use it: 'int4'"
+    assert (found.quantized, found.reason) == ((), said)
+
+
 def test_fp32_stands_beside_every_op() -> None:
     assert [o.precision for o in admit(configs=[INT8]).floats] == ["fp32"]
 

@@ -462,6 +462,23 @@ def test_the_lists_of_fp8_choose_ops(net, run):
     assert [name for name, _ in model.quantization.plan] == ["conv1", "conv2"]
 
 
+@pytest.mark.parametrize(
+    "config", [StaticQuantConfig, lambda: StaticQuantConfig(act_algo="minmax")], ids=["kl", "minmax"]
+)
+def test_an_op_that_reads_one_value_alone_is_named(config, caplog):
+    class Dead(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 1)
+
+        def forward(self, x):
+            return self.second((self.first(x) - 1e6).relu())
+
+    quantize(Dead().eval(), config(), run_fn=lambda m: [m(torch.randn(4, 3, 5, 5)) for _ in range(2)], quiet=True)
+    assert "op 'second' (Conv2d): its input was 0 in every sample" in caplog.text
+    assert "'first'" not in caplog.text
+
+
 def test_static_quantization_without_data_says_what_to_do(net):
     with pytest.raises(CalibrationError, match="run the prepared model"):
         convert(prepare(net, StaticQuantConfig()))

@@ -250,8 +250,13 @@ def _reduce(option: OpScheme) -> OpScheme:
 def _why_float(offered: Sequence[OpScheme], options: Sequence[OpScheme], request: Request) -> str:
     excluded = request.excluded_precisions
     if offered:
-        names = listed(dict.fromkeys(o.precision for o in offered))
-        return f"no int8 capability; name another data type in a rule to use it: {names}"
+        names, approach = listed(dict.fromkeys(o.precision for o in offered)), "/".join(request.modes)
+        eight = (o for o in options if not o.is_float and _is_8bit(o.weight) and _is_8bit(o.activation))
+        elsewhere = dict.fromkeys(o.mode for o in eight if o.mode not in request.modes)
+        only = f", only for {listed(elsewhere)}" if elsewhere else ""
+        return (
+            f"no int8 capability for approach {approach!r}{only}; name another data type in a rule to use it: {names}"
+        )
     modes = list(dict.fromkeys(o.mode for o in options if not o.is_float))
     if modes:
         return f"no capability for approach {'/'.join(request.modes)!r}, only for {listed(modes)}"

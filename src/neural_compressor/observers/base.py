@@ -46,6 +46,11 @@ class Observer(ABC):
     def range(self, scheme: TensorScheme) -> tuple[Floats, Floats]:
         """The range to quantize over with ``scheme``: float32 of shape ``()``, or one value a channel."""
 
+    @property
+    def constant(self) -> float | None:
+        """The one value that all it was shown had; None where there were others, or it does not know."""
+        return None
+
     def batch_range(self, x: Array) -> tuple[Floats, Floats]:
         """Smallest and largest value of each channel of ``x`` (one channel in all without an axis), checked."""
         granularity = PER_TENSOR if self.axis is None else PerChannel(self.axis)
@@ -101,6 +106,12 @@ def to_numpy(x: Array) -> npt.NDArray[Any]:
 def no_data() -> CalibrationError:
     """What :meth:`Observer.range` raises before the first value."""
     return CalibrationError("no data reached this observer; calibrate with at least one batch that runs through the op")
+
+
+def one_value(low: Floats | None, high: Floats | None) -> float | None:
+    """The value of a range over one channel that has no width."""
+    single = low is not None and high is not None and low.size == 1 and low[0] == high[0]
+    return float(low[0]) if low is not None and single else None
 
 
 def same_channels(mine: int, theirs: int) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from array_api_compat import device, is_numpy_array
 
-from neural_compressor.observers.base import Floats, Observer, no_data, same_channels, to_numpy
+from neural_compressor.observers.base import Floats, Observer, no_data, one_value, same_channels, to_numpy
 from neural_compressor.schemes.arrays import Array, array_namespace, as_float32, like
 
 if TYPE_CHECKING:
@@ -128,6 +128,10 @@ class HistogramObserver(Observer):
             self.histogram = Histogram.of(x, low, high, bins, self.axis)
         else:
             self.histogram = self.histogram.including(x, low, high, self.axis)
+
+    @property
+    def constant(self) -> float | None:
+        return None if self.histogram is None else one_value(self.histogram.low, self.histogram.high)
 
     def merge(self, other: Self) -> Self:
         self.check_mergeable(other)

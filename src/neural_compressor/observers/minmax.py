@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from neural_compressor.errors import CalibrationError, ConfigError
-from neural_compressor.observers.base import OBSERVERS, Floats, Observer, no_data, same_channels
+from neural_compressor.observers.base import OBSERVERS, Floats, Observer, no_data, one_value, same_channels
 from neural_compressor.schemes import TensorScheme
 from neural_compressor.schemes.arrays import Array
 
@@ -47,6 +47,10 @@ class MinMaxObserver(Observer):
         if self.low is None or self.high is None:
             raise no_data()
         return self.shaped(self.low), self.shaped(self.high)
+
+    @property
+    def constant(self) -> float | None:
+        return one_value(self.low, self.high)
 
     def _widen(self, low: Floats, high: Floats) -> None:
         if self.low is None or self.high is None:

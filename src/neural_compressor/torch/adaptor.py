@@ -38,7 +38,7 @@ from neural_compressor.torch.batches import (
     tensors_in,
 )
 from neural_compressor.torch.capability import PyTorchQuery, opwise
-from neural_compressor.torch.checks import check_finite, copy_of, require_module, require_values
+from neural_compressor.torch.checks import PREPARED, check_finite, copy_of, require_module, require_values
 from neural_compressor.torch.executor import USUAL_PASSES, prepare
 from neural_compressor.torch.files.checkpoint import load_model, save_model, unique_state
 from neural_compressor.torch.files.onnx_export import call_arguments, export_model, to_onnx
@@ -449,6 +449,8 @@ class PyTorchAdaptor(Adaptor):
 
     def _optimise(self, model: nn.Module, data: Iterable[Any] | None) -> Survey:
         require_module(model, "quantization")
+        if hasattr(model, PREPARED):
+            raise ConfigError("the model is prepared already: calibrate and convert it, or give the float model")
         if done := next((name for name, module in model.named_modules() if isinstance(module, QuantModule)), None):
             raise ConfigError(f"the model is quantized already: {done!r} is; give the float model it was made from")
         require_values(model)

@@ -7,10 +7,14 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from neural_compressor.errors import ConfigError, QuantizationError
 
 M = TypeVar("M", bound=nn.Module)
+
+PREPARED = "_prepared"
+"""The attribute of a prepared model that holds what is about to be done to it."""
 
 
 def require_module(model: Any, function: str) -> None:
@@ -20,6 +24,10 @@ def require_module(model: Any, function: str) -> None:
     if isinstance(model, nn.Module) and hasattr(model, "_orig_mod"):
         raise ConfigError(
             f"{function}: the model is compiled by torch.compile; give the torch.nn.Module it was made from"
+        )
+    if isinstance(model, nn.Module) and model._compiled_call_impl is not None:
+        raise ConfigError(
+            f"{function}: the model is compiled by its method compile; quantize it first, compile it then"
         )
     if not isinstance(model, nn.Module):
         what = f"the class {model.__name__}" if isinstance(model, type) else f"a {type(model).__name__}"
@@ -36,8 +44,13 @@ def require_values(model: nn.Module) -> None:
 
 
 def check_finite(model: nn.Module) -> None:
-    """Refuse a model whose parameters hold NaN or Inf, naming the first one."""
+    """Refuse a model with parameters that are not made yet, or that hold NaN or Inf, naming the first one."""
     for name, parameter in model.named_parameters():
+        if is_lazy(parameter):
+            raise QuantizationError(
+                f"parameter {name!r} has no shape yet, as the input of its lazy module has not been seen: run the float "
+                "model on a batch first"
+            )
         if parameter.is_floating_point() and not parameter.is_meta and not bool(torch.isfinite(parameter).all()):
             raise QuantizationError(
                 f"parameter {name!r} of shape {tuple(parameter.shape)} holds NaN or Inf; repair the float model first"

@@ -22,7 +22,7 @@ from neural_compressor.schemes import OpKey, OpScheme, Pass, Plan
 from neural_compressor.schemes.scheme import RTN
 from neural_compressor.torch.batches import batch_size, note_inputs, run_batches
 from neural_compressor.torch.files.streaming import WeightSource, is_empty
-from neural_compressor.torch.hooks import evaluating, forward_replaced
+from neural_compressor.torch.hooks import calling_layers, evaluating, forward_replaced, uncompiled
 from neural_compressor.torch.methods.ranges import Observing, Ranges
 from neural_compressor.torch.methods.weight_only.methods import limit_of
 from neural_compressor.torch.methods.weight_only.quantizer import WeightOnlyQuantizer, sees_data
@@ -231,7 +231,8 @@ class Execution:
 
     @property
     def _passes_named(self) -> str:
-        return " and ".join(f"the pass {step}" for step in self.plan.passes)
+        *others, last = (step.name for step in self.plan.passes)
+        return f"the passes {', '.join(others)} and {last}" if others else f"the pass {last}"
 
     def _note(self, run: Run) -> None:
         assert self.survey is not None
@@ -302,7 +303,7 @@ class Execution:
         # Tensors that are made in inference mode could be neither trained on nor used with gradients.
         normal = torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
         try:
-            with normal:
+            with normal, uncompiled(self.model):
                 return self._quantized(on_block).train(modes[0][1])
         finally:  # what is not new has its own mode, such as a normalisation that was frozen
             for module, training in modes:
@@ -311,12 +312,13 @@ class Execution:
     def _quantized(self, on_block: Callable[[str, int, int], None] | None) -> nn.Module:
         self.reasons |= self._functions()
         ops = self.weight_only
-        state = self._passed_over()
-        ranges, single = self._ranges_of(state), computes_in_float32(state.model)
-        kinds = {name: kind for name, kind in self.plan if name in ops}
-        seen = {name: found for (name, _), found in ranges.items()}
-        quantizer = WeightOnlyQuantizer(state.model, ops, self.weights, on_block, seen)
-        missed = quantizer.run(self.calls) if ops else {}
+        with calling_layers(self.model):
+            state = self._passed_over()
+            ranges, single = self._ranges_of(state), computes_in_float32(state.model)
+            kinds = {name: kind for name, kind in self.plan if name in ops}
+            seen = {name: found for (name, _), found in ranges.items()}
+            quantizer = WeightOnlyQuantizer(state.model, ops, self.weights, on_block, seen)
+            missed = quantizer.run(self.calls) if ops else {}
         left = {(name, kinds[name]): why for name, why in missed.items()}
         new = build(quantizer.model, self.plan, ranges, state.structure, self.reasons, left, changes=state.changes)
         for step in self.passes:
@@ -341,7 +343,8 @@ class Execution:
         """The float model when the passes have changed it, for those who want no more: nothing is quantized."""
         self.stop()
         self._applied = True
-        return self._passed_over()
+        with calling_layers(self.model):
+            return self._passed_over()
 
     def _passed_over(self) -> PassState:
         """The float model when the passes have changed it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any, TypeVar
 
@@ -21,7 +21,8 @@ def hooked(
 ) -> Iterator[None]:
     """Call ``before(key, module, args, kwargs)`` and ``after(key, module, args, kwargs, output)`` around ``modules``.
 
-    What ``after`` returns, unless that is None, takes the place of the output.
+    What ``after`` returns, unless that is None, takes the place of the output. Modules of ``torch.jit.script`` take no
+    hooks, and run without.
 
     >>> import torch
     >>> with hooked({"fc": (layer := nn.Linear(2, 3))}, after=lambda *call: print(call[0], call[-1].shape)):
@@ -30,6 +31,8 @@ def hooked(
     """
     with ExitStack() as stack:
         for key, module in modules.items():
+            if isinstance(module, torch.jit.ScriptModule):
+                continue
             if before is not None:
                 stack.callback(module.register_forward_pre_hook(partial(before, key), with_kwargs=True).remove)
             if after is not None:
@@ -52,11 +55,12 @@ def forward_replaced(module: nn.Module, forward: Callable[..., Any]) -> Iterator
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """``model`` in evaluation mode meanwhile; each module gets its own mode back."""
+    """``model`` in evaluation mode and :func:`calling_layers` meanwhile; each module gets its own mode back."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
-        yield
+        with calling_layers(model):
+            yield
     finally:
         for module, training in modes:
             module.training = training
@@ -88,12 +92,39 @@ def buffers_kept(model: nn.Module) -> Iterator[None]:
                     buffer.copy_(values)
 
 
+_AS_WRITTEN = {"activation_relu_or_gelu": 0, "use_nested_tensor": False}
+"""What the encoders of torch look at before they take their fused path."""
+
+
+def call_layers(model: nn.Module) -> None:
+    """Have ``nn.TransformerEncoder`` call its layers: its fused path reads their weights without calling them.
+
+    It also makes nested tensors of padded inputs, which hardly any function takes.
+    """
+    for module, name, _ in _fused(model):
+        setattr(module, name, _AS_WRITTEN[name])
+
+
 @contextmanager
-def layer_by_layer() -> Iterator[None]:
-    """``nn.TransformerEncoderLayer`` calls its layers meanwhile; by itself it hands their weights to one operator."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
+def calling_layers(model: nn.Module) -> Iterator[None]:
+    """As :func:`call_layers`, meanwhile."""
+    fused = _fused(model)
+    call_layers(model)
     try:
         yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(before)
+        for module, name, value in fused:
+            setattr(module, name, value)
+
+
+@contextmanager
+def uncompiled(model: nn.Module) -> Iterator[None]:
+    """What ``torch.compile`` made of parts of ``model`` runs as it was written meanwhile: compiled code skips new hooks."""
+    compiled = any(hasattr(m, "_orig_mod") or m._compiled_call_impl is not None for m in model.modules())
+    with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
+        yield
+
+
+def _fused(model: nn.Module) -> list[tuple[nn.Module, str, Any]]:
+    encoders = [m for m in model.modules() if isinstance(m, (nn.TransformerEncoder, nn.TransformerEncoderLayer))]
+    return [(each, name, vars(each)[name]) for each in encoders for name in _AS_WRITTEN if name in vars(each)]

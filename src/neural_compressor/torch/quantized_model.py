@@ -11,6 +11,7 @@ from torch import nn
 
 from neural_compressor.errors import NeuralCompressorError, QuantizationError
 from neural_compressor.schemes import OpKey, OpScheme, Plan, QuantizedArray
+from neural_compressor.torch.hooks import call_layers
 from neural_compressor.torch.modules import QuantModule, quantized_module
 from neural_compressor.torch.modules.build import replace_module
 from neural_compressor.torch.modules.direct_forward import run_as_written, run_directly
@@ -127,11 +128,7 @@ def _replaced(
             return new
         replace_module(model, key[0], new)
     for module in model.modules():
-        if not isinstance(module, (nn.TransformerEncoderLayer, nn.TransformerEncoder)):
-            continue
-        if any(isinstance(m, QuantModule) for m in module.modules()):
-            # The fused encoder path reads the weights of its children instead of calling them, and no quantized op takes the
-            # nested tensors that it makes of padded inputs.
-            module.activation_relu_or_gelu = 0
-            module.use_nested_tensor = False
+        encoder = isinstance(module, (nn.TransformerEncoderLayer, nn.TransformerEncoder))
+        if encoder and any(isinstance(m, QuantModule) for m in module.modules()):
+            call_layers(module)
     return model

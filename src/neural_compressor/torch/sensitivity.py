@@ -26,7 +26,7 @@ from neural_compressor.adaptor.user_code import user_errors
 from neural_compressor.errors import CalibrationError
 from neural_compressor.schemes import OpKey
 from neural_compressor.torch.batches import batch_size, feed, run_batches, split_batch, tensors_in
-from neural_compressor.torch.hooks import hooked
+from neural_compressor.torch.hooks import calling_layers, hooked
 from neural_compressor.torch.modules import QuantModule
 
 
@@ -49,7 +49,8 @@ def op_errors(
 
     found = {name: module for name, module in quantized.named_modules() if isinstance(module, QuantModule)}
     replacements = {name: module for name, module in found.items() if not module.scheme.is_float}
-    with hooked({key: model.get_submodule(key[0]) for key in ops if key[0] in replacements}, after=compare):
+    layers = {key: model.get_submodule(key[0]) for key in ops if key[0] in replacements}
+    with calling_layers(model), hooked(layers, after=compare):
         run_batches(model, data, samples)
     return {key: noise[key] / total if total else float(noise[key] > 0) for key, total in signal.items()}
 
@@ -87,7 +88,7 @@ def op_gains(
         for (key, tensor), gradient in zip(kept, gradients, strict=True):
             totals[key].add(tensor.detach(), gradient)
 
-    with hooked({key: model.get_submodule(key[0]) for key in ops}, after=keep):
+    with calling_layers(model), hooked({key: model.get_submodule(key[0]) for key in ops}, after=keep):
         run_batches(model, data, samples, run)
     return {key: total.gain(whole) for key, total in totals.items()}
 

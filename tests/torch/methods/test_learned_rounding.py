@@ -366,6 +366,22 @@ def test_what_runs_in_another_order_in_the_float_model_is_refused():
         quantized(model, data, scheme(), LEARN, kinds=kinds)
 
 
+@pytest.mark.parametrize("scope", ["layer", "block"])
+def test_what_does_not_run_in_the_quantized_model_is_refused(scope):
+    class Shortened(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)) for _ in range(2))
+
+        def forward(self, x):
+            x = self.layers[0](x)
+            return self.layers[1](x) if type(self.layers[0][0]) is nn.Linear else x
+
+    kinds = {f"layers.{block}.{layer}": "Linear" for block in range(2) for layer in range(2)}
+    with pytest.raises(NeuralCompressorError, match=r"comes to the end where the float one comes to 'layers\.1"):
+        quantized(Shortened().eval(), [torch.randn(8, 4)], scheme(), LEARN.with_options(scope=scope), kinds=kinds)
+
+
 def test_the_guide_has_the_options():
     guide = (Path(__file__).parents[3] / "docs" / "pytorch_int8.md").read_text()
     for name, field in LearnRoundingOptions.model_fields.items():

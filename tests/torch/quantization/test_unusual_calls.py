@@ -151,3 +151,64 @@ def test_a_scale_goes_into_one_of_two_normalisations_that_share_their_gain(confi
         assert not torch.equal(made[0].norm.weight, original[0].norm.weight), "a scale went into it"
         assert float((found - wanted).norm() / wanted.norm()) < 0.01
         assert torch.equal(q.load(tmp_path / "m", original)(x), found)
+
+
+class Encoder(nn.Module):
+    """Has padded rows, of which ``nn.TransformerEncoder`` makes nested tensors in evaluation mode."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2)
+        self.last = nn.Linear(16, 8)
+
+    def forward(self, x, padding):
+        return self.last(self.encoder(x, src_key_padding_mask=padding)) * ~padding[..., None]
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("name", CONFIGS)
+def test_layers_of_an_encoder_with_a_fused_path_are_seen(name):
+    torch.manual_seed(0)
+    model, padding = Encoder().eval(), torch.zeros(4, 6, dtype=torch.bool)
+    padding[0, 4:] = True
+    batches = [torch.randn(4, 6, 16) for _ in range(3)]
+    with torch.no_grad():
+        expected = torch.stack([model(x, padding) for x in batches])
+        fused = [each.activation_relu_or_gelu for each in model.encoder.layers]
+        new = q.quantize(copy.deepcopy(model), CONFIGS[name](), run_fn=lambda m: [m(x, padding) for x in batches])
+        given = torch.stack([new(x, padding) for x in batches])
+    names = {f"encoder.layers.{block}.linear{n}" for block in range(2) for n in (1, 2)} | {"last"}
+    assert {n for n, m in new.named_modules() if isinstance(m, QuantModule)} == names
+    assert float((given - expected).norm() / expected.norm()) < 0.1
+    assert fused == [1, 1], "torch takes the fused path of the float model"
+
+
+def _with_part(wrap):
+    torch.manual_seed(0)
+    return nn.Sequential(wrap(nn.Sequential(nn.Linear(16, 16), nn.ReLU()).eval()), nn.Linear(16, 16)).eval()
+
+
+def _compiled_in_place(part):
+    part.compile(backend="eager")
+    return part
+
+
+PARTS = {
+    "compiled": (lambda part: torch.compile(part, backend="eager"), {"0._orig_mod.0", "1"}),
+    "compiled in place": (_compiled_in_place, {"0.0", "1"}),
+    "scripted": (torch.jit.script, {"1"}),
+    "traced": (lambda part: torch.jit.trace(part, torch.ones(1, 16)), {"1"}),
+}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("name", ["static", "range_search", "smooth_quant", "fp8", "gptq"])
+def test_a_model_of_which_a_part_is_compiled(name, part):
+    wrap, names = PARTS[part]
+    model, x = _with_part(wrap), torch.randn(8, 16)
+    with torch.no_grad():
+        expected = model(x)  # compiled before it is prepared, without hooks
+    new = q.quantize(model, CONFIGS[name](), run_fn=lambda m: [m(x + 0.1 * place) for place in range(3)])
+    assert {n for n, m in new.named_modules() if isinstance(m, QuantModule)} == names
+    assert float((new(x) - expected).norm() / expected.norm()) < 0.25

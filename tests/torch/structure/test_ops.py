@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 
 from neural_compressor.torch.structure.ops import find_ops, is_parameter, not_weight_only, op_type
 
@@ -62,3 +63,20 @@ def test_a_table_that_is_rewritten_at_each_call_stays_in_float(kind):
     ops, left = find_ops(nn.Sequential(kind(9, 8, max_norm=1.0), nn.Linear(8, 8)))
     assert list(ops) == [("1", "Linear")]
     assert left == {("0", kind.__name__): f"{kind.__name__} with max_norm rewrites its weight at each call"}
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+@pytest.mark.parametrize(
+    ("layer", "said"),
+    [
+        (lambda: nn.Linear(8, 0), "its weight of shape (0, 8) has no values"),
+        (lambda: nn.Embedding(0, 4), "its weight of shape (0, 4) has no values"),
+        (lambda: nn.Linear(2, 2, dtype=torch.complex64), "its weight is torch.complex64"),
+        (lambda: weight_norm(nn.Conv2d(1, 2, 3)), "remove_parametrizations"),
+    ],
+    ids=["no outputs", "no rows", "complex", "parametrized"],
+)
+def test_layers_without_a_weight_of_floats_are_left_and_listed(layer, said):
+    ops, left = find_ops(nn.Sequential(nn.Linear(8, 8), layer()))
+    assert list(ops) == [("0", "Linear")]
+    assert said in next(why for (name, _), why in left.items() if name == "1")

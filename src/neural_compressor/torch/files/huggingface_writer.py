@@ -88,11 +88,7 @@ def write_checkpoint(
         settings["tie_word_embeddings"] = False  # readers would put the table of embeddings in its place
         _tell_tied_head(model, settings)
         _tell_quantized_head(next(name for name, module in layers.items() if module is head), layout)
-    _tell_own_scales(layers, layout)
-    _tell_layout_of_engines(layers, layout)
-    _tell_scales_of_transformers(layers)
-    _tell_experts(layers)
-    _tell_own_rounding(layers, _float_type(model))
+    _tell_differences(layers, layout, _float_type(model))
     if as_float:
         logger.warning("stored in the float type of the model, as engines read these: %s", ", ".join(as_float))
     state, aliases = unique_state(model)
@@ -231,6 +227,15 @@ def _require_alike(model: nn.Module, specs: Mapping[str, Spec]) -> None:
                 f"{', '.join(f'{value:g}' for value in sorted(values))}; quantize the float model "
                 "again: one configuration for all of them, such as RTNConfig or GPTQConfig, gives them one"
             )
+
+
+def _tell_differences(layers: Mapping[str, QuantModule], layout: str, floats: torch.dtype) -> None:
+    """Say where readers compute otherwise than the layers here, or do not read them."""
+    _tell_own_scales(layers, layout)
+    _tell_layout_of_engines(layers, layout)
+    _tell_scales_of_transformers(layers)
+    _tell_experts(layers)
+    _tell_own_rounding(layers, floats)
 
 
 def _tell_own_scales(layers: Mapping[str, QuantModule], layout: str) -> None:

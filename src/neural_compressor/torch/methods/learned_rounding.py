@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import zip_longest
 from typing import ClassVar, Literal
 
 import torch
@@ -23,7 +24,6 @@ from neural_compressor.errors import CalibrationError, ConfigError
 from neural_compressor.registry import close_matches
 from neural_compressor.schemes import PER_TENSOR, OpScheme, PerChannel, Plan
 from neural_compressor.torch.batches import layer_input
-from neural_compressor.torch.hooks import layer_by_layer
 from neural_compressor.torch.methods.autoround.block import first_tensor
 from neural_compressor.torch.methods.block_rounding import learn_block
 from neural_compressor.torch.methods.weight_only.lockstep import Lockstep, Stop
@@ -121,11 +121,10 @@ class LearnRounding(ModelPass):
         assert state.floats is not None
         corrects = any(step.name == "correct_biases" for step in state.plan.passes)
         learning = _Learning(self.options, layers, corrects)
-        with layer_by_layer():
-            if self.options.scope == "layer":
-                learning.by_layer(state.model, state.floats, layers, state.calls, state.calls)
-            else:
-                learning.by_block(state.model, state.floats, state.calls)
+        if self.options.scope == "layer":
+            learning.by_layer(state.model, state.floats, layers, state.calls, state.calls)
+        else:
+            learning.by_block(state.model, state.floats, state.calls)
         state.settled.update(learning.settled)
         learning.tell()
 
@@ -155,7 +154,7 @@ class _Learning:
     ) -> None:
         """One after the other in the order they run; names are those in ``model``, which may be a block."""
         streams = (Lockstep(each, made, list(layers)) for each, made in ((model, calls), (floats, float_calls)))
-        for stop, reference in zip(*streams, strict=True):
+        for stop, reference in _together(*streams):
             self._learn(layers[stop.block], floats.get_submodule(stop.block), stop, reference)
 
     def by_block(self, model: nn.Module, floats: nn.Module, calls: Sequence[Arguments]) -> None:
@@ -168,12 +167,11 @@ class _Learning:
         places = list(dict.fromkeys(home.get(name, name) for name in self.layers))
         # Copies before samples stop at the doors of the blocks, which a copy would have too.
         copies = {block: sharing_weights(floats.get_submodule(block)) for block in inside}
-        for stop, reference in zip(*(Lockstep(each, calls, places) for each in (model, floats)), strict=True):
+        for stop, reference in _together(*(Lockstep(each, calls, places) for each in (model, floats))):
             name, original = stop.block, floats.get_submodule(stop.block)
             if name in self.layers:
                 self._learn(self.layers[name], original, stop, reference)
             else:
-                _check_same(stop, reference)
                 block = model.get_submodule(name)
                 self._learn_block(block, original, copies.pop(name), inside[name], stop.calls, reference.calls)
 
@@ -197,7 +195,6 @@ class _Learning:
         self._of_blocks.append(learn_block(copy, layers, calls, targets, self.options.iters))
 
     def _learn(self, module: WeightedModule, original: nn.Module, stop: Stop, reference: Stop) -> None:
-        _check_same(stop, reference)
         moments, enough = _moments(module, original, stop, reference)
         centred = enough and self.corrects
         start, error = module.weight_array(), moments.error(centred)
@@ -219,12 +216,16 @@ def _inside(block: str, layers: Mapping[str, WeightedModule]) -> dict[str, Weigh
     return {name.removeprefix(f"{block}."): layer for name, layer in layers.items() if name.startswith(f"{block}.")}
 
 
-def _check_same(stop: Stop, reference: Stop) -> None:
-    if stop.block != reference.block or len(stop.calls) != len(reference.calls):
-        raise CalibrationError(
-            f"the quantized model comes to {stop.block!r} where the float one comes to {reference.block!r}: which layers "
-            "run depends on values, so that rounding cannot be learned from both; leave out learned rounding"
-        )
+def _together(stops: Iterable[Stop], references: Iterable[Stop]) -> Iterator[tuple[Stop, Stop]]:
+    """The stops of the quantized model and of the float one, which are to be at the same layers."""
+    for stop, reference in zip_longest(stops, references):
+        places = ["the end" if each is None else repr(each.block) for each in (stop, reference)]
+        if stop is None or reference is None or places[0] != places[1] or len(stop.calls) != len(reference.calls):
+            raise CalibrationError(
+                f"the quantized model comes to {places[0]} where the float one comes to {places[1]}: which layers run "
+                "depends on values, so that rounding cannot be learned from both; leave out learned rounding"
+            )
+        yield stop, reference
 
 
 def _moments(module: WeightedModule, original: nn.Module, stop: Stop, reference: Stop) -> tuple[InputMoments, bool]:

@@ -174,18 +174,10 @@ def _update(observer: Observer, tensor: torch.Tensor, what: str) -> None:
 
 def _warn_of_constants(inputs: Mapping[OpKey, list[Observer]]) -> None:
     for (name, kind), observers in inputs.items():
-        first = observers[0] if observers else None
-        if (
-            isinstance(first, MinMaxObserver)
-            and first.axis is None
-            and first.low is not None
-            and first.low == first.high
-        ):
+        value = observers[0].constant if observers else None
+        if value is not None:
             logger.warning(
-                "op %r (%s): its input was %g in every sample; a range of that fits no other data",
-                name,
-                kind,
-                first.low[0],
+                "op %r (%s): its input was %g in every sample; a range of that fits no other data", name, kind, value
             )
 
 

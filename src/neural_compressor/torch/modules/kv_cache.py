@@ -60,7 +60,8 @@ def attach_kv_scales(model: nn.Module, scales: Mapping[str, KVScales]) -> None:
 
 def kv_scales_of(model: nn.Module) -> dict[str, KVScales]:
     """The scales that attentions of ``model`` round keys and values with, and queries where they do."""
-    found = {n: [m._buffers.get(f"{part}_scale") for part in "kvq"] for n, m in model.named_modules()}
+    buffers = {name: dict(module.named_buffers(recurse=False)) for name, module in model.named_modules()}
+    found = {name: [own.get(f"{part}_scale") for part in "kvq"] for name, own in buffers.items()}
     return {name: KVScales(*each) for name, each in found.items() if each[0] is not None and each[1] is not None}
 
 

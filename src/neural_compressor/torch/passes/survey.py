@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map_only
 from neural_compressor.schemes import Plan
 from neural_compressor.torch.batches import feed, fitting, on_device_of, tensors_in
 from neural_compressor.torch.checks import copy_of
-from neural_compressor.torch.hooks import evaluating
+from neural_compressor.torch.hooks import call_layers, evaluating
 from neural_compressor.torch.modules.function_products import (
     FunctionProduct,
     close_products,
@@ -55,6 +55,7 @@ class Survey:
         self.traces: list[Trace] = []
         self.structure = Structure()
         self.model = sharing_weights(model).eval()
+        call_layers(self.model)
         self._paths: set[Any] = set()
         self._refused: dict[str, str] = {}
         self._ways: dict[str, list[fx.Graph] | None] = {}

@@ -20,7 +20,7 @@ from neural_compressor.errors import ConfigError
 from neural_compressor.report.terminal import print_ops
 from neural_compressor.schemes import OpKey, Plan
 from neural_compressor.torch.batches import fitting
-from neural_compressor.torch.checks import check_finite, copy_of, require_module
+from neural_compressor.torch.checks import PREPARED, check_finite, copy_of, require_module
 from neural_compressor.torch.executor import Execution
 from neural_compressor.torch.files.streaming import WeightSource, home_of, is_empty
 from neural_compressor.torch.inspection import op_records
@@ -43,10 +43,9 @@ from neural_compressor.torch.quantization.saving import save
 from neural_compressor.torch.quantized_model import Quantization
 from neural_compressor.torch.structure.ops import BY_FUNCTION
 
-_ATTRIBUTE = "_prepared"
 _FP8_RUN = "_fp8_run"
 _EXPORT = "_export"
-_PREPARED = (_ATTRIBUTE, _FP8_RUN, _EXPORT)
+_PREPARED = (PREPARED, _FP8_RUN, _EXPORT)
 """What a prepared model holds beside itself."""
 logger = logging.getLogger("neural_compressor")
 
@@ -132,7 +131,7 @@ def prepare_qat(
             structure = survey.structure
             fold(model, structure)
         trainable = trained(plan, learned_step_size=learned_step_size)
-        setattr(model, _ATTRIBUTE, QatSession(model.train(), trainable, structure, left, example_inputs))
+        setattr(model, PREPARED, QatSession(model.train(), trainable, structure, left, example_inputs))
     return model
 
 
@@ -204,13 +203,13 @@ def _prepare_graph(model: Any, plan: Plan, left: dict[OpKey, str], training: boo
         from neural_compressor.torch.pt2e.eager_passes import execution_of
         from neural_compressor.torch.pt2e.training import GraphTraining
     execution = (GraphTraining if training else execution_of)(model, plan, left)
-    setattr(execution.model, _ATTRIBUTE, execution)
+    setattr(execution.model, PREPARED, execution)
     return execution.model
 
 
 def _execution(model: nn.Module) -> Any:
     """What :func:`prepare` left on the model: an execution of an eager model or of a graph, or a training."""
-    return getattr(model, _ATTRIBUTE, None)
+    return getattr(model, PREPARED, None)
 
 
 def _weights(model: nn.Module, config: Any) -> WeightSource | None:
@@ -288,6 +287,8 @@ def convert(
     """
     require_module(model, "convert")
     if _execution(model) is None:
+        if quant_config is None and isinstance(getattr(model, "quantization", None), Quantization):
+            raise ConfigError("the model is quantized already: convert takes one that was prepared")
         if quant_config is None:
             returned = " the model that prepare returned" if is_exported(model) else "(model)"
             raise ConfigError(

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, count
 
 from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from neural_compressor.schemes import OpKey
 from neural_compressor.torch import functional
@@ -81,6 +82,8 @@ def find_ops(
                 skipped[key] = f"{kind} with projections (proj_size) has no quantized form"
             elif getattr(module, "max_norm", None) is not None:
                 skipped[key] = f"{kind} with max_norm rewrites its weight at each call"
+            elif why := _without_floats(module):
+                skipped[key] = why
             elif op_types is not None and kind not in op_types and not is_conv1d(module):
                 skipped[key] = f"the framework YAML lists no quantized {kind}"
             elif traces and name not in order:
@@ -90,7 +93,11 @@ def find_ops(
             else:
                 ops[key] = module
         elif base := next((c for c in classes.values() if isinstance(module, c)), None):
-            skipped[key] = f"a subclass of {base.__name__} with behaviour of its own"
+            skipped[key] = (
+                "its weight is computed from others (torch.nn.utils.parametrize); remove_parametrizations leaves the weight"
+                if is_parametrized(module)
+                else f"a subclass of {base.__name__} with behaviour of its own"
+            )
         else:
             experts = _stacks_of(module)
             for own, parameter in module.named_parameters(recurse=False):
@@ -103,6 +110,16 @@ def find_ops(
         last = len(order)
         ops = dict(sorted(ops.items(), key=lambda item: order.get(item[0][0], last)))
     return ops, skipped
+
+
+def _without_floats(module: nn.Module) -> str:
+    """Why a layer has no weight that could be rounded, where that is so."""
+    for name, parameter in module.named_parameters(recurse=False):
+        if 0 in parameter.shape:
+            return f"its {name} of shape {tuple(parameter.shape)} has no values"
+        if not parameter.is_floating_point():
+            return f"its {name} is {parameter.dtype}, and floats are rounded"
+    return ""
 
 
 def _run_order(model: nn.Module, traces: Iterable[Trace]) -> dict[str, int]:

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
 from neural_compressor.torch.batches import feed, tensors_in
-from neural_compressor.torch.hooks import forward_replaced, hooked
+from neural_compressor.torch.hooks import forward_replaced, hooked, uncompiled
 from neural_compressor.torch.modules.function_products import (
     ATTENTION,
     WHOLE_ATTENTION,
@@ -225,7 +225,7 @@ def watch(
         recorder.scopes.pop()
 
     others = {name: module for name, module in model.named_modules() if name and name not in leaves}
-    with hooked(others, begin, end), hooked(leaves, enter, leave), torch.no_grad():
+    with hooked(others, begin, end), hooked(leaves, enter, leave), torch.no_grad(), uncompiled(model):
         trace.inputs = frozenset(recorder.number(t) for t in tensors_in(inputs))
         recorder.give_values((inputs, list(model.parameters())))
         with recorder:

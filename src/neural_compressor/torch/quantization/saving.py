@@ -164,8 +164,10 @@ def _check_options(function: str, format: str, writer: Callable[..., Any], optio
     known = [p.name for p in parameters if p.default is not Parameter.empty]
     for name in options:
         if name not in known:
-            has = close_matches(name, known) if known else "it has no options"
-            raise ConfigError(f"{function}() does not know {name!r} for format {format!r}; {has}")
+            own = [each for each in signature({"save": save, "load": load}[function]).parameters if each != "kwargs"]
+            raise ConfigError(
+                f"{function}() does not know {name!r} for format {format!r}; {close_matches(name, own + known)}"
+            )
 
 
 def is_quantized_folder(path: str | Path) -> bool:

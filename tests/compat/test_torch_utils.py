@@ -81,6 +81,28 @@ def test_calibration_of_a_prepared_model():
     assert isinstance(convert(model, quiet=True)[2], INCWeightOnlyLinear)
 
 
+def test_calibration_on_one_batch():
+    model = prepare(net(), GPTQConfig())
+    block_wise_calibration(model, data=torch.randn(4, 32), inference_dtype=torch.float32)
+    assert isinstance(convert(model, quiet=True)[2], INCWeightOnlyLinear)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, "give dataloader, or data"),
+        ({"dataloader": [], "data": torch.ones(1, 32)}, "give dataloader, or data"),
+        (
+            {"data": torch.ones(1, 32), "inference_dtype": torch.bfloat16},
+            r"computes in torch.float32: .*\.to\(torch.bfloat16\)",
+        ),
+    ],
+)
+def test_calls_of_calibration_that_are_refused(given, said):
+    with pytest.raises(ConfigError, match=said):
+        block_wise_calibration(prepare(net(), GPTQConfig()), **given)
+
+
 def test_batches_of_local_texts(tmp_path):
     file = tmp_path / "text.txt"
     file.write_text("abcdefghij" * 4)

@@ -164,10 +164,9 @@ def _check_options(function: str, format: str, writer: Callable[..., Any], optio
     known = [p.name for p in parameters if p.default is not Parameter.empty]
     for name in options:
         if name not in known:
-            own = [each for each in signature({"save": save, "load": load}[function]).parameters if each != "kwargs"]
-            raise ConfigError(
-                f"{function}() does not know {name!r} for format {format!r}; {close_matches(name, own + known)}"
-            )
+            own = signature(save if function == "save" else load).parameters
+            has = close_matches(name, [*(each for each in own if each != "kwargs"), *known])
+            raise ConfigError(f"{function}() does not know {name!r} for format {format!r}; {has}")
 
 
 def is_quantized_folder(path: str | Path) -> bool:

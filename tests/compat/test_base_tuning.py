@@ -9,6 +9,7 @@ from neural_compressor.common.base_config import BaseConfig, ComposableConfig, c
 from neural_compressor.common.base_tuning import (
     ConfigLoader,
     ConfigSet,
+    EvaluationFuncWrapper,
     Evaluator,
     Sampler,
     SequentialSampler,
@@ -84,13 +85,19 @@ def test_a_set_with_parameters_of_ones_own():
 
 def test_the_evaluator_refuses_what_it_does_not_know():
     evaluator = Evaluator()
-    with pytest.raises(ConfigError, match="no function"):
-        evaluator.evaluate(None)
+    for call in (evaluator.self_check, lambda: evaluator.evaluate(None)):
+        with pytest.raises(ConfigError, match="no function"):
+            call()
     with pytest.raises(ConfigError, match="expected eval_fn"):
         evaluator.set_eval_fn_registry({"function": len})
     evaluator.set_eval_fn_registry(len)
     assert evaluator.get_number_of_eval_functions() == 1
     assert evaluator.evaluate([1, 2]) == 2
+
+
+def test_an_evaluation_with_arguments():
+    assert EvaluationFuncWrapper(lambda model, scale, shift: scale * model + shift, (2, 1)).evaluate(3) == 7
+    assert EvaluationFuncWrapper(len).evaluate([1, 2]) == 2
 
 
 def test_configurations_by_framework():

@@ -37,7 +37,7 @@ IMPORTS = {
     "neural_compressor.torch.utils": """
         accelerator auto_detect_accelerator get_torch_version logger is_hpex_available is_hpu_available forward_wrapper
         get_double_quant_config_dict get_model_device get_model_info get_used_cpu_mem_MB get_used_hpu_mem_MB
-        move_input_device""",
+        move_input_device SaveLoadFormat LoadFormat ProcessorType is_ipex_available""",
     "neural_compressor.torch.utils.llm_utility": "initialize_model_and_tokenizer get_default_llm_dataloader llm_benchmark",
     "neural_compressor.torch.utils.block_wise": "block_wise_calibration",
     "neural_compressor.torch.algorithms.smooth_quant": "move_input_to_device TorchSmoothQuant",
@@ -80,7 +80,8 @@ IMPORTS = {
     "neural_compressor.torch.quantization.save_load_entry": "save load",
     "neural_compressor.torch.quantization.config": "RTNConfig get_default_rtn_config INT8StaticQuantConfig",
     "neural_compressor.common.base_tuning": """
-        TuningConfig Evaluator Sampler SequentialSampler ConfigSet ConfigLoader TuningMonitor init_tuning""",
+        TuningConfig Evaluator EvaluationFuncWrapper Sampler SequentialSampler ConfigSet ConfigLoader TuningMonitor
+        init_tuning""",
     "neural_compressor.common.base_config": "BaseConfig ComposableConfig register_config config_registry",
     "neural_compressor.common.utils": """
         LazyImport set_workspace set_random_seed set_tensorboard set_resume_from DEFAULT_WORKSPACE dump_elapsed_time""",

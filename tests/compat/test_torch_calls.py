@@ -10,6 +10,7 @@ from torch import nn
 from neural_compressor.config import ComposedConfig
 from neural_compressor.config.composed import config_of
 from neural_compressor.errors import ConfigError
+from neural_compressor.torch.export import export
 from neural_compressor.torch.quantization import (
     AWQConfig,
     FP8Config,
@@ -31,6 +32,7 @@ from neural_compressor.torch.quantization import (
     quantize,
 )
 from neural_compressor.torch.quantization.config import get_rtn_double_quant_config_set
+from neural_compressor.torch.utils import ProcessorType, SaveLoadFormat
 
 
 def net():
@@ -89,6 +91,7 @@ def test_the_data_type_wins_over_bits(caplog):
 @pytest.mark.parametrize("default", [get_default_rtn_config, get_default_gptq_config, get_default_AutoRound_config])
 def test_processor_types(default):
     assert default("Server").identity == default(processor_type="client").identity == default().identity
+    assert default(ProcessorType.Client).identity == default().identity
     with pytest.raises(ConfigError, match="processor_type: got 'mainframe'"):
         default("mainframe")
 
@@ -105,7 +108,16 @@ def test_questions_about_a_configuration():
     }
     pair = [RTNConfig(white_list=["0"]), GPTQConfig(white_list=["2"])]
     assert [type(each) for each in config.to_config_mapping(pair, info).values()] == [RTNConfig, GPTQConfig]
-    assert set(RTNConfig.get_predefined_configs()) == {"client", "server"}
+    assert set(RTNConfig.get_predefined_configs()) == {"client", "server"} == set(ProcessorType)
+    assert {rule: each.bits for rule, each in config.local_config.items()} == {"2": 4}
+
+
+def test_questions_about_a_sum():
+    both = RTNConfig(bits=8) + GPTQConfig(white_list=["2"])
+    info = both.get_model_info(net())
+    assert info == RTNConfig.get_model_info(net())
+    assert [type(each) for each in both.to_config_mapping(model_info=info).values()] == [RTNConfig, GPTQConfig]
+    assert [each.name for each in both.config_list] == ["rtn", "gptq"]
 
 
 def test_sets_to_tune_over(tmp_path):
@@ -133,8 +145,43 @@ def test_a_model_saves_itself_in_any_format(tmp_path):
     llama = quantize(llama, RTNConfig(group_size=32), quiet=True)
     llama.save(tmp_path / "theirs", format="huggingface")
     read = load(tmp_path / "theirs", format="huggingface")
+    llama.save(output_dir=tmp_path / "same", format=SaveLoadFormat.VLLM)
+    assert (tmp_path / "same" / "config.json").read_bytes() == (tmp_path / "theirs" / "config.json").read_bytes()
+    load(tmp_path / "same", format=SaveLoadFormat.HUGGINGFACE)
+    with pytest.raises(ConfigError, match="checkpoint_dir and output_dir"):
+        llama.save(tmp_path / "one", output_dir=tmp_path / "other")
     ids = torch.tensor([[1, 2, 3]])
     torch.testing.assert_close(read(ids).logits, llama(ids).logits, rtol=0.02, atol=0.02)
+
+
+def test_calls_of_exported_models_name_their_inputs(tmp_path, caplog):
+    example = (torch.randn(2, 32),)
+    graph = export(net(), example)
+    model = autotune(
+        graph,
+        TuningConfig(StaticQuantConfig(), workspace=tmp_path),
+        lambda model: 1.0,
+        run_fn=lambda model: model(*example),
+        example_inputs=example,
+        quiet=True,
+    )
+    assert "autotune does not use example_inputs" in caplog.text
+    model.save(example_inputs=example, output_dir=tmp_path / "graph")
+    assert torch.equal(load(tmp_path / "graph")(*example), model(*example))
+
+
+def test_fp8_aware_gptq_is_another_configuration():
+    assert GPTQConfig(fp8_aware=False) == GPTQConfig()
+    with pytest.raises(ConfigError, match=r"HybridGPTQConfig\(\)"):
+        GPTQConfig(fp8_aware=True)
+
+
+def test_lists_of_programs_for_hpu_name_types_that_no_model_here_has(caplog):
+    config = FP8Config(scale_method="unit_scale", allowlist={"types": ["Linear", "VLLMKVCache", "LinearAllreduce"]})
+    assert all(type(convert(net(), config, quiet=True)[place]).__name__ == "QuantLinear" for place in (0, 2))
+    assert "LinearAllreduce is a type of programs for HPU" in caplog.text
+    with pytest.raises(ConfigError, match="'Linaer' among the types matches no op"):
+        prepare(net(), FP8Config(allowlist={"types": ["Linear", "Linaer"]}))
 
 
 @pytest.mark.parametrize(("reached", "met"), [(0.5, False), (1.0, True)])

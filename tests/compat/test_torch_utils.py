@@ -13,7 +13,14 @@ from neural_compressor.torch import load_empty_model, utils
 from neural_compressor.torch.algorithms import layer_wise
 from neural_compressor.torch.algorithms.weight_only.autoround import get_dataloader
 from neural_compressor.torch.algorithms.weight_only.modules import INCWeightOnlyLinear
-from neural_compressor.torch.quantization import GPTQConfig, HybridGPTQConfig, RTNConfig, convert, prepare
+from neural_compressor.torch.quantization import (
+    GPTQConfig,
+    HybridGPTQConfig,
+    RTNConfig,
+    convert,
+    prepare,
+    quantize,
+)
 from neural_compressor.torch.utils.block_wise import block_wise_calibration
 from neural_compressor.torch.utils.llm_utility import (
     get_default_llm_dataloader,
@@ -50,6 +57,11 @@ def test_the_accelerator_is_found_when_it_is_asked_for(monkeypatch):
     assert utils.accelerator.current_device_name() == "cpu"
 
 
+def test_an_algorithm_of_ones_own_is_registered_elsewhere():
+    with pytest.raises(ImportError, match="register_algorithm, see docs/algorithm_options"):
+        exec("from neural_compressor.torch.utils import register_algo", {})
+
+
 @pytest.mark.skipif(utils.is_hpu_available(), reason="there is an HPU here")
 def test_an_hpu_that_is_not_there():
     with pytest.raises(ConfigError, match="no HPU"):
@@ -67,6 +79,28 @@ def test_calibration_of_a_prepared_model():
     model = prepare(net(), GPTQConfig())
     block_wise_calibration(model, [torch.randn(4, 32) for _ in range(3)], num_samples=8)
     assert isinstance(convert(model, quiet=True)[2], INCWeightOnlyLinear)
+
+
+def test_calibration_on_one_batch():
+    model = prepare(net(), GPTQConfig())
+    block_wise_calibration(model, data=torch.randn(4, 32), inference_dtype=torch.float32)
+    assert isinstance(convert(model, quiet=True)[2], INCWeightOnlyLinear)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, "give dataloader, or data"),
+        ({"dataloader": [], "data": torch.ones(1, 32)}, "give dataloader, or data"),
+        (
+            {"data": torch.ones(1, 32), "inference_dtype": torch.bfloat16},
+            r"computes in torch.float32: .*\.to\(torch.bfloat16\)",
+        ),
+    ],
+)
+def test_calls_of_calibration_that_are_refused(given, said):
+    with pytest.raises(ConfigError, match=said):
+        block_wise_calibration(prepare(net(), GPTQConfig()), **given)
 
 
 def test_batches_of_local_texts(tmp_path):
@@ -108,6 +142,20 @@ def test_a_loader_without_a_name_says_what_to_give():
         get_default_llm_dataloader(lambda text: {"input_ids": [1]})
 
 
+def test_a_quantized_model_of_a_folder_and_its_tokenizer(tmp_path):
+    from tokenizers import Tokenizer, models
+
+    model = quantize(tiny_llama(), RTNConfig(group_size=32), quiet=True)
+    model.save(tmp_path, format="huggingface")
+    transformers = pytest.importorskip("transformers")
+    words = transformers.PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, unk_token="a")))
+    words.save_pretrained(tmp_path)
+    read, tokenizer = initialize_model_and_tokenizer(tmp_path, use_load=True, device="cpu")
+    ids = torch.tensor([tokenizer("a a")["input_ids"]])
+    with torch.no_grad():
+        assert torch.equal(read(ids).logits, model(ids).logits)
+
+
 def test_throughput_of_a_language_model(capsys):
     calls = []
     model = tiny_llama()
@@ -133,6 +181,7 @@ def test_what_is_around_the_blocks_of_an_empty_model(tmp_path):
 def test_names_of_types():
     assert convert_dtype_str2torch("torch.bfloat16") is convert_dtype_str2torch("bf16") is torch.bfloat16
     assert convert_dtype_str2torch(torch.int8) is torch.int8
+    assert convert_dtype_str2torch("auto") is torch.float32
     assert convert_dtype_str2torch("fp8_e5m2") is torch.float8_e5m2
     with pytest.raises(ConfigError, match="no data type 'nf4'"):
         convert_dtype_str2torch("nf4")

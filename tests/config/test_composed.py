@@ -21,13 +21,20 @@ def choice(config: Composition) -> dict[str, tuple[str, int] | None]:
     return {name: each and (each.name, each.bits) for name, each in config.resolve(OPS).items()}
 
 
-def test_a_sum_of_one_class_has_the_parameters_of_the_right_and_the_rules_of_both() -> None:
+def test_a_sum_of_one_class_has_the_parameters_of_the_first_and_the_rules_of_both(caplog) -> None:
     left = Alpha(bits=4).set_local("a", Alpha(bits=1)).set_local("b", Alpha(bits=2))
     right = Alpha(bits=8).set_local("b", Alpha(bits=3))
     both = left + right
     assert type(both) is Alpha
-    assert choice(both) == {"a": ("alpha", 1), "b": ("alpha", 3), "c": ("alpha", 8), "d": ("alpha", 8)}
+    assert choice(both) == {"a": ("alpha", 1), "b": ("alpha", 3), "c": ("alpha", 4), "d": ("alpha", 4)}
     assert (left.bits, len(left.local), len(right.local)) == (4, 2, 1), "the summands stay as they are"
+    assert "the parameters of Alpha(bits=8) apply to no op" in caplog.text
+
+
+def test_a_sum_of_one_class_and_white_list_has_the_parameters_of_the_later() -> None:
+    both = Alpha(bits=8, white_list=["a"]) + Alpha(bits=2, white_list=["a"])
+    assert type(both) is Alpha
+    assert choice(both)["a"] == ("alpha", 2)
 
 
 def test_different_classes_each_take_what_they_name() -> None:

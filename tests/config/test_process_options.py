@@ -46,6 +46,13 @@ def test_workspace(tmp_path):
     assert not (tmp_path / "nc_workspace").exists()
 
 
+def test_folders_are_text_as_programs_add_to_it(tmp_path):
+    assert options.workspace + "/model.pt" == "nc_workspace/model.pt"
+    neural_compressor.set_workspace(tmp_path)
+    neural_compressor.set_resume_from(tmp_path)
+    assert options.workspace == options.resume_from == str(tmp_path)
+
+
 def test_resume_from_goes_on_in_an_earlier_workspace(tmp_path):
     def evaluate(model):
         return float(type(model[0]) is nn.Linear)  # no quantized model keeps the promise

@@ -64,3 +64,8 @@ def test_it_survives_a_trip_through_a_file(tmp_path) -> None:
     tuning = TuningConfig([Alpha(bits=[4, 8]).set_local("a", Beta()), Alpha() + Beta()], "random", workspace="runs")
     tuning.to_json_file(tmp_path / "tuning.json")
     assert TuningConfig.from_json_file(tmp_path / "tuning.json") == tuning
+
+
+def test_a_list_in_brackets_is_the_list() -> None:
+    configs = [Alpha(bits=4), Alpha(bits=8)]
+    assert TuningConfig(config_set=(configs,)).candidates() == configs

@@ -106,8 +106,10 @@ def test_what_a_loaded_model_is_evaluated_with(monkeypatch):
     given = {}
     module = types.SimpleNamespace(HFLM=lambda **options: given.update(options))
     monkeypatch.setitem(sys.modules, "lm_eval.models.huggingface", module)
-    args = LMEvalParser(tasks="a", user_model=object(), tokenizer=object(), batch_size="auto", max_batch_size=3)
+    fields = {"batch_size": "auto", "max_batch_size": 3, "add_bos_token": True}
+    args = LMEvalParser(tasks="a", user_model=object(), tokenizer=object(), **fields)
     _model(args)
+    assert given["add_bos_token"] is True
     assert (given["batch_size"], given["max_batch_size"], given["trust_remote_code"]) == ("auto", 3, False)
 
 
@@ -166,6 +168,7 @@ def test_arguments_that_are_refused(arguments, message):
         ({}, "nothing is downloaded"),
         ({"user_model": object()}, "give tokenizer too"),
         ({"user_model": object(), "tokenizer": object(), "model_args": "dtype=float32"}, "would not be read"),
+        ({"add_bos_token": True, "model_args": "add_bos_token=False"}, "add_bos_token is given twice"),
     ],
 )
 def test_models_that_are_refused(arguments, message):

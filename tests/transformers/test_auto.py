@@ -121,6 +121,21 @@ def test_precisions_of_scales_and_of_the_rest(folder):
         torch.testing.assert_close(given.float(), plain(ids).logits, rtol=0.05, atol=0.05)
 
 
+def test_autoround_reads_weights_when_their_turn_comes(folder):
+    from neural_compressor.transformers import AutoModelForCausalLM, AutoRoundConfig
+
+    ids = torch.randint(0, 64, (2, 10))
+    found = []
+    for layer_wise in (True, None):
+        config = AutoRoundConfig(bits=4, group_size=32, iters=2, use_layer_wise=layer_wise)
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, quantization_config=config, calibration=[ids], trust_remote_code=False, _commit_hash=None
+        )
+        with torch.no_grad():
+            found.append(model(ids).logits)
+    assert torch.equal(*found)
+
+
 def test_weights_are_read_when_their_turn_comes(folder, monkeypatch):
     from neural_compressor.transformers import AutoModelForCausalLM, RtnConfig
 
@@ -168,3 +183,45 @@ def test_a_model_of_images_and_text(tmp_path, caplog):
     assert isinstance(model.model.multi_modal_projector.linear_2, nn.Linear)
     with pytest.raises(ConfigError, match="read text alone"):
         AutoModelForCausalLM.from_pretrained(tmp_path / "float", quantization_config=every)
+
+
+def test_a_quantized_folder_stays_as_it_is_whatever_the_configuration(folder, tmp_path, caplog):
+    from neural_compressor.transformers import AutoModelForCausalLM, RtnConfig
+
+    model = AutoModelForCausalLM.from_pretrained(folder, quantization_config=RtnConfig(bits=4, group_size=32))
+    model.save_pretrained(tmp_path / "int4", safe_serialization=True)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "int4", quantization_config=RtnConfig(bits=8))
+    assert again.model.layers[0].mlp.up_proj.scheme.weight.dtype.name == "int4"
+    assert "is quantized already" in caplog.text
+
+
+@pytest.mark.parametrize("device_map", [None, "auto", {"": "cpu"}, torch.device("cpu")])
+def test_ways_to_say_a_device(folder, device_map, monkeypatch):
+    from neural_compressor.transformers import AutoModelForCausalLM
+
+    monkeypatch.setenv("INC_TARGET_DEVICE", "cpu")
+    assert AutoModelForCausalLM.from_pretrained(folder, device_map=device_map).device.type == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"device_map": {"model": "cpu", "lm_head": "meta"}}, "device_map: .* expected one"),
+        ({"device_map": "banana"}, "device_map: .*'banana'"),
+        ({"load_in_4bit": True}, r"RtnConfig\(bits=4\)"),
+        ({"load_in_8bit": True}, r"RtnConfig\(bits=8\)"),
+    ],
+)
+def test_what_from_pretrained_refuses(folder, options, said):
+    from neural_compressor.transformers import AutoModelForCausalLM
+
+    with pytest.raises(ConfigError, match=said):
+        AutoModelForCausalLM.from_pretrained(folder, **options)
+
+
+def test_pickles_are_not_written(folder, tmp_path):
+    from neural_compressor.transformers import AutoModelForCausalLM, RtnConfig
+
+    model = AutoModelForCausalLM.from_pretrained(folder, quantization_config=RtnConfig(bits=4, group_size=32))
+    with pytest.raises(ConfigError, match="safetensors"):
+        model.save_pretrained(tmp_path / "int4", safe_serialization=False)

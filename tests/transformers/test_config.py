@@ -80,6 +80,7 @@ def test_precisions_may_be_torch_dtypes() -> None:
         (GPTQConfig, {"damp_percent": 2}, ["damp_percent"]),
         (GPTQConfig, {"compute_dtype": "int7"}, ["compute_dtype", "int7"]),
         (AutoRoundConfig, {"iters": 0}, ["iters"]),
+        (AutoRoundConfig, {"enable_quanted_input": True, "disable_quanted_input": True}, ["opposites"]),
         (AwqConfig, {"modules_to_not_convert": [3]}, ["modules_to_not_convert"]),
     ],
 )
@@ -95,3 +96,19 @@ def test_the_whole_range_is_used_unless_a_configuration_says_otherwise_or_has_no
     assert not RtnConfig(use_full_range=False).to_torch_config().use_full_range
     assert not RtnConfig(sym=False).to_torch_config().use_full_range
     assert not RtnConfig(weight_dtype="nf4").to_torch_config().use_full_range
+
+
+def test_names_that_autoround_has_in_both_apis():
+    config = AutoRoundConfig(
+        enable_quanted_input=False, nblocks=2, gradient_accumulate_steps=3, enable_minmax_tuning=False
+    )
+    there = config.to_torch_config()
+    assert config.to_diff_dict() == {
+        "disable_quanted_input": True,
+        "nblocks": 2,
+        "gradient_accumulate_steps": 3,
+        "enable_minmax_tuning": False,
+    }
+    assert (there.nblocks, there.gradient_accumulate_steps) == (2, 3)
+    assert not there.enable_quanted_input
+    assert not there.enable_minmax_tuning

@@ -17,10 +17,12 @@ from neural_compressor.config.tuning_config import TuningConfig
 from neural_compressor.errors import ConfigError
 from neural_compressor.tuning.criterion import Budget, Criterion
 from neural_compressor.tuning.evaluator import Evaluator as Evaluation
+from neural_compressor.tuning.evaluator import with_arguments
 
 __all__ = [
     "ConfigLoader",
     "ConfigSet",
+    "EvaluationFuncWrapper",
     "Evaluator",
     "Sampler",
     "SequentialSampler",
@@ -55,15 +57,34 @@ class Evaluator:
         self.eval_fn_registry = [{"weight": 1.0, **each} for each in found]
         self._parts = [(Evaluation(eval_func=each["eval_fn"]), float(each["weight"])) for each in self.eval_fn_registry]
 
+    def self_check(self) -> None:
+        """Refuse to go on without a function."""
+        if not self._parts:
+            raise ConfigError("the evaluator has no function: call set_eval_fn_registry(eval_fn) first")
+
     def get_number_of_eval_functions(self) -> int:
         """How many there are."""
         return len(self._parts)
 
     def evaluate(self, model: Any) -> float:
         """The sum for a model."""
-        if not self._parts:
-            raise ConfigError("the evaluator has no function: call set_eval_fn_registry(eval_fn) first")
+        self.self_check()
         return sum(weight * evaluate(model) for evaluate, weight in self._parts)
+
+
+class EvaluationFuncWrapper:
+    """An evaluation with what it takes beside the model.
+
+    >>> EvaluationFuncWrapper(pow, (3,)).evaluate(2)
+    8.0
+    """
+
+    def __init__(self, eval_fn: Callable[..., Any], eval_args: Any = None) -> None:
+        self._evaluate = Evaluation(eval_func=with_arguments(eval_fn, eval_args))
+
+    def evaluate(self, model: Any) -> float:
+        """The result for a model."""
+        return self._evaluate(model)
 
 
 class ConfigSet(Sequence[Composition]):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from pydantic import PlainValidator
 
 from neural_compressor.config.base import named_arguments, plain
-from neural_compressor.config.composition import FRAMEWORK_QUERIES, PROCESSORS, Composition
+from neural_compressor.config.composition import FRAMEWORK_QUERIES, PROCESSORS, Composition, ops_of
 from neural_compressor.config.op_selector import Claim, OpSelector, Tier, selectors
 from neural_compressor.errors import ConfigError
 from neural_compressor.schemes import Pass
@@ -73,8 +73,8 @@ class ComposableConfig(Composition):
     - ``white_list`` names the ops the parameters apply to (names, regular expressions, types): all by default; with an
       empty list only those that local rules name.
     - :meth:`set_local` gives some ops a configuration of their own.
-    - ``a + b`` of one class and white list has the parameters of ``b`` and the local rules of both. Any other sum is a
-      :class:`ComposedConfig`.
+    - ``a + b`` of one class for all ops has the parameters of ``a`` (of one white list: of ``b``) and the local rules of
+      both. Any other sum is a :class:`ComposedConfig`.
 
     ``local`` holds the local rules; of several that match an op the last one wins.
 
@@ -131,6 +131,11 @@ class ComposableConfig(Composition):
             raise ConfigError(f"{type(self).__name__}.set_local: got an empty list, expected at least one op")
         self.local = (*self.local, *added)
         return self
+
+    @property
+    def local_config(self) -> dict[str, ComposableConfig]:
+        """The local rules by what they name, as text."""
+        return {rule.selector.text: rule.config for rule in self.local}
 
     @property
     def parts(self) -> tuple[ComposableConfig, ...]:
@@ -232,20 +237,10 @@ class ComposableConfig(Composition):
         """The parameters that differ from their defaults."""
         return {name: plain(value) for name, (value, _) in self.changed(*self.params_list).items()}
 
-    def to_config_mapping(
-        self, config_list: Sequence[Composition] | None = None, model_info: Sequence[tuple[str, str]] = ()
-    ) -> dict[tuple[str, str], ComposableConfig | None]:
-        """The configuration of each op in ``model_info``, pairs of name and type: of this one or of a sum."""
-        config: Composition = self
-        for number, each in enumerate(config_list or ()):
-            config = each if number == 0 else config + each
-        found = config.resolve(dict(model_info))
-        return {(name, kind): found[name] for name, kind in model_info}
-
     @classmethod
     def get_model_info(cls, model: Any, example_inputs: Any = None) -> list[tuple[str, str]]:
         """The ops of a model that can be quantized: pairs of name and type; it does not run for that."""
-        return list(FRAMEWORK_QUERIES[cls.framework].ops(model).items())
+        return ops_of(cls.framework, model)
 
     @classmethod
     def get_config_set_for_tuning(cls, **parameters: Any) -> list[Self]:

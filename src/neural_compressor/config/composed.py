@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -10,12 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from pydantic import PlainValidator
 
 from neural_compressor.config.composable import ComposableConfig
-from neural_compressor.config.composition import CONFIGS, Composition
+from neural_compressor.config.composition import CONFIGS, Composition, ops_of
 from neural_compressor.errors import ConfigError
 from neural_compressor.registry import close_matches
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+_LOG = logging.getLogger(__name__)
 
 
 def _parts(value: Any) -> tuple[ComposableConfig, ...]:
@@ -58,6 +61,15 @@ class ComposedConfig(Composition):
             raise ConfigError(f"ComposedConfig.set_local: got {config!r}, expected a configuration of one algorithm")
         self.configs = sum_of((*self.configs, type(config)(white_list=[]).set_local(op, config))).parts
         return self
+
+    def get_model_info(self, model: Any, example_inputs: Any = None) -> list[tuple[str, str]]:
+        """As of each part: all are for one framework."""
+        return ops_of(self.configs[0].framework, model)
+
+    @property
+    def config_list(self) -> list[ComposableConfig]:
+        """The parts, by the name that programs know."""
+        return list(self.configs)
 
     def expand(self) -> list[ComposedConfig]:
         """All combinations of the single configurations of the parts, the last part varying fastest; each once."""
@@ -122,12 +134,18 @@ def config_of(given: Any, framework: str) -> Any:
 
 
 def sum_of(parts: Iterable[ComposableConfig]) -> Composition:
-    """The configurations one after the other; neighbours of one class and white list become one."""
+    """The configurations one after the other; neighbours of one class and white list become one.
+
+    That has the parameters which win in a sum: of two for everything the first, of two with a white list the later.
+    """
     merged: list[ComposableConfig] = []
     for part in parts:
         last = merged[-1] if merged else None
         if last is not None and type(part) is type(last) and part.white_list == last.white_list:
-            both = part.model_copy(deep=True)
+            kept, other = (last, part) if part.white_list is None else (part, last)
+            if part.white_list != () and kept.alone().identity != other.alone().identity:
+                _LOG.warning("the parameters of %r apply to no op: %r takes all", other.alone(), kept.alone())
+            both = kept.model_copy(deep=True)
             both.local = (*last.local, *part.local)
             merged[-1] = both
         else:

@@ -65,6 +65,16 @@ class Composition(ConfigModel):
         """
         return {name: assignment.config for name, assignment in self.assign(ops).items()}
 
+    def to_config_mapping(
+        self, config_list: Sequence[Composition] | None = None, model_info: Sequence[tuple[str, str]] = ()
+    ) -> dict[tuple[str, str], ComposableConfig | None]:
+        """The configuration of each op in ``model_info``, pairs of name and type: this one's, or that of ``config_list``."""
+        config: Composition = self
+        for number, each in enumerate(config_list or ()):
+            config = each if number == 0 else config + each
+        found = config.resolve(dict(model_info))
+        return {(name, kind): found[name] for name, kind in model_info}
+
     def to_json_string(self) -> str:
         """The settings as JSON."""
         return json.dumps(self.to_dict(), indent=2)
@@ -147,7 +157,13 @@ FRAMEWORK_QUERIES: Registry[FrameworkQueries] = Registry("framework")
 PROCESSORS = ("client", "server")
 
 
-def check_processor(processor_type: str | None) -> None:
+def ops_of(framework: str, model: Any) -> list[tuple[str, str]]:
+    """The ops of a model that can be quantized: pairs of name and type."""
+    return list(FRAMEWORK_QUERIES[framework].ops(model).items())
+
+
+def check_processor(processor_type: Any) -> None:
     """Refuse a kind of processor that there is not; those that there are have the same defaults."""
-    if processor_type is not None and str(processor_type).lower() not in PROCESSORS:
+    known = isinstance(processor_type, str) and processor_type.lower() in PROCESSORS
+    if not (known or processor_type is None):
         raise ConfigError(f"processor_type: got {processor_type!r}, expected one of {', '.join(PROCESSORS)}, or None")

@@ -12,16 +12,20 @@ from neural_compressor.config.validators import Seed, flag
 from neural_compressor.errors import ConfigError
 from neural_compressor.paths import path_of
 
-DEFAULT_WORKSPACE = Path("nc_workspace")
+DEFAULT_WORKSPACE = "nc_workspace"
 
 
-def _existing_folder(value: Any) -> Path | None:
+def _folder(value: Any) -> str:
+    return str(path_of(value))
+
+
+def _existing_folder(value: Any) -> str | None:
     if value is None:
         return None
     folder = path_of(value).expanduser()
     if not folder.is_dir():
         raise ConfigError(f"there is no folder {str(folder)!r}; expected the workspace of an earlier run to go on in")
-    return folder
+    return str(folder)
 
 
 def _no_tensorboard(value: Any) -> bool:
@@ -40,20 +44,20 @@ class Options(ConfigModel):
     an earlier run, in which the next one goes on. ``random_seed`` is the ``seed`` of configurations that are made from
     now on.
 
-    >>> Options().workspace.name, Options().random_seed
+    >>> Options().workspace, Options().random_seed
     ('nc_workspace', 42)
     """
 
     random_seed: Seed = 42
-    workspace: Annotated[Path, BeforeValidator(path_of)] = DEFAULT_WORKSPACE
-    resume_from: Annotated[Path | None, BeforeValidator(_existing_folder)] = None
+    workspace: Annotated[str, BeforeValidator(_folder)] = DEFAULT_WORKSPACE
+    resume_from: Annotated[str | None, BeforeValidator(_existing_folder)] = None
     tensorboard: Annotated[bool, BeforeValidator(_no_tensorboard)] = False
 
     def folder(self, given: Any = None) -> Path:
         """The workspace of a run: the one it was ``given``, else the one to go on in, else the usual one."""
         if given is not None:
             return path_of(given, "workspace")
-        return self.resume_from or self.workspace
+        return Path(self.resume_from or self.workspace)
 
 
 options = Options()

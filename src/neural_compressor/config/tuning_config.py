@@ -25,6 +25,8 @@ _POSITIONAL = ("config_set", "sampler", "tolerable_loss", "max_trials")
 
 def _config_set(value: Any) -> tuple[Composition, ...]:
     given = value if isinstance(value, list | tuple) else [value]
+    if len(given) == 1 and isinstance(given[0], list | tuple):
+        given = given[0]  # ([...],), as guides print it
     found = tuple(Composition.from_dict(item) if isinstance(item, Mapping) else item for item in given)
     for item in found:
         if not isinstance(item, Composition):

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from neural_compressor.config.composed import config_of
 from neural_compressor.errors import ConfigError, QuantizationError
 
 M = TypeVar("M", bound=nn.Module)
@@ -67,3 +68,15 @@ def copy_of(model: M, memo: dict[int, Any] | None = None) -> M:
             "an attribute such as a lock or an open file, or a weight that a hook computes (torch.nn.utils.weight_norm); "
             "remove it, or use torch.nn.utils.parametrizations"
         ) from error
+
+
+def require_same_config(given: Any, prepared: Any) -> None:
+    """Refuse another configuration for ``convert`` than the model was prepared with."""
+    if given is None or prepared is None:
+        return
+    config = config_of(given, "torch")
+    if getattr(config, "identity", None) != prepared.identity:
+        raise ConfigError(
+            f"convert: the model was prepared with {prepared!r}, and quant_config is {config!r}; leave it out, or prepare "
+            "the float model with it"
+        )

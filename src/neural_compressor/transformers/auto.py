@@ -12,12 +12,14 @@ from torch import nn
 
 from neural_compressor.config.composed import sum_of
 from neural_compressor.errors import CalibrationError, ConfigError
+from neural_compressor.torch.accelerator import device_named
 from neural_compressor.torch.batches import on_device_of
 from neural_compressor.torch.files.huggingface import empty_model, transformers_module
 from neural_compressor.torch.modules.weight_only import hold_scales_in
 from neural_compressor.torch.modules.weighted import FLOATS
 from neural_compressor.torch.quantization import RTNConfig, load, quantize, save
 from neural_compressor.torch.quantization.autoround_runs import refuse_both
+from neural_compressor.torch.quantization.config.autoround_names import device_of
 from neural_compressor.torch.quantization.saving import is_quantized_folder
 from neural_compressor.torch.quantization.texts import calls_from
 from neural_compressor.torch.structure.ops import find_ops
@@ -40,22 +42,32 @@ class _QuantizingAuto:
         *args: Any,
         quantization_config: Any = None,
         calibration: Iterable[Any] | Callable[[Any], Any] | None = None,
-        device_map: str = "cpu",
+        device_map: Any = "cpu",
         **kwargs: Any,
     ) -> Any:
         """The model of a local folder.
 
         With a ``quantization_config`` it is quantized on the way; algorithms that need data take it from ``calibration``:
         batches (tensors of ids, or dicts), or a function that runs the model; or from the ``dataset`` of the config. A
-        folder that holds a quantized checkpoint is loaded as such. The returned model has ``save_pretrained`` for
-        quantized weights too.
+        folder that holds a quantized checkpoint is loaded as such. ``device_map`` is one device. The returned model has
+        ``save_pretrained`` for quantized weights too.
         """
         folder = Path(pretrained_model_name_or_path)
-        if quantization_config is None and folder.is_dir() and is_quantized_folder(folder):
+        for name, bits in (("load_in_4bit", 4), ("load_in_8bit", 8)):
+            if kwargs.pop(name, False):
+                raise ConfigError(
+                    f"{cls.__name__}: take quantization_config=RtnConfig(bits={bits}) instead of {name}=True"
+                )
+        device = _device(device_map)
+        if folder.is_dir() and is_quantized_folder(folder):
+            if quantization_config is not None:
+                logger.warning(
+                    "%s is quantized already, and loaded as it was saved: %r is not read", folder, quantization_config
+                )
             dtype = kwargs.pop("torch_dtype", kwargs.pop("dtype", None))
-            return _saving(load(folder, format="huggingface", device=device_map, torch_dtype=dtype))
+            return _saving(load(folder, format="huggingface", device=device, torch_dtype=dtype))
         if quantization_config is None:
-            return getattr(transformers_module(), cls.name).from_pretrained(folder, *args, **kwargs)
+            return getattr(transformers_module(), cls.name).from_pretrained(folder, *args, **kwargs).to(device)
         convert = getattr(quantization_config, "to_torch_config", None)
         config = convert() if callable(convert) else quantization_config
         with_images = getattr(quantization_config, "quant_nontext_module", False)
@@ -72,7 +84,8 @@ class _QuantizingAuto:
             )
         if getattr(quantization_config, "use_layer_wise", False):
             model = cls._without_weights(folder, *args, **kwargs)
-            config.model_path = config.model_path or str(folder)
+            if "model_path" in type(config).model_fields:  # others read the folder that the model knows
+                config.model_path = config.model_path or str(folder)
         else:
             model = getattr(transformers_module(), cls.name).from_pretrained(folder, *args, **kwargs).eval()
         if cls.multimodal and not with_images:
@@ -82,17 +95,25 @@ class _QuantizingAuto:
             hold_scales_in(model, FLOATS[scales])
         if (rest := getattr(quantization_config, "compute_dtype", None)) is not None:
             model = model.to(FLOATS[rest])
-        return _saving(model.to(device_map))
+        return _saving(model.to(device))
 
     @classmethod
     def _without_weights(cls, folder: Path, *args: Any, **kwargs: Any) -> Any:
         dtype = kwargs.pop("torch_dtype", kwargs.pop("dtype", None))
-        if args or kwargs:
+        asked = {name: value for name, value in kwargs.items() if value not in (None, False)}
+        if args or asked:
             raise ConfigError(
                 f"with use_layer_wise=True the model is built from its config.json, and only dtype can be given; "
-                f"{', '.join(kwargs) or args} has no place there"
+                f"{', '.join(asked) or args} has no place there"
             )
         return empty_model(folder, dtype, getattr(transformers_module(), cls.name))
+
+
+def _device(device_map: Any) -> str:
+    try:
+        return str(device_named(device_of(device_map) or "cpu"))
+    except ConfigError as error:
+        raise ConfigError(f"from_pretrained.device_map: {error}") from None
 
 
 def leaving_images_in_float(model: nn.Module, config: Any) -> Any:
@@ -145,6 +166,8 @@ def _saving(model: Any) -> Any:
     """Give the model a ``save_pretrained`` that writes quantized weights."""
 
     def save_pretrained(save_directory: str | Path, layout: str = "compressed-tensors", **kwargs: Any) -> None:
+        if not kwargs.pop("safe_serialization", True):
+            raise ConfigError("save_pretrained: files are safetensors, not pickles; leave safe_serialization=False out")
         if kwargs:
             raise ConfigError(
                 f"save_pretrained of a quantized model takes a folder and a layout, not {', '.join(kwargs)}"

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, PlainValidator
 
-from neural_compressor.config.base import ConfigModel
+from neural_compressor.config.base import ConfigModel, plain
 from neural_compressor.config.validators import (
     Flag,
     Names,
@@ -89,6 +89,10 @@ class PretrainedQuantConfig(ConfigModel):
                     raise ConfigError(f"{type(self).__name__} got {name} twice, as {name!r} and as {other!r}")
                 values[name] = values.pop(other)
         super().__init__(**values)
+
+    def to_diff_dict(self) -> dict[str, Any]:
+        """The settings that differ from their defaults."""
+        return {name: plain(value) for name, (value, _) in self.changed(*type(self).model_fields).items()}
 
     @property
     def use_sym(self) -> bool:
@@ -200,7 +204,7 @@ class TeqConfig(CalibratedConfig, LayerWise):
     absorb_layer_dict: LayerMap = Field(default_factory=dict)
 
 
-class AutoRoundConfig(CalibratedConfig):
+class AutoRoundConfig(CalibratedConfig, LayerWise):
     """AutoRound; ``disable_quanted_input`` tunes each block on the inputs of the float model."""
 
     quant_method = "autoround"
@@ -211,7 +215,19 @@ class AutoRoundConfig(CalibratedConfig):
     lr: Rate = None
     minmax_lr: Rate = None
     disable_quanted_input: Flag = False
+    enable_minmax_tuning: Flag = True
+    gradient_accumulate_steps: Count = 1
+    nblocks: Count = 1
     seed: Seed = 42
+
+    def __init__(self, **values: Any) -> None:
+        if "enable_quanted_input" in values:
+            if "disable_quanted_input" in values:
+                raise ConfigError(
+                    "AutoRoundConfig: enable_quanted_input and disable_quanted_input are opposites; give one"
+                )
+            values["disable_quanted_input"] = not flag(values.pop("enable_quanted_input"))
+        super().__init__(**values)
 
     def to_torch_config(self) -> WeightOnlyConfig:
         """The same settings for :mod:`neural_compressor.torch.quantization`."""

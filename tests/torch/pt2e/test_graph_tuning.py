@@ -147,10 +147,6 @@ class TestBadInput:
         with pytest.raises(CalibrationError, match="3 static ops need calibration"):
             tune(StaticQuantConfig(), run_fn=lambda m: None)
 
-    def test_example_inputs(self, tune):
-        with pytest.raises(ConfigError, match="leave them out"):
-            tune(DynamicQuantConfig(), example_inputs=torch.randn(2, 16))
-
     def test_what_no_graph_runs(self, tune):
         with pytest.raises(ConfigError, match="weights are not quantized alone"):
             tune(RTNConfig())

@@ -312,6 +312,13 @@ def test_auto_leaves_statistics_where_it_is_told_a_place(net, data, tmp_path):
     same(one, two)
 
 
+def test_auto_reads_statistics_where_no_data_can_run(net, data, tmp_path):
+    config = FP8Config(dump_stats_path=str(tmp_path / "m"))
+    one = quantized(net, config, data)
+    same(convert(copy.deepcopy(net), config, quiet=True), one)
+    assert config.mode == "AUTO"
+
+
 def test_shapes_alone_do_not_make_scales(net, data, tmp_path):
     model = calibrated(net, FP8Config(mode="SHAPE", dump_stats_path=str(tmp_path / "m")), data)
     finalize_calibration(model)

@@ -390,3 +390,10 @@ def test_a_batch_without_samples_is_no_calibration():
     model(torch.empty(0, 16))
     with pytest.raises(CalibrationError, match="calibration reached none of the ops to quantize"):
         convert(model)
+
+
+def test_convert_takes_no_other_configuration_than_prepare():
+    model = prepare(nn.Sequential(nn.Linear(32, 8)).eval(), RTNConfig(bits=4))
+    with pytest.raises(ConfigError, match=r"prepared with RTNConfig\(\), and quant_config is RTNConfig\(bits=8\)"):
+        convert(model, RTNConfig(bits=8))
+    assert quantized_names(convert(model, {"rtn": {"bits": 4}}, quiet=True)) == {"0"}

@@ -225,3 +225,10 @@ def test_a_type_that_the_default_format_would_not_heed_is_refused(llama, tmp_pat
     quantize(copy.deepcopy(llama), RTNConfig(group_size=32), quiet=True).save(tmp_path / "m")
     with pytest.raises(ConfigError, match=r"torch_dtype is torch\.bfloat16.*\.to\("):
         load(tmp_path / "m", llama, torch_dtype=torch.bfloat16)
+
+
+def test_an_unknown_option_names_what_is_close(tmp_path):
+    net = torch.nn.Sequential(torch.nn.Linear(32, 8)).eval()
+    quantize(copy.deepcopy(net), RTNConfig(), quiet=True).save(tmp_path)
+    with pytest.raises(ConfigError, match=r"does not know 'model' .* did you mean 'original_model'"):
+        load(tmp_path, model=net)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from neural_compressor.config.base import ConfigModel
-from neural_compressor.config.validators import Flag, as_list, at_least, is_number, seed, text, word
+from neural_compressor.config.validators import Flag, as_list, at_least, flag, is_number, seed, text, word
 from neural_compressor.errors import ConfigError
 from neural_compressor.paths import path_of
 
@@ -101,7 +101,8 @@ class LMEvalParser(ConfigModel):
     The model is ``user_model`` with its ``tokenizer``, or the local folder in ``model_args`` ("pretrained=FOLDER"), a
     quantized one too. ``tasks`` are paths of YAML files, settings as dicts, names of tasks in the folders ``include_path``,
     or names that lm-eval itself has, whose data sets it then fetches as it always does. ``seed`` are those of random, numpy,
-    torch, and few-shot examples. ``output_path`` is a folder that ``results.json`` is written into, or a file.
+    torch, and few-shot examples. ``add_bos_token`` begins texts with that token, which is a model argument too.
+    ``output_path`` is a folder that ``results.json`` is written into, or a file.
 
     >>> LMEvalParser(tasks="piqa,local/task.yaml", model_args="pretrained=folder").tasks
     ['piqa', 'local/task.yaml']
@@ -128,6 +129,7 @@ class LMEvalParser(ConfigModel):
     predict_only: Flag = False
     seed: Annotated[list[int | None], BeforeValidator(_seeds)] = Field(default=[0, 1234, 1234, 1234])
     trust_remote_code: Flag = False
+    add_bos_token: Annotated[bool | None, _optional(flag)] = None
     user_model: Any = None
     tokenizer: Any = None
 

@@ -34,9 +34,7 @@ def evaluate(args: LMEvalParser) -> dict[str, Any]:
     try:
         results: dict[str, Any] = lm_eval.simple_evaluate(
             model=_model(args),
-            model_args=None
-            if _is_loaded_here(args)
-            else {"trust_remote_code": args.trust_remote_code, **args.model_args},
+            model_args=None if _is_loaded_here(args) else {**_model_options(args), **args.model_args},
             tasks=args.tasks,
             task_manager=_task_manager(args),
             gen_kwargs=args.gen_kwargs,
@@ -76,6 +74,8 @@ def _package() -> ModuleType:
 
 
 def _check_model(args: LMEvalParser) -> None:
+    if args.add_bos_token is not None and "add_bos_token" in args.model_args:
+        raise ConfigError("LMEvalParser: add_bos_token is given twice, as a field and in model_args; give one of them")
     if args.user_model is not None:
         if args.tokenizer is None:
             raise ConfigError("LMEvalParser: user_model comes with its tokenizer; give tokenizer too")
@@ -110,6 +110,12 @@ def _is_loaded_here(args: LMEvalParser) -> bool:
     return args.user_model is not None or quantized
 
 
+def _model_options(args: LMEvalParser) -> dict[str, Any]:
+    """Fields that are arguments of a model there."""
+    said = {} if args.add_bos_token is None else {"add_bos_token": args.add_bos_token}
+    return {"trust_remote_code": args.trust_remote_code, **said}
+
+
 def _model(args: LMEvalParser) -> Any:
     if not _is_loaded_here(args):
         return args.model
@@ -125,7 +131,7 @@ def _model(args: LMEvalParser) -> Any:
         tokenizer = options.pop("tokenizer", folder)
     elif args.device is not None:
         model = model.to(args.device)
-    options = {"trust_remote_code": args.trust_remote_code, **options}
+    options = {**_model_options(args), **options}
     if args.max_batch_size is not None:
         options["max_batch_size"] = args.max_batch_size
     return HFLM(

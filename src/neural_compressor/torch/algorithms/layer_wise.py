@@ -14,7 +14,7 @@ from neural_compressor.torch.structure.ops import repeated_blocks
 
 __all__ = ["LWQ_WORKSPACE", "load_empty_model", "load_first_layer_only"]
 
-LWQ_WORKSPACE = str(DEFAULT_WORKSPACE / "lwq_tmpdir")
+LWQ_WORKSPACE = f"{DEFAULT_WORKSPACE}/lwq_tmpdir"
 """A folder that programs know for what is unpacked of checkpoints; tensors are read where they are: nothing is put there."""
 
 

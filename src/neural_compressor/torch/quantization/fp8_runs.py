@@ -229,6 +229,15 @@ def _range_of(stored: float | Sequence[float], op: OpScheme) -> Range:
     return -magnitude, magnitude
 
 
+def from_files(config: Any) -> Any:
+    """``config`` where no data can run: one of mode AUTO that says where statistics are reads them, as QUANTIZE does."""
+    if not isinstance(config, FP8Config) or config.mode != "AUTO" or not config.changed("dump_stats_path"):
+        return config
+    reading = config.model_copy(deep=True)
+    reading.mode = "QUANTIZE"
+    return reading
+
+
 def fp8_run(model: nn.Module, config: Composition, plan: Plan) -> FP8Run | None:
     """The files that ``config`` speaks of, if any, and the scales of attentions."""
     found = [part for part in config.parts if isinstance(part, FP8Config)]

@@ -20,7 +20,7 @@ from neural_compressor.errors import ConfigError
 from neural_compressor.report.terminal import print_ops
 from neural_compressor.schemes import OpKey, Plan
 from neural_compressor.torch.batches import fitting
-from neural_compressor.torch.checks import PREPARED, check_finite, copy_of, require_module
+from neural_compressor.torch.checks import PREPARED, check_finite, copy_of, require_module, require_same_config
 from neural_compressor.torch.executor import Execution
 from neural_compressor.torch.files.streaming import WeightSource, home_of, is_empty
 from neural_compressor.torch.inspection import op_records
@@ -33,7 +33,7 @@ from neural_compressor.torch.pt2e.exported import copied, is_exported, torchao_r
 from neural_compressor.torch.pt2e.records import graph_records
 from neural_compressor.torch.quantization.autoround_runs import Export, NamedData, refuse_both, runs_of, target_of
 from neural_compressor.torch.quantization.config.defaults import trained_scheme
-from neural_compressor.torch.quantization.fp8_runs import FP8Run, fp8_run
+from neural_compressor.torch.quantization.fp8_runs import FP8Run, fp8_run, from_files
 from neural_compressor.torch.quantization.plans import plan_for
 from neural_compressor.torch.quantization.products import (
     may_name_products,
@@ -45,7 +45,8 @@ from neural_compressor.torch.structure.ops import BY_FUNCTION
 
 _FP8_RUN = "_fp8_run"
 _EXPORT = "_export"
-_PREPARED = (PREPARED, _FP8_RUN, _EXPORT)
+_CONFIG = "_quant_config"
+_PREPARED = (PREPARED, _FP8_RUN, _EXPORT, _CONFIG)
 """What a prepared model holds beside itself."""
 logger = logging.getLogger("neural_compressor")
 
@@ -64,7 +65,9 @@ def prepare(model: nn.Module, quant_config: Any, inplace: bool = True, example_i
             raise ConfigError(
                 "prepare: an exported graph has the inputs it was exported with; leave out example_inputs"
             )
-        return _prepare_graph(*_planned(model, quant_config, inplace, "prepare"))
+        graph = _prepare_graph(*_planned(model, quant_config, inplace, "prepare"))
+        setattr(graph, _CONFIG, quant_config)
+        return graph
     data, export = NamedData.of(quant_config), Export.of(quant_config)
     model, plan, left = _planned(model, quant_config, inplace, "prepare", example_inputs)
     with _products_closed_on_failure(model):
@@ -85,7 +88,7 @@ def prepare(model: nn.Module, quant_config: Any, inplace: bool = True, example_i
         )
         if example_inputs is not None and plan.passes:
             execution.survey = _seen(model, example_inputs)
-    for name, held in zip(_PREPARED, (execution, run, export), strict=True):
+    for name, held in zip(_PREPARED, (execution, run, export, quant_config), strict=True):
         setattr(model, name, held)
     with _abandoned_on_failure(model):
         if execution.needs_data and (run is None or run.config.quantize):
@@ -122,7 +125,9 @@ def prepare_qat(
         _check_graph_training(example_inputs, learned_step_size)
     model, plan, left = _planned(model, quant_config, inplace, "prepare_qat", example_inputs)
     if is_graph:
-        return _prepare_graph(model, plan, left, training=True)
+        graph = _prepare_graph(model, plan, left, training=True)
+        setattr(graph, _CONFIG, quant_config)
+        return graph
     with _products_closed_on_failure(model):
         check_trainable(plan)
         structure = Structure()
@@ -132,6 +137,7 @@ def prepare_qat(
             fold(model, structure)
         trainable = trained(plan, learned_step_size=learned_step_size)
         setattr(model, PREPARED, QatSession(model.train(), trainable, structure, left, example_inputs))
+        setattr(model, _CONFIG, quant_config)
     return model
 
 
@@ -280,7 +286,8 @@ def convert(
 ) -> nn.Module:
     """Quantize a prepared and calibrated model, or one that was trained after :func:`prepare_qat`.
 
-    With ``quant_config`` a float model is converted at once, which algorithms that need no data allow. ``inplace=False``
+    With ``quant_config`` a float model is converted at once, which algorithms that need no data allow, and an
+    :class:`FP8Config` whose ``dump_stats_path`` has statistics of an earlier run. ``inplace=False``
     works on a copy; calibration of the model itself ends all the same. An exported model stays as it is, and is
     prepared still with ``inplace=False``. A few lines on standard error say what runs on
     low-bit kernels, what is simulated and what stayed in float, and why; ``quiet`` leaves them out.
@@ -294,7 +301,9 @@ def convert(
             raise ConfigError(
                 f"the model is not prepared: call prepare(model, quant_config), calibrate, then convert{returned}"
             )
-        return _converted(prepare(model, quant_config, inplace=inplace), True, on_block, quiet, again=False)
+        prepared = prepare(model, from_files(config_of(quant_config, "torch")), inplace=inplace)
+        return _converted(prepared, True, on_block, quiet, again=False)
+    require_same_config(quant_config, getattr(model, _CONFIG, None))
     return _converted(model, inplace, on_block, quiet, again=True)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from enum import Enum
 from functools import partial
 from inspect import Parameter, signature
 from pathlib import Path
@@ -29,11 +30,11 @@ from neural_compressor.torch.pt2e.exported import exported_of
 
 logger = logging.getLogger("neural_compressor")
 FORMATS = ("default", "huggingface", "gguf", "aoti")
+_OTHER_NAMES = {"vllm": "huggingface"}
+_FOLDER = "saved_results"
 
 
-def save(
-    model: nn.Module, checkpoint_dir: str | Path = "saved_results", format: str = "default", **kwargs: Any
-) -> None:
+def save(model: nn.Module, checkpoint_dir: str | Path = _FOLDER, format: str = "default", **kwargs: Any) -> None:
     """Write a quantized model into a folder.
 
     ``format="default"`` is safetensors with a ``qconfig.json``. ``format="huggingface"`` writes a checkpoint that serving
@@ -45,8 +46,13 @@ def save(
     ends in ``.gguf``: ``tokenizer`` gives its vocabulary (see
     :func:`~neural_compressor.torch.files.gguf.write_gguf_model` for more).
     An exported model is saved with its graph; ``format="aoti"`` compiles it for this machine (AOTInductor).
+    ``output_dir`` is another name of ``checkpoint_dir``, and ``"vllm"`` of ``"huggingface"``.
     """
-    _known(format)
+    format = _known(format)
+    if "output_dir" in kwargs:
+        if checkpoint_dir != _FOLDER:
+            raise ConfigError("save: checkpoint_dir and output_dir say the same; give one of them")
+        checkpoint_dir = kwargs.pop("output_dir")
     path = path_of(checkpoint_dir, "save")
     if format == "aoti" or (isinstance(model, GraphModule) and exported_of(model) is not None):
         _save_graph(model, path, format, kwargs)
@@ -76,7 +82,7 @@ def load(
     ``torch_dtype`` if that is said; what it converts is kept beside the checkpoint for the next time.
     An exported model needs no ``original_model``; ``format="aoti"`` gives a function that runs a compiled package.
     """
-    _known(format)
+    format = _known(format)
     path = path_of(model_name_or_path, "load")
     if format == "aoti" or (format == "default" and stored_format(path) == GRAPH_FORMAT):
         _check_options("load", format, load_package, kwargs)
@@ -128,15 +134,19 @@ def _saving(model: nn.Module) -> nn.Module:
 
 def _save_graph(model: Any, path: Path, format: str, options: Mapping[str, Any]) -> None:
     writers = {"default": save_graph, "aoti": write_package}
+    options = {name: value for name, value in options.items() if name != "example_inputs"}  # the graph has its inputs
     if format not in writers:
         raise ConfigError(f"save: format {format!r} is for eager models; an exported one has {', '.join(writers)}")
     _check_options("save", format, writers[format], options)
     writers[format](model, path)
 
 
-def _known(format: str) -> None:
-    if format not in FORMATS:
-        raise ConfigError(f"unknown format {format!r}; {close_matches(str(format), FORMATS)}")
+def _known(format: str) -> str:
+    name = format.value if isinstance(format, Enum) else format
+    name = _OTHER_NAMES.get(name, name) if isinstance(name, str) else name
+    if name not in FORMATS:
+        raise ConfigError(f"unknown format {format!r}; {close_matches(str(name), FORMATS)}")
+    return name
 
 
 def _device(device: Any) -> str:
@@ -154,7 +164,8 @@ def _check_options(function: str, format: str, writer: Callable[..., Any], optio
     known = [p.name for p in parameters if p.default is not Parameter.empty]
     for name in options:
         if name not in known:
-            has = close_matches(name, known) if known else "it has no options"
+            own = signature(save if function == "save" else load).parameters
+            has = close_matches(name, [*(each for each in own if each != "kwargs"), *known])
             raise ConfigError(f"{function}() does not know {name!r} for format {format!r}; {has}")
 
 

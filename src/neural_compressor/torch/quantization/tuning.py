@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -29,6 +30,8 @@ from neural_compressor.torch.structure.ops import BY_FUNCTION
 from neural_compressor.tuning.evaluator import with_arguments
 from neural_compressor.tuning.loop import tune
 
+logger = logging.getLogger("neural_compressor")
+
 
 def autotune(
     model: nn.Module,
@@ -55,10 +58,11 @@ def autotune(
     require_module(model, "autotune")
     is_graph = is_exported(model)
     if is_graph and example_inputs is not None:
-        raise ConfigError(
-            "autotune: example_inputs are for latency, and an exported graph is fast only when it is compiled; leave them "
-            "out, or time torch.compile(model) in eval_fn"
+        logger.warning(
+            "autotune does not use example_inputs: they are for latency, and an exported graph is fast only when it is "
+            "compiled; time torch.compile(model) in eval_fn"
         )
+        example_inputs = None
     require_values(model)
     if not isinstance(tune_config, TuningConfig):
         raise ConfigError(

@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 from neural_compressor.adaptor.pytorch import get_torch_version
 from neural_compressor.torch.accelerator import Accelerator, auto_detect_accelerator
 from neural_compressor.torch.utils.utility import (
+    LoadFormat,
+    ProcessorType,
+    SaveLoadFormat,
     forward_wrapper,
     get_double_quant_config_dict,
     get_model_device,
@@ -15,6 +18,7 @@ from neural_compressor.torch.utils.utility import (
     get_used_hpu_mem_MB,
     is_hpex_available,
     is_hpu_available,
+    is_ipex_available,
     logger,
     move_input_device,
     move_input_to_device,
@@ -25,6 +29,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Accelerator",
+    "LoadFormat",
+    "ProcessorType",
+    "SaveLoadFormat",
     "accelerator",
     "auto_detect_accelerator",
     "forward_wrapper",
@@ -37,6 +44,7 @@ __all__ = [
     "get_used_hpu_mem_MB",
     "is_hpex_available",
     "is_hpu_available",
+    "is_ipex_available",
     "logger",
     "move_input_device",
     "move_input_to_device",
@@ -48,4 +56,9 @@ get_accelerator = auto_detect_accelerator
 def __getattr__(name: str) -> object:
     if name == "accelerator":  # looked for when it is asked for: INC_TARGET_DEVICE may be set after the import
         return auto_detect_accelerator()
+    if name == "register_algo":
+        raise ImportError(
+            "register_algo is not here: an algorithm of one's own is registered with "
+            "neural_compressor.algorithms.register_algorithm, see docs/algorithm_options.md"
+        )
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

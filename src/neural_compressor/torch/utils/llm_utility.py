@@ -10,14 +10,17 @@ import torch
 from neural_compressor.config.validators import is_whole
 from neural_compressor.errors import ConfigError
 from neural_compressor.torch.files.huggingface import transformers_module
+from neural_compressor.torch.quantization.saving import load
 from neural_compressor.transformers.text_batches import text_batches
 from neural_compressor.tuning.measure import Effort, timed_in_turns
 
 __all__ = ["get_default_llm_dataloader", "initialize_model_and_tokenizer", "llm_benchmark"]
 
 
-def initialize_model_and_tokenizer(model_name_or_path: str | Path, device: str = "cpu") -> tuple[Any, Any]:
-    """The causal language model in a folder, and its tokenizer."""
+def initialize_model_and_tokenizer(
+    model_name_or_path: str | Path, use_load: bool = False, device: str = "cpu"
+) -> tuple[Any, Any]:
+    """The causal language model in a folder, and its tokenizer; with ``use_load`` it is a quantized one."""
     if not Path(model_name_or_path).is_dir():
         raise ConfigError(
             f"model_name_or_path: {str(model_name_or_path)!r} is no folder here, and nothing is downloaded; give the folder "
@@ -25,6 +28,8 @@ def initialize_model_and_tokenizer(model_name_or_path: str | Path, device: str =
         )
     transformers = transformers_module()
     tokenizer = transformers.AutoTokenizer.from_pretrained(model_name_or_path, local_files_only=True)
+    if use_load:
+        return load(model_name_or_path, format="huggingface", device=device).eval(), tokenizer
     model = transformers.AutoModelForCausalLM.from_pretrained(model_name_or_path, local_files_only=True)
     return model.eval().to(device), tokenizer
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from enum import Enum
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -18,6 +20,9 @@ from neural_compressor.tuning.measure import resident_bytes
 logger = logging.getLogger("neural_compressor")
 
 __all__ = [
+    "LoadFormat",
+    "ProcessorType",
+    "SaveLoadFormat",
     "forward_wrapper",
     "get_double_quant_config_dict",
     "get_model_device",
@@ -26,10 +31,34 @@ __all__ = [
     "get_used_hpu_mem_MB",
     "is_hpex_available",
     "is_hpu_available",
+    "is_ipex_available",
     "logger",
     "move_input_device",
     "move_input_to_device",
 ]
+
+
+class SaveLoadFormat(str, Enum):
+    """Formats of ``save`` and ``load``, which take their names too."""
+
+    DEFAULT = "default"
+    HUGGINGFACE = "huggingface"
+    VLLM = "vllm"
+
+
+LoadFormat = SaveLoadFormat
+
+
+class ProcessorType(str, Enum):
+    """Kinds of processor that defaults are asked for by; these take the names too."""
+
+    Client = "client"
+    Server = "server"
+
+
+def is_ipex_available() -> bool:
+    """Whether Intel Extension for PyTorch is installed. It is not used here."""
+    return find_spec("intel_extension_for_pytorch") is not None
 
 
 def is_hpu_available() -> bool:

@@ -21,13 +21,15 @@ _TYPES = {
 
 
 def convert_dtype_str2torch(str_dtype: str | torch.dtype | None) -> torch.dtype | None:
-    """The type of torch that a name means; a type and None stay as they are.
+    """The type of torch that a name means, of ``"auto"`` fp32; a type and None stay as they are.
 
     >>> convert_dtype_str2torch("bf16"), convert_dtype_str2torch("float32")
     (torch.bfloat16, torch.float32)
     """
     if str_dtype is None or isinstance(str_dtype, torch.dtype):
         return str_dtype
+    if str_dtype == "auto":
+        return torch.float32
     try:
         found = _TYPES.get(dtype(str(str_dtype).removeprefix("torch.")).name)
     except ConfigError:

@@ -53,6 +53,13 @@ RUN_FIELDS = (
 )
 """The fields that speak of a run over the whole model, and not of single ops."""
 _LOOK_UPS = ("Embedding", "EmbeddingBag")
+_OF_HABANA = frozenset(
+    [
+        *("KVCache", "VLLMKVCache", "Softmax", "ModuleFusedSDPA", "FalconLinear", "LoRACompatibleLinear"),
+        *("LoRACompatibleConv", "LinearLayer", "LinearAllreduce", "ScopedLinearAllReduce", "LmHeadLinearAllreduce"),
+    ]
+)
+"""Types of modules in programs for HPU, whose lists name them for every model."""
 _HIGH_PRECISION = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
@@ -268,6 +275,9 @@ class FP8Config(TorchConfig):
             by_type = part in ("types", "layer_types")
             alone = {**_no_ops(), "types" if by_type else "names": [text]}
             known = sorted({key[by_type] for key in ops})
+            if by_type and text in _OF_HABANA:
+                logger.warning("FP8Config.%s: %s is a type of programs for HPU, and no op of the model", field, text)
+                continue
             among = [*ops, *in_float] if field == "blocklist" else ops
             if text not in known if part == "nodes" else not any(_is_listed(alone, *key) for key in among):
                 raise ConfigError(

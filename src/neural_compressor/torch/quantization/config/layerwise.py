@@ -118,6 +118,13 @@ class GPTQConfig(DoubleQuantConfig):
     use_full_range: Flag = True
     amp: Flag = _GPTQ.amp
 
+    def __init__(self, *args: Any, **values: Any) -> None:
+        if values.pop("fp8_aware", False):
+            raise ConfigError(
+                f"{type(self).__name__}.fp8_aware: 4-bit weights beside fp8 inputs are HybridGPTQConfig()"
+            )
+        super().__init__(*args, **values)
+
     @classmethod
     def _settled(cls, values: dict[str, Any], given: frozenset[str]) -> dict[str, Any]:
         values = super()._settled(values, given)

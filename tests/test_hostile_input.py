@@ -120,7 +120,10 @@ ADMITTED = {
         "max_trials calibration_sampling_size": COUNT,
         "bits double_quant_bits weight_bits group_dim act_bits batch_size": {"1"},
         "inputs outputs nodes_to_exclude nodes_to_quantize op_types_to_quantize": NAMES,
-        "op_type_dict op_name_dict recipes strategy_kwargs extra_options ratios": {"empty dict", "None"},
+        "op_type_dict op_name_dict recipes strategy_kwargs extra_options ratios auto_alpha_args": {
+            "empty dict",
+            "None",
+        },
         "accuracy_criterion tuning_criterion absorb_layer_dict absorb_to_layer allowlist blocklist": {"empty dict"},
         "lr minmax_lr": {"1", "0.5", "None", "list of None"},
         "model_path dump_stats_path": {"empty text", "word"},

@@ -612,7 +612,7 @@ def test_ranges_behind_a_pass_that_moves_them_are_those_of_the_changed_model(net
 def test_a_plan_whose_pass_moves_ranges_needs_data_again(net, batches, louder):
     execution = prepare_plan(copy.deepcopy(net), Plan({OUT: INT8}, passes=[louder]))
     assert execution.needs_data
-    with pytest.raises(CalibrationError, match=r"the pass louder\(by=16.0\) need.* calibration"):
+    with pytest.raises(CalibrationError, match="the pass louder needs calibration"):
         execution.apply()
 
 

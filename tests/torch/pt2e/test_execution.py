@@ -397,7 +397,7 @@ class TestBadInput:
         assert convert(prepared, quiet=True)(torch.randn(2, 16)).shape == (2, 4)
 
     def test_nothing_to_quantize(self):
-        with pytest.raises(ConfigError, match="no linear layer"):
+        with pytest.raises(ConfigError, match="no layer that could be quantized"):
             prepare(export(nn.ReLU(), torch.randn(2, 4)), StaticQuantConfig())
 
 

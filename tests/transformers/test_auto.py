@@ -225,3 +225,11 @@ def test_pickles_are_not_written(folder, tmp_path):
     model = AutoModelForCausalLM.from_pretrained(folder, quantization_config=RtnConfig(bits=4, group_size=32))
     with pytest.raises(ConfigError, match="safetensors"):
         model.save_pretrained(tmp_path / "int4", safe_serialization=False)
+
+
+def test_what_was_found_beside_a_float_model_is_given_too(folder):
+    from neural_compressor.transformers import AutoModelForCausalLM
+
+    model, found = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert model.device.type == "cpu"
+    assert not found["missing_keys"]

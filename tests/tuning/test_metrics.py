@@ -150,6 +150,7 @@ def test_no_data_is_an_error(name):
     [
         ("acuracy", "unknown metric 'acuracy'; did you mean 'accuracy'"),
         ({"topk": {"k": 0}}, "positive integer"),
+        ({"topk": 0}, "positive integer"),
         ({"topk": {"j": 1}}, "does not take the options"),
         ({"mse": {}, "mae": {}}, "names one metric"),
         (3, "not understood"),

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from neural_compressor.config.composed import config_of
 from neural_compressor.errors import ConfigError, QuantizationError
 
 M = TypeVar("M", bound=nn.Module)
@@ -72,11 +71,8 @@ def copy_of(model: M, memo: dict[int, Any] | None = None) -> M:
 
 def require_same_config(given: Any, prepared: Any) -> None:
     """Refuse another configuration for ``convert`` than the model was prepared with."""
-    if given is None or prepared is None:
-        return
-    config = config_of(given, "torch")
-    if getattr(config, "identity", None) != prepared.identity:
+    if prepared is not None and getattr(given, "identity", None) != prepared.identity:
         raise ConfigError(
-            f"convert: the model was prepared with {prepared!r}, and quant_config is {config!r}; leave it out, or prepare "
+            f"convert: the model was prepared with {prepared!r}, and quant_config is {given!r}; leave it out, or prepare "
             "the float model with it"
         )

@@ -67,7 +67,9 @@ class _QuantizingAuto:
             dtype = kwargs.pop("torch_dtype", kwargs.pop("dtype", None))
             return _saving(load(folder, format="huggingface", device=device, torch_dtype=dtype))
         if quantization_config is None:
-            return getattr(transformers_module(), cls.name).from_pretrained(folder, *args, **kwargs).to(device)
+            found = getattr(transformers_module(), cls.name).from_pretrained(folder, *args, **kwargs)
+            # output_loading_info=True has it give what it found beside the model.
+            return (found[0].to(device), *found[1:]) if isinstance(found, tuple) else found.to(device)
         convert = getattr(quantization_config, "to_torch_config", None)
         config = convert() if callable(convert) else quantization_config
         with_images = getattr(quantization_config, "quant_nontext_module", False)

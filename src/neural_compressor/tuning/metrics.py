@@ -327,9 +327,10 @@ def resolve_metric(metric: Any) -> Metric:
             )
         ((name, options),) = metric.items()
         factory = METRICS[name]
+        options = {} if options is None else options
         try:
             # What is no mapping is the one option that a metric has, as in {'topk': 5}.
-            return factory(**(options or {})) if isinstance(options or {}, Mapping) else factory(options)
+            return factory(**options) if isinstance(options, Mapping) else factory(options)
         except TypeError as error:
             raise ConfigError(f"metric {name!r} does not take the options {options!r}: {error}") from error
     if isinstance(metric, type):

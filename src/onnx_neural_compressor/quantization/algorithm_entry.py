@@ -1,6 +1,6 @@
 """One function for each algorithm, as existing programs call them. All are :func:`quantize`, and return the model.
 
-Those that quantize activations write it too, where ``model_output`` names a file.
+They write it too, where ``model_output`` names a file.
 """
 
 from __future__ import annotations

@@ -48,6 +48,9 @@ def test_transformers_ties_the_head_of_t5(tmp_path, caplog, head):
     if head:
         with pytest.raises(RuntimeError):  # once this loads, the message is to go
             transformers.T5ForConditionalGeneration.from_pretrained(tmp_path / "model")
+        with torch.no_grad():
+            ours = load(tmp_path / "model", format="huggingface")(**TOKENS).logits
+            assert torch.equal(ours, new(**TOKENS).logits)
         return
     with torch.no_grad():
         theirs = transformers.T5ForConditionalGeneration.from_pretrained(tmp_path / "model").eval()(**TOKENS).logits

@@ -547,3 +547,25 @@ def test_buffers_that_a_forward_writes_begin_as_in_the_float_model(config):
         torch.testing.assert_close(quantized(x), model(x), atol=0.2, rtol=0)
         assert (model.calls, exported.calls, quantized.calls) == (call, 0, call)
     assert not quantized.last.requires_grad
+
+
+def test_a_buffer_under_two_names_is_one_in_each_graph():
+    class TwoNames(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.inner = nn.Linear(16, 8), nn.Module()
+            self.register_buffer("calls", torch.zeros(()))
+            self.inner.register_buffer("calls", self.calls)
+
+        def forward(self, x):
+            self.calls += 1
+            self.inner.calls += 1
+            return self.fc(x) + self.calls
+
+    model, x = TwoNames().eval(), torch.randn(4, 16)
+    exported = export(model, x)
+    quantized = quantize(exported, DynamicQuantConfig(), quiet=True)
+    exported(x)
+    assert (model.calls, exported.calls, quantized.calls) == (0, 2, 0)
+    quantized(x)
+    assert (model.calls, exported.calls, quantized.calls) == (0, 2, 2)

@@ -110,6 +110,24 @@ class TestCompiled:
             torch.testing.assert_close(torch.compile(model)(x), model(x))
         assert isinstance(model, nn.Module)
 
+    def test_a_graph_that_counts_begins_where_it_was_compiled(self):
+        class Counting(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.fc = nn.Linear(64, 64)
+                self.register_buffer("calls", torch.zeros(()))
+
+            def forward(self, x):
+                self.calls += 1
+                return self.fc(x) * self.calls
+
+        x = torch.randn(4, 64)
+        q_model = quantized(Counting().eval(), x, DynamicQuantConfig())
+        torch._dynamo.reset()
+        opt_model = compile_graph(q_model, x, quiet=True)
+        for _ in range(2):
+            torch.testing.assert_close(opt_model(x), q_model(x), rtol=0, atol=0.05)
+
     def test_inputs_and_parameters_are_not_written_into(self):
         model, x = Residual().eval(), torch.randn(1, 4, 64)
         q_model = quantized(model, x, DynamicQuantConfig())

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from neural_compressor.errors import CalibrationError, ConfigError, QuantizationError, WorkspaceError
-from neural_compressor.torch.modules import WeightOnlyLinear
+from neural_compressor.torch.modules import QuantModule, WeightOnlyLinear
 from neural_compressor.torch.quantization import (
     AutoRoundConfig,
     AWQConfig,
@@ -22,6 +22,7 @@ from neural_compressor.torch.quantization import (
     convert,
     finalize_calibration,
     prepare,
+    prepare_qat,
     quantize,
 )
 
@@ -397,3 +398,11 @@ def test_convert_takes_no_other_configuration_than_prepare():
     with pytest.raises(ConfigError, match=r"prepared with RTNConfig\(\), and quant_config is RTNConfig\(bits=8\)"):
         convert(model, RTNConfig(bits=8))
     assert quantized_names(convert(model, {"rtn": {"bits": 4}}, quiet=True)) == {"0"}
+
+
+def test_convert_takes_the_schemes_that_prepare_qat_was_given():
+    schemes = {nn.Linear: "MXFP4"}
+    model = prepare_qat(nn.Sequential(nn.Linear(32, 8)), schemes)
+    with pytest.raises(ConfigError, match="prepared with"):
+        convert(model, {nn.Linear: "MXFP8"})
+    assert isinstance(convert(model, schemes, quiet=True)[0], QuantModule)

@@ -21,14 +21,15 @@ from neural_compressor.schemes import OpKey, OpScheme, Plan
 from neural_compressor.torch.files.checkpoint import load_model, save_model
 from neural_compressor.torch.files.checkpoint_layers import module_of
 from neural_compressor.torch.files.fused_experts import fused_experts, stack_of
+from neural_compressor.torch.modules import QuantModule
 from neural_compressor.torch.modules.build import replace_module
 from neural_compressor.torch.modules.direct_forward import run_directly
 from neural_compressor.torch.modules.kv_cache import attach_kv_scales, attentions_of
 from neural_compressor.torch.passes.fold import Structure
 from neural_compressor.torch.passes.survey import sharing_weights
 from neural_compressor.torch.quantized_model import Quantization
-from neural_compressor.torch.structure.ops import find_ops, not_weight_only, op_type
-from neural_compressor.torch.structure.ties import untie_stored
+from neural_compressor.torch.structure.ops import find_ops, not_weight_only, op_type, output_head
+from neural_compressor.torch.structure.ties import forget_ties, untie_stored
 
 logger = logging.getLogger("neural_compressor")
 CACHE = "neural_compressor_cache"
@@ -197,8 +198,8 @@ def _convert(folder: Path, model: nn.Module, dtype: torch.dtype | None) -> nn.Mo
                 raise FormatError(f"{folder}: layer {name!r} does not fit the model: {error}") from error
             replace_module(model, name, layer)
             schemes[name, type(modules[name]).__name__] = layer.scheme
-        unread = _without_unused(model, dict.fromkeys(checkpoint.others))
-        others = biases | {name: checkpoint.tensors[name] for name in unread}
+        rest = _without_unused(model, dict.fromkeys(checkpoint.others))
+        others = biases | {name: checkpoint.tensors[name] for name in rest}
         for name, tensor in others.items():
             if str(tensor.dtype).startswith("torch.float8"):
                 raise FormatError(
@@ -207,6 +208,8 @@ def _convert(folder: Path, model: nn.Module, dtype: torch.dtype | None) -> nn.Mo
                 )
     if dtype is not None:
         others = {name: t.to(dtype) if t.is_floating_point() else t for name, t in others.items()}
+    if isinstance(output_head(model), QuantModule):  # which T5 ties whatever its configuration says
+        forget_ties(model)
     untie_stored(model, others)
     unexpected = model.load_state_dict(others, strict=False, assign=True).unexpected_keys
     tie = getattr(model, "tie_weights", None)

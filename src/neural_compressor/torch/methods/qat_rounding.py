@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from neural_compressor.algorithms import rtn
-from neural_compressor.errors import CalibrationError, ConfigError
+from neural_compressor.errors import CalibrationError, ConfigError, QuantizationError
 from neural_compressor.observers import MovingAverageObserver, make_observer
 from neural_compressor.schemes import (
     QParams,
@@ -80,18 +80,15 @@ class WeightRounding(nn.Module):
         """The op that the layer will be."""
         return self._layout[0]
 
-    def checked(self, weight: Tensor) -> Tensor:
-        """``weight``, which a training that diverges makes NaN."""
-        finite(weight, f"{self.where}: the weight in training")
-        return weight
-
     def forward(self, weight: Tensor) -> Tensor:
-        values: Tensor = self.layout.quantized_weight(self.checked(weight).detach()).dequantize()
+        try:
+            values: Tensor = self.layout.quantized_weight(weight.detach()).dequantize()
+        except QuantizationError as error:  # a training that diverges makes weights NaN
+            raise QuantizationError(f"{self.where}: {error}") from None
         return straight_through(weight, self.layout.from_matrix(values).to(weight.dtype))
 
     def array(self, weight: Tensor) -> QuantizedArray | None:
         """Codes and scales for ``weight``, where they are not those of rounding to nearest over its range."""
-        self.checked(weight)
         return None
 
 
@@ -122,6 +119,11 @@ class LearnedWeightRounding(WeightRounding):
         """Scales and zero points."""
         values = math.prod(self.layout.matrix_shape) / max(1, self.step.numel())
         return QParams(_learned_step(self.first, self.step, values, self.layout.weight_scheme), self.zero_point)
+
+    def checked(self, weight: Tensor) -> Tensor:
+        """``weight``, which a training that diverges makes NaN."""
+        finite(weight, f"{self.where}: the weight")
+        return weight
 
     def forward(self, weight: Tensor) -> Tensor:
         scheme, qparams, matrix = self.layout.weight_scheme, self.qparams, self.layout.to_matrix(self.checked(weight))

@@ -27,6 +27,7 @@ from neural_compressor.torch.files.checkpoint import CONFIG, WEIGHTS, checksum, 
 from neural_compressor.torch.modules.relay import Relays
 from neural_compressor.torch.passes.fold import Structure
 from neural_compressor.torch.pt2e.exported import Exported, exported_of, finished, torchao_required
+from neural_compressor.torch.pt2e.int8_forms import keep_given_terms
 from neural_compressor.torch.pt2e.ops import find_graph_ops, name_layer
 from neural_compressor.torch.quantized_model import Quantization
 
@@ -111,6 +112,7 @@ def load_graph(path: str | Path) -> GraphModule:
             _place(root, name, tensors[stored])
         graph, names = _read_graph(config["graph"])
         model = GraphModule(root, graph)
+        keep_given_terms(model)  # which graphs of earlier releases were written without
         for node in model.graph.nodes:
             if node.name in names:
                 name_layer(node, names[node.name])

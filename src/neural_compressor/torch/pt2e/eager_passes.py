@@ -61,10 +61,10 @@ class ReexportingExecution:
     needs_data = True
 
     def __init__(self, model: GraphModule, plan: Plan, reasons: Mapping[OpKey, str]) -> None:
-        self.plan, self.reasons = plan, dict(reasons)
+        self.reasons = dict(reasons)
         self._source = unchanged_source(model, [str(step) for step in plan.passes if step != CORRECT_BIASES])
         self._state = state_of(model)
-        self.plan = replace(plan, passes=self._for_modules())
+        self.plan = replace(plan, passes=self._for_modules(plan))
         self._moving = tuple(step for step in self.plan.passes if read_pass(step).moves_ranges)
         #: Whether a pass acts on quantized modules, of which a graph has none.
         self._settles = any(step not in (*self._moving, CORRECT_BIASES) for step in self.plan.passes)
@@ -122,14 +122,14 @@ class ReexportingExecution:
         new.quantization = replace(done, plan=replace(done.plan, passes=self.plan.passes))
         return new
 
-    def _for_modules(self) -> tuple[Pass, ...]:
+    def _for_modules(self, plan: Plan) -> tuple[Pass, ...]:
         """The passes of the plan for those of their ops that are modules the eager executor knows; others are named."""
         modules = {name for name, _ in find_ops(self._source.model)[0]}
         found: list[Pass] = []
         left: list[tuple[Pass, str]] = []
-        for step in self.plan.passes:
+        for step in plan.passes:
             names = step.options.get("ops")
-            asked = [name for name, _ in self.plan] if names is None else names
+            asked = [name for name, _ in plan] if names is None else names
             own = [name for name in asked if name in modules]
             if step == CORRECT_BIASES or len(own) == len(asked):
                 found.append(step)

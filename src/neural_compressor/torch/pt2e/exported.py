@@ -218,16 +218,18 @@ def shared(model: GraphModule) -> GraphModule:
 
 
 def state_of(model: GraphModule) -> dict[str, torch.Tensor]:
-    """Copies of the buffers that the graph writes into as it runs, by name."""
-    written = _written(model)
-    return {name: buffer.detach().clone() for name, buffer in model.named_buffers() if name in written}
+    """Copies of the buffers that the graph writes into as it runs, by name: one copy under all names of a buffer."""
+    written, buffers = _written(model), dict(model.named_buffers(remove_duplicate=False))
+    copies = {id(buffer): buffer.detach().clone() for name, buffer in buffers.items() if name in written}
+    return {name: copies[id(buffer)] for name, buffer in buffers.items() if id(buffer) in copies}
 
 
 def set_state(model: GraphModule, state: Mapping[str, torch.Tensor]) -> None:
     """Give ``model`` buffers of its own with the values of ``state``: written into, those of others would change these."""
+    own = {id(values): values.clone() for values in state.values()}
     for target, values in state.items():
         owner, _, name = target.rpartition(".")
-        model.get_submodule(owner)._buffers[name] = values.clone()
+        model.get_submodule(owner)._buffers[name] = own[id(values)]
 
 
 def _written(model: GraphModule) -> set[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -18,9 +17,8 @@ from torch.fx import Graph, GraphModule
 from neural_compressor.adaptor.records import OpRecord
 from neural_compressor.errors import ConfigError
 from neural_compressor.report.terminal import print_ops
-from neural_compressor.torch.hooks import buffers_kept
 from neural_compressor.torch.pt2e.capture import arguments_of
-from neural_compressor.torch.pt2e.exported import exported_of, finished, shared, without_warnings
+from neural_compressor.torch.pt2e.exported import exported_of, finished, shared, state_of, without_warnings
 from neural_compressor.torch.pt2e.ops import find_graph_ops, layer_name
 from neural_compressor.torch.pt2e.records import graph_records
 from neural_compressor.torch.quantized_model import Quantization
@@ -54,12 +52,11 @@ def compile(model: nn.Module, example_inputs: Any, *, quiet: bool = False, **opt
     # A graph that was compiled before would not be compiled again, and so not be seen.
     model = finished(shared(model), exported, done)
     compiled = torch.compile(model, **options)
-    with ExitStack() as stack:
-        stack.enter_context(config.patch(post_grad_custom_post_pass=seen, force_disable_caches=True))
-        stack.enter_context(buffers_kept(model))
-        stack.enter_context(torch.no_grad())
-        stack.enter_context(without_warnings())
+    state = state_of(model)
+    with config.patch(post_grad_custom_post_pass=seen, force_disable_caches=True), torch.no_grad(), without_warnings():
         compiled(*args, **kwargs)
+        for name, values in state.items():
+            model.get_buffer(name).copy_(values)
     records = lowering_records(model, seen.layers, _lowered_so_far() - before)
     if not quiet:
         print_ops(records)

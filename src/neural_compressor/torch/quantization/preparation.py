@@ -303,7 +303,8 @@ def convert(
             )
         prepared = prepare(model, from_files(config_of(quant_config, "torch")), inplace=inplace)
         return _converted(prepared, True, on_block, quiet, again=False)
-    require_same_config(quant_config, getattr(model, _CONFIG, None))
+    if quant_config is not None:
+        require_same_config(config_of(trained_scheme(quant_config), "torch"), getattr(model, _CONFIG, None))
     return _converted(model, inplace, on_block, quiet, again=True)
 
 

@@ -19,10 +19,11 @@ from neural_compressor.torch.structure.ops import find_ops
 
 
 def may_name_products(model: nn.Module, config: Composition) -> bool:
-    """Whether a rule or list of ``config`` speaks of none of the ops that are modules, or of products alone."""
+    """Whether a rule or list of ``config`` speaks of no module that is an op or stays in float, or of products alone."""
     if not isinstance(config, Composition) or is_empty(model):
         return False
-    types = dict(find_ops(model)[0].keys())
+    ops, in_float = find_ops(model)
+    types = dict([*in_float, *ops])
     selectors = [claim.selector for part in config.parts for claim in part.claims() if claim.selector is not None]
     entries = (entry for each in _fp8_parts(config) for entry in each.listed_among(types.items()))
     chosen = [*(selector.select(types) for selector in selectors), *entries]

@@ -233,3 +233,15 @@ def test_what_was_found_beside_a_float_model_is_given_too(folder):
     model, found = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
     assert model.device.type == "cpu"
     assert not found["missing_keys"]
+
+
+def test_a_quantized_folder_takes_no_arguments_that_would_not_act(folder, tmp_path):
+    from neural_compressor.transformers import AutoModelForCausalLM, RtnConfig
+
+    AutoModelForCausalLM.from_pretrained(folder, quantization_config=RtnConfig()).save_pretrained(tmp_path / "q")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "q", trust_remote_code=True, torch_dtype=torch.bfloat16)
+    assert model.lm_head.weight.dtype == torch.bfloat16
+    with pytest.raises(ConfigError, match="attn_implementation has no place there; attentions"):
+        AutoModelForCausalLM.from_pretrained(tmp_path / "q", attn_implementation="eager")
+    with pytest.raises(ConfigError, match="only dtype can be given; output_loading_info"):
+        AutoModelForCausalLM.from_pretrained(tmp_path / "q", output_loading_info=True)

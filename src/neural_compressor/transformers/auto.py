@@ -64,7 +64,7 @@ class _QuantizingAuto:
                 logger.warning(
                     "%s is quantized already, and loaded as it was saved: %r is not read", folder, quantization_config
                 )
-            dtype = kwargs.pop("torch_dtype", kwargs.pop("dtype", None))
+            dtype = _dtype_alone(args, kwargs, f"{folder} is quantized, and its model is built from config.json")
             return _saving(load(folder, format="huggingface", device=device, torch_dtype=dtype))
         if quantization_config is None:
             found = getattr(transformers_module(), cls.name).from_pretrained(folder, *args, **kwargs)
@@ -101,14 +101,29 @@ class _QuantizingAuto:
 
     @classmethod
     def _without_weights(cls, folder: Path, *args: Any, **kwargs: Any) -> Any:
-        dtype = kwargs.pop("torch_dtype", kwargs.pop("dtype", None))
-        asked = {name: value for name, value in kwargs.items() if value not in (None, False)}
-        if args or asked:
-            raise ConfigError(
-                f"with use_layer_wise=True the model is built from its config.json, and only dtype can be given; "
-                f"{', '.join(asked) or args} has no place there"
-            )
+        dtype = _dtype_alone(args, kwargs, "with use_layer_wise=True the model is built from its config.json")
         return empty_model(folder, dtype, getattr(transformers_module(), cls.name))
+
+
+_OF_DOWNLOADS = (
+    "trust_remote_code",
+    "revision",
+    "local_files_only",
+    "use_safetensors",
+    "low_cpu_mem_usage",
+    "cache_dir",
+)
+"""Arguments that change nothing where a folder is read."""
+
+
+def _dtype_alone(args: tuple[Any, ...], kwargs: dict[str, Any], why: str) -> Any:
+    """The float type asked for, where nothing else can be."""
+    dtype = kwargs.pop("torch_dtype", kwargs.pop("dtype", None))
+    asked = [name for name, value in kwargs.items() if value not in (None, False) and name not in _OF_DOWNLOADS]
+    if args or asked:
+        more = "; attentions change with model.set_attn_implementation" if "attn_implementation" in asked else ""
+        raise ConfigError(f"{why}: only dtype can be given; {', '.join(asked) or args} has no place there{more}")
+    return dtype
 
 
 def _device(device_map: Any) -> str:

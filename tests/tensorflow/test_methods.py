@@ -154,7 +154,7 @@ def test_fit_applies_recipes_and_methods(tmp_path):
     data[:, 3] *= 100
     conf = PostTrainingQuantConfig(recipes={"smooth_quant": True, "smooth_quant_args": {"alpha": 0.6}})
     found = quantization.fit(model, conf, calib_dataloader=[data], workspace=tmp_path, quiet=True)
-    assert [step.name for step in found.model.quantization.plan.passes] == ["correct_biases", "smooth"]
+    assert [step.name for step in found.model.quantization.plan.passes] == ["smooth", "correct_biases"]
     conf = PostTrainingQuantConfig(
         approach="weight_only", op_type_dict={".*": {"weight": {"bits": 4, "group_size": 16, "algorithm": "GPTQ"}}}
     )

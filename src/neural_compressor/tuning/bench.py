@@ -14,11 +14,11 @@ from neural_compressor.tuning.measure import (
     Effort,
     Estimate,
     estimate,
-    footprint_bytes,
     ratios_to_first,
     thread_clock,
     timed_in_turns,
 )
+from neural_compressor.tuning.memory import footprint_bytes
 from neural_compressor.tuning.result import Measurement
 
 if TYPE_CHECKING:

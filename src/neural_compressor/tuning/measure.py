@@ -1,4 +1,4 @@
-"""Latency and memory of a call.
+"""Latency of a call.
 
 How latencies are compared, and why so:
 
@@ -21,18 +21,12 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-
-from neural_compressor.errors import NeuralCompressorError
 
 NOISE = 0.05
 """A difference in time below this share counts for nothing, however narrow the interval: where code and data happen to lie
 in memory makes as much of one."""
 
-_STATUS = Path("/proc/self/status")
-_CLEAR_REFS = Path("/proc/self/clear_refs")
-_RESET_PEAK = "5"
 _CHECKED_EVERY = 8
 _NO_TIME = 1e-9
 """What a coarse clock gives for a short call is taken for a nanosecond."""
@@ -124,49 +118,3 @@ def thread_clock() -> Clock:
     """The CPU time of the calling thread, where it is fine enough."""
     # Windows counts it in ticks of 15 ms.
     return time.perf_counter if sys.platform == "win32" else time.thread_time
-
-
-def footprint_bytes(call: Callable[[], Any]) -> int | None:
-    """How much resident memory grows at its peak while ``call`` runs; None where the system does not tell."""
-    if sys.platform == "linux" and (growth := _linux_growth(call)) is not None:
-        return growth
-    return _rusage_growth(call)
-
-
-def resident_bytes() -> int:
-    """The resident memory of the process."""
-    if sys.platform != "linux":
-        raise NeuralCompressorError(
-            f"the resident memory of a process is read from {_STATUS}, which {sys.platform} has not"
-        )
-    return _status_bytes("VmRSS")
-
-
-def _linux_growth(call: Callable[[], Any]) -> int | None:
-    """Growth of VmHWM after the kernel was asked to restart it at the present size."""
-    try:
-        _CLEAR_REFS.write_text(_RESET_PEAK)
-        before = _status_bytes("VmRSS")
-    except OSError:
-        return None
-    call()
-    return max(0, _status_bytes("VmHWM") - before)
-
-
-def _status_bytes(field: str) -> int:
-    for line in _STATUS.read_text().splitlines():
-        if line.startswith(field + ":"):
-            return int(line.split()[1]) * 1024
-    raise OSError(f"{_STATUS} has no field {field}")
-
-
-def _rusage_growth(call: Callable[[], Any]) -> int | None:
-    """Growth of the highest size ever: an underestimate where the process was larger before."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return None
-    unit = 1 if sys.platform == "darwin" else 1024
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    call()
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * unit

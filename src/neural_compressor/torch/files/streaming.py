@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -12,6 +10,7 @@ from torch import nn
 
 from neural_compressor.errors import FormatError
 from neural_compressor.formats import SafetensorsCheckpoint
+from neural_compressor.tuning.memory import give_back_freed_memory
 
 
 def is_empty(model: nn.Module) -> bool:
@@ -22,13 +21,6 @@ def is_empty(model: nn.Module) -> bool:
 def home_of(model: nn.Module) -> str:
     """The folder that a model of transformers was made from; empty where it does not know one."""
     return str(getattr(getattr(model, "config", None), "_name_or_path", "") or "")
-
-
-def give_back_freed_memory() -> None:
-    """Return to the system what was freed: the C library of Linux keeps it for the next allocation, piece by piece."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-    if trim is not None:
-        trim(0)
 
 
 class WeightSource:

@@ -15,7 +15,7 @@ from neural_compressor.errors import ConfigError
 from neural_compressor.torch.accelerator import Accelerator
 from neural_compressor.torch.batches import feed
 from neural_compressor.torch.quantization.config.defaults import get_default_double_quant_config
-from neural_compressor.tuning.measure import resident_bytes
+from neural_compressor.tuning.memory import resident_bytes
 
 logger = logging.getLogger("neural_compressor")
 

@@ -13,7 +13,7 @@ from torch import nn
 from neural_compressor.algorithms import InputStatistics, LayerResult, ScarceData
 from neural_compressor.errors import NeuralCompressorError, QuantizationError
 from neural_compressor.schemes import OpScheme, QuantizedArray
-from neural_compressor.torch.files.streaming import WeightSource, empty_weight, give_back_freed_memory
+from neural_compressor.torch.files.streaming import WeightSource, empty_weight
 from neural_compressor.torch.methods.weight_only.methods import absorber, finished, option, quantized_weight, unscaled
 from neural_compressor.torch.modules.activation import Range
 from neural_compressor.torch.modules.base import QuantModule, quant_class
@@ -23,6 +23,7 @@ from neural_compressor.torch.modules.weight_only import WeightOnlyLinear, change
 from neural_compressor.torch.modules.weighted import WeightedModule
 from neural_compressor.torch.passes.absorb import absorb, named_norm
 from neural_compressor.torch.structure.norm_form import follows_weight
+from neural_compressor.tuning.memory import give_back_freed_memory
 
 logger = logging.getLogger("neural_compressor")
 

@@ -271,7 +271,7 @@ def _check_reading(mode: str, config: Composition, beside: str) -> None:
             f"FP8Config.mode: {mode!r} reads files of one FP8Config alone, and {beside or 'another FP8Config'} is added to "
             "it; take AUTO, or say what is different of some ops with set_local"
         )
-    for each in (*config.parts, *(rule.config for part in config.parts for rule in part.local)):
+    for each in config.every:
         if isinstance(each, StaticQuantConfig) and "act_algo" in each.model_fields_set and each.act_algo != "minmax":
             raise ConfigError(
                 f"{type(each).__name__}.act_algo: got {each.act_algo!r}, and files of mode {mode!r} have the smallest and "

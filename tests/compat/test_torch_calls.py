@@ -63,8 +63,8 @@ def test_settings_by_algorithm():
 
 def test_a_list_is_a_sum():
     parts = [RTNConfig(bits=8, white_list=["2"]), RTNConfig(bits=4, white_list=["0"])]
-    execution = prepare(net(), parts)._prepared
-    direct = prepare(net(), parts[0] + parts[1])._prepared
+    execution = prepare(net(), parts)._prepared.execution
+    direct = prepare(net(), parts[0] + parts[1])._prepared.execution
     assert execution.plan == direct.plan
 
 

@@ -127,3 +127,11 @@ def test_no_candidate_left_is_an_error():
         candidates(["idle"], made)
     with pytest.raises(CalibrationError, match="needs calibration data: give some"):
         candidates(["idle", "b"], made, lambda each: True, "give some")
+
+
+def test_a_plan_that_is_listed_twice_is_proposed_once():
+    again = Proposal(plan(4).plan, "the same by another configuration")
+    assert [proposal.stage for proposal in ListedFallbackStrategy([plan(4), again, plan(8)]).ask(9)] == [
+        "4 bits",
+        "8 bits",
+    ]

@@ -546,3 +546,10 @@ def test_a_recipe_comes_beside_the_usual_passes(convnet, images):
     cfg = {**cfg, "passes": [{"name": "correct_biases"}], "recipe_cfgs": {"fast_bias_correction": False}}
     model = PyTorchAdaptor({"dataloader": images}).quantize(cfg, convnet, images)
     assert model.quantization.plan.passes == ()
+
+
+def test_one_adaptor_tells_models_apart_that_fold_alike():
+    adaptor = PyTorchAdaptor({"dataloader": [torch.randn(2, 4)]})
+    first, second = nn.Sequential(nn.Linear(4, 4)), nn.Sequential(nn.ReLU(), nn.Linear(4, 2))
+    assert set(adaptor.query_fw_capability(first.eval())["opwise"]) == {("0", "Linear")}
+    assert set(adaptor.query_fw_capability(second.eval())["opwise"]) == {("1", "Linear")}

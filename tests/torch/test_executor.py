@@ -228,9 +228,9 @@ def test_static_calibration_keeps_few_samples_and_none_without_convolutions(net,
     for batch in (*batches, *batches):
         prepared(batch)
         linear(batch)
-    assert linear._prepared.calls == []
-    assert sum(len(args[0]) for args, _ in prepared._prepared.calls) == 32
-    assert prepared._prepared.runs == 8
+    assert linear._prepared.execution.calls == []
+    assert sum(len(args[0]) for args, _ in prepared._prepared.execution.calls) == 32
+    assert prepared._prepared.execution.runs == 8
 
 
 def test_a_model_in_training_mode_is_calibrated_as_it_will_run(net, run):

@@ -44,8 +44,12 @@ class Evaluator:
     """
 
     def __init__(self) -> None:
-        self.eval_fn_registry: list[dict[str, Any]] = []
-        self._parts: list[tuple[Evaluation, float]] = []
+        self._parts: list[tuple[dict[str, Any], Evaluation]] = []
+
+    @property
+    def eval_fn_registry(self) -> list[dict[str, Any]]:
+        """The functions with their weights, as they were given."""
+        return [part for part, _ in self._parts]
 
     def set_eval_fn_registry(self, user_eval_fns: Any) -> None:
         """Take a function of the model, ``{"eval_fn": ..., "weight": ..., "name": ...}``, or a list of those."""
@@ -54,8 +58,8 @@ class Evaluator:
         for each in found:
             if "eval_fn" not in each or not set(each) <= {"eval_fn", "weight", "name"}:
                 raise ConfigError(f"set_eval_fn_registry: got {each!r}, expected eval_fn, and weight and name if any")
-        self.eval_fn_registry = [{"weight": 1.0, **each} for each in found]
-        self._parts = [(Evaluation(eval_func=each["eval_fn"]), float(each["weight"])) for each in self.eval_fn_registry]
+        parts = [{**each, "weight": float(each.get("weight", 1.0))} for each in found]
+        self._parts = [(part, Evaluation(eval_func=part["eval_fn"])) for part in parts]
 
     def self_check(self) -> None:
         """Refuse to go on without a function."""
@@ -69,7 +73,7 @@ class Evaluator:
     def evaluate(self, model: Any) -> float:
         """The sum for a model."""
         self.self_check()
-        return sum(weight * evaluate(model) for evaluate, weight in self._parts)
+        return float(sum(part["weight"] * evaluate(model) for part, evaluate in self._parts))
 
 
 class EvaluationFuncWrapper:

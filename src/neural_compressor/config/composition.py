@@ -40,6 +40,11 @@ class Composition(ConfigModel):
         """The configurations of one algorithm each."""
 
     @property
+    def every(self) -> list[Any]:
+        """The parts, each with the configurations of its rules behind it."""
+        return [each for part in self.parts for each in (part, *(rule.config for rule in part.local))]
+
+    @property
     @abstractmethod
     def identity(self) -> str:
         """The same for configurations that do the same, however they are spelled."""

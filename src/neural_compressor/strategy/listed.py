@@ -6,7 +6,7 @@ Whoever has the list makes this strategy, so no name stands for it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from neural_compressor.errors import CalibrationError, NothingToQuantizeError
@@ -22,13 +22,16 @@ T = TypeVar("T")
 
 
 class ListedFallbackStrategy(Strategy):
-    """Proposes the given plans in their order. Where none keeps the promise, the quantized ops of the best one (by
-    :func:`rank`) fall back to fp32: each alone, then those whose fall-back helped most, one more at each step."""
+    """Proposes the given plans in their order, each once. Where none keeps the promise, the quantized ops of the best one
+    (by :func:`rank`) fall back to fp32: each alone, then those whose fall-back helped most, one more at each step."""
 
-    def __init__(self, listed: Sequence[Proposal], seed: int = 42) -> None:
+    def __init__(self, listed: Iterable[Proposal]) -> None:
+        found: dict[Plan, Proposal] = {}
+        for proposal in listed:
+            found.setdefault(proposal.plan, proposal)
         # a journal knows the job by its plans
-        super().__init__(TuningSpace({}), seed, {"plans": [proposal.plan.digest for proposal in listed]})
-        self.listed = tuple(listed)
+        super().__init__(TuningSpace({}), options={"plans": [plan.digest for plan in found]})
+        self.listed = tuple(found.values())
 
     def proposals(self) -> Proposals:
         """The list, then fall-back."""
@@ -36,7 +39,7 @@ class ListedFallbackStrategy(Strategy):
         if not outcomes or any(outcome.passed for outcome in outcomes):
             return
         best = min(range(len(outcomes)), key=lambda i: rank(outcomes[i]))
-        yield from _Fallback(_space(self.listed[best].plan), self.seed).proposals_after(outcomes[best])
+        yield from _Fallback(_space(self.listed[best].plan)).proposals_after(outcomes[best])
 
 
 def candidates(

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -22,7 +22,7 @@ from neural_compressor.adaptor.contract import Adaptor
 from neural_compressor.adaptor.records import Node, OpRecord, save_inspected, with_time_shares
 from neural_compressor.algorithms.qat import untrained
 from neural_compressor.config.exporting import Torch2ONNXConfig
-from neural_compressor.config.op_rule import named_alone, read_rules
+from neural_compressor.config.op_rule import read_rules
 from neural_compressor.config.process_options import options
 from neural_compressor.config.recipes import with_recipes
 from neural_compressor.errors import CalibrationError, ConfigError, QuantizationError
@@ -31,19 +31,16 @@ from neural_compressor.torch.batches import (
     ReadAgain,
     batch_size,
     feed,
-    first_inputs,
-    fitting,
-    run_batches,
     split_batch,
     tensors_in,
 )
 from neural_compressor.torch.capability import PyTorchQuery, opwise
-from neural_compressor.torch.checks import PREPARED, check_finite, copy_of, require_module, require_values
+from neural_compressor.torch.checks import copy_of
 from neural_compressor.torch.executor import USUAL_PASSES, prepare
 from neural_compressor.torch.files.checkpoint import load_model, save_model, unique_state
 from neural_compressor.torch.files.onnx_export import call_arguments, export_model, to_onnx
 from neural_compressor.torch.files.streaming import WeightSource, home_of, is_empty
-from neural_compressor.torch.hooks import evaluating
+from neural_compressor.torch.float_model import FloatModel
 from neural_compressor.torch.inspection import (
     fingerprint,
     inspect_tensors,
@@ -53,22 +50,18 @@ from neural_compressor.torch.inspection import (
     time_shares,
 )
 from neural_compressor.torch.methods.qat import QatSession, check_trainable
-from neural_compressor.torch.methods.ranges import Ranges
 from neural_compressor.torch.modules import QuantModule
 from neural_compressor.torch.modules.function_products import (
-    close_products,
-    open_products,
     opened_products,
     product_ops,
 )
-from neural_compressor.torch.passes.fold import Structure, fold
-from neural_compressor.torch.passes.survey import NOT_LOOKED_FOR, Survey, sharing_weights
+from neural_compressor.torch.passes.fold import Structure
+from neural_compressor.torch.passes.survey import NOT_LOOKED_FOR
 from neural_compressor.torch.plan_check import check
 from neural_compressor.torch.quantized_model import build
 from neural_compressor.torch.sensitivity import op_curvatures, op_errors, op_gains
 from neural_compressor.torch.structure.int8_race import slower_in_integers
 from neural_compressor.torch.structure.ops import BY_FUNCTION, find_functions, find_ops, ops_by_block
-from neural_compressor.torch.structure.replay import Arguments
 
 RECIPES: Mapping[str, tuple[str, ...]] = {
     "smooth_quant": ("static", "dynamic"),
@@ -98,14 +91,8 @@ class PyTorchAdaptor(Adaptor):
         super().__init__(framework_specific_info)
         self.query_handler = PyTorchQuery(self.info.get("framework_yaml"))
         self.example: Any = None
-        self._source: nn.Module | None = None
-        self._expected: Any = None
-        self._survey: Survey | None = None
-        self._folded: tuple[Structure, nn.Module] | None = None
+        self._known: FloatModel | None = None
         self._floats: WeakKeyDictionary[nn.Module, nn.Module] = WeakKeyDictionary()
-        self._ranges = Ranges()
-        self._calls: dict[Any, list[Arguments]] = {}
-        self._sources: list[Any] = []
         self._skipped: dict[OpKey, str] = {}
 
     @classmethod
@@ -113,14 +100,15 @@ class PyTorchAdaptor(Adaptor):
         return "torch" in sys.modules and isinstance(model, nn.Module)
 
     def query_fw_capability(self, model: nn.Module) -> dict[str, Any]:
-        survey = self._optimise(model, self.info.get("dataloader"))
-        floats, traces = self._float_model(model), survey.traces
-        opened, named = self._with_named_products(floats, survey)
+        known = self._watched(model, self.info.get("dataloader"))
+        traces = known.survey.traces
+        rules = [read_rules(source, self.info.get(source)) for source in ("op_type_dict", "op_name_dict")]
+        opened, named = known.with_named_products(*rules)
         found, self._skipped = find_ops(opened, self.query_handler.quantizable_types(), traces)
         left = product_ops(opened_products(opened)) - named
         ops = {key: module for key, module in found.items() if key[0] not in left}
         self._skipped |= dict.fromkeys(found.keys() - ops.keys(), BY_FUNCTION)
-        self._skipped |= find_functions(floats, traces, [*ops, *self._skipped])
+        self._skipped |= find_functions(known.folded, traces, [*ops, *self._skipped])
         details = {key: copy.deepcopy(configs) for key, configs in opwise(self.query_handler, ops).items()}
         return {
             "opwise": details,
@@ -136,21 +124,7 @@ class PyTorchAdaptor(Adaptor):
 
     def with_products(self, model: nn.Module) -> nn.Module:
         """A copy with the weights of ``model`` in which products by functions are modules, as far as these are known."""
-        products, new = self._surveyed(model, None).products, sharing_weights(model)
-        open_products(new, products or {})
-        return new
-
-    def _with_named_products(self, floats: nn.Module, survey: Survey) -> tuple[nn.Module, set[str]]:
-        """``floats`` with modules for the products by functions that rules speak of alone, and the names of these."""
-        rules = [read_rules(source, self.info.get(source)) for source in ("op_type_dict", "op_name_dict")]
-        new = sharing_weights(floats)
-        close_products(new)  # those of the plan that was run last
-        if not any(rules) or not survey.products:
-            return new, set()
-        open_products(new, survey.products)
-        named = {name for name, _ in named_alone(find_ops(new)[0], *rules)} & product_ops(survey.products)
-        close_products(new, named)
-        return new, named
+        return self._float_model(model).with_products()
 
     def quantize(
         self,
@@ -172,28 +146,28 @@ class PyTorchAdaptor(Adaptor):
         q_func: Callable[[nn.Module], Any] | None = None,
         with_example: bool = False,
     ) -> nn.Module:
-        survey = self._surveyed(model, data)
+        known = self._float_model(model, data)
         new = copy_of(model).eval()
-        plan, reasons = self._opened(plan, new, survey)
-        source = self._number_of(q_func if q_func is not None else data, new)
+        plan, reasons = known.opened(plan, new)
+        source = known.number_of(q_func if q_func is not None else data, new)
         execution = prepare(
             new,
             plan,
             reasons=self._reasons(plan) | reasons,
-            survey=survey,
-            ranges=self._ranges,
+            survey=known.survey,
+            ranges=known.ranges,
             source=source,
             example=self.example,
             keeps_floats=True,
         )
         place = (source, plan.calib_sampling_size, execution.limit)
-        execution.calls = list(self._calls.get(place, ()))
+        execution.calls = list(known.calls.get(place, ()))
         if execution.needs_data:
             execution.calls = []
             with execution.listening():
                 execution.calibrate(data, q_func)
             self.samples_seen[plan.calib_sampling_size] = execution.samples_seen
-            self._calls = {place: execution.calls}  # for the next plan, which often asks for the same
+            known.calls = {place: execution.calls}  # for the next plan, which often asks for the same
         execution.reasons = self._reasons(plan) | reasons
         if not with_example:
             execution.example = None
@@ -201,22 +175,6 @@ class PyTorchAdaptor(Adaptor):
         if execution.floats is not None:
             self._floats[new] = execution.floats
         return new
-
-    def _opened(self, plan: Plan, model: nn.Module, survey: Survey) -> tuple[Plan, dict[OpKey, str]]:
-        """Make modules in ``model`` of the products by functions that ``plan`` quantizes.
-
-        Those that it keeps in fp32 stay functions, which are faster than modules: the plan without them comes back, with the
-        reason.
-        """
-        known = {name for name, _ in (*model.named_modules(), *model.named_parameters(remove_duplicate=False))}
-        if all(name in known for name, _ in plan):
-            return plan, {}
-        names = product_ops(survey.products or {})
-        left = [key for key, op in plan.items() if op.precision == "fp32" and key[0] in names]
-        plan = replace(plan, ops={key: op for key, op in plan.items() if key not in left})
-        if survey.open_products(model, plan):
-            self._folded = None
-        return plan, dict.fromkeys(left, "the plan keeps it in fp32")
 
     def _reasons(self, plan: Plan) -> dict[OpKey, str]:
         return dict(self.info["reasons"](plan)) if "reasons" in self.info else self._skipped
@@ -236,17 +194,13 @@ class PyTorchAdaptor(Adaptor):
 
     def output_sqnr(self, model: nn.Module) -> float | None:
         """On the first batch of the calibration data, or the example inputs."""
-        source = self._source
-        if source is None or self.example is None or model is source:
+        known = self._known
+        if known is None or self.example is None or model is known.model:
             return None
-        # The outputs of the float model are kept: every trial is compared with them.
-        if self._expected is None:
-            with evaluating(source):
-                self._expected = self.predict(source, self.example)
-        return model_sqnr(self._expected, self.predict(model, self.example))
+        return model_sqnr(known.outputs, self.predict(model, self.example))
 
     def summary(self, model: nn.Module) -> list[OpRecord]:
-        floats = self._floats.get(model, self.pre_optimized)
+        floats = self._floats.get(model, None if self._known is None else self._known.folded)
         return self._timed(op_records(model, floats, self.example, self._skipped), model)
 
     def nodes(self, model: nn.Module) -> list[Node]:
@@ -257,37 +211,37 @@ class PyTorchAdaptor(Adaptor):
         return [Node(name, type(each).__name__) for name, each in leaves.items()]
 
     def _timed(self, records: list[OpRecord], model: nn.Module) -> list[OpRecord]:
-        if self._source is None or self.example is None:
+        if self._known is None or self.example is None:
             return records
-        return with_time_shares(records, *(time_shares(each, self.example) for each in (self._source, model)))
+        return with_time_shares(records, *(time_shares(each, self.example) for each in (self._known.model, model)))
 
     def op_errors(self, plan: Plan, model: nn.Module, dataloader: Iterable[Any] | None = None) -> dict[OpKey, float]:
         """Each op alone."""
-        data = self._data_for("op_errors", model, dataloader)
+        data = self._data_for("op_errors", dataloader)
         # without an example ops hand on floats, as they have to beside the float model
         quantized = self._executed(self._with_passes(plan), model, data)
-        floats = self._floats.get(quantized, self._float_model(model))
+        floats = self._floats.get(quantized, self._float_model(model).folded)
         return op_errors(floats, quantized, plan, data, plan.calib_sampling_size)
 
     def op_gains(self, model: nn.Module, dataloader: Iterable[Any] | None = None) -> dict[OpKey, float]:
-        data = self._data_for("op_gains", model, dataloader)
-        traces, floats = self._surveyed(model, data).traces, self._float_model(model)
-        found, _ = find_ops(floats, self.query_handler.quantizable_types(), traces)
+        data = self._data_for("op_gains", dataloader)
+        known = self._float_model(model, data)
+        found, _ = find_ops(known.folded, self.query_handler.quantizable_types(), known.survey.traces)
         ops = [key for key, module in found.items() if type(module).__name__ == key[1]]
         samples = self.info.get("calibration_sampling_size", Plan({}).calib_sampling_size)
-        return op_gains(floats, ops, data, samples)
+        return op_gains(known.folded, ops, data, samples)
 
     def op_curvatures(
         self, plan: Plan, model: nn.Module, loss: Callable[..., Any], dataloader: Iterable[Any] | None = None
     ) -> dict[OpKey, float]:
-        data = self._data_for("op_curvatures", model, dataloader)
+        data = self._data_for("op_curvatures", dataloader)
         quantized = self._executed(self._with_passes(plan), model, data)
-        floats = self._floats.get(quantized, self._float_model(model))
+        floats = self._floats.get(quantized, self._float_model(model).folded)
         done: Any = quantized.quantization
         return op_curvatures(floats, quantized, done.plan, data, loss, plan.calib_sampling_size)
 
-    def _data_for(self, what: str, model: nn.Module, dataloader: Iterable[Any] | None) -> Iterable[Any]:
-        """The data to measure ``model`` on, which is made ready for it."""
+    def _data_for(self, what: str, dataloader: Iterable[Any] | None) -> Iterable[Any]:
+        """The data to measure on."""
         data = dataloader if dataloader is not None else self.info.get("dataloader")
         if data is None:
             raise CalibrationError(f"{what} runs the model on data: pass a dataloader")
@@ -349,13 +303,13 @@ class PyTorchAdaptor(Adaptor):
 
     def prepare_training(self, tune_cfg: Mapping[str, Any], model: nn.Module) -> QatSession:
         """Start quantization-aware training of a copy of ``model``."""
-        survey = self._surveyed(model, None)
+        known = self._float_model(model)
         plan = self._plan(tune_cfg)
-        check(survey.model, untrained(plan))
+        check(known.survey.model, untrained(plan))
         check_trainable(plan)
         self.tuning_cfg_to_fw(tune_cfg)
-        floats = copy_of(self._float_model(model)).train()
-        return QatSession(floats, plan, survey.structure, self._skipped, self.example)
+        floats = copy_of(known.folded).train()
+        return QatSession(floats, plan, known.survey.structure, self._skipped, self.example)
 
     def train(
         self,
@@ -381,7 +335,7 @@ class PyTorchAdaptor(Adaptor):
     def quantize_input(self, model: nn.Module) -> tuple[nn.Module, tuple[float, int]]:
         """The model itself takes quint8 input where its first op runs in int8; returns it and that scale and zero-point."""
         first = next((m for m in model.modules() if isinstance(m, QuantModule)), None)
-        if self._survey is not None and (traces := self._survey.traces):
+        if self._known is not None and (traces := self._known.survey.traces):
             names = {call.module for trace in traces for call in trace.calls if trace.inputs & set(call.reads)}
             readers = [model.get_submodule(name) if name is not None else None for name in names]
             first = readers[0] if len(readers) == 1 and isinstance(readers[0], QuantModule) else None
@@ -408,29 +362,6 @@ class PyTorchAdaptor(Adaptor):
 
     # -- preparation ------------------------------------------------------------------------------------------------
 
-    @property
-    def pre_optimized(self) -> nn.Module | None:
-        """The float model with its batch norms folded, as far as all that was seen of it allows."""
-        if self._survey is None:
-            return None
-        structure = self._survey.structure
-        if self._folded is None or self._folded[0] != structure:
-            self._folded = structure, fold(sharing_weights(self._survey.model), structure)
-        return self._folded[1]
-
-    def _number_of(self, data: Any, model: nn.Module) -> int:
-        """What the source of calibration data is called in caches: it is kept, since ids of what is gone are used again.
-
-        An attention whose products are ops gives other last digits than the fused kernel, so what is seen behind it is not
-        shared with plans that leave it whole.
-        """
-        opened = frozenset(opened_products(model))
-        for number, (known, products) in enumerate(self._sources):
-            if known is data and products == opened:
-                return number
-        self._sources.append((data, opened))
-        return len(self._sources) - 1
-
     def _plan(self, tune_cfg: Mapping[str, Any]) -> Plan:
         """``tune_cfg`` as a plan, with what its recipes stand for beside the usual passes."""
         return with_recipes(self._with_passes(Plan.from_tune_cfg(tune_cfg)), tune_cfg.get("recipe_cfgs") or {})
@@ -438,53 +369,13 @@ class PyTorchAdaptor(Adaptor):
     def _with_passes(self, plan: Plan) -> Plan:
         return plan if plan.passes else replace(plan, passes=self.info.get("passes", USUAL_PASSES))
 
-    def _float_model(self, model: nn.Module) -> nn.Module:
-        return model if (folded := self.pre_optimized) is None else folded
+    def _float_model(self, model: nn.Module, data: Iterable[Any] | None = None) -> FloatModel:
+        """What is known of ``model``; it is watched, on ``data`` first of all, where that is nothing yet."""
+        if self._known is not None and self._known.model is model:
+            return self._known
+        return self._watched(model, data if data is not None else self.info.get("dataloader"))
 
-    def _surveyed(self, model: nn.Module, data: Iterable[Any] | None) -> Survey:
-        """What was seen of ``model``, on ``data`` where that is nothing yet."""
-        if self._source is model and self._survey is not None:
-            return self._survey
-        return self._optimise(model, data if data is not None else self.info.get("dataloader"))
-
-    def _optimise(self, model: nn.Module, data: Iterable[Any] | None) -> Survey:
-        require_module(model, "quantization")
-        if hasattr(model, PREPARED):
-            raise ConfigError("the model is prepared already: calibrate and convert it, or give the float model")
-        if done := next((name for name, module in model.named_modules() if isinstance(module, QuantModule)), None):
-            raise ConfigError(f"the model is quantized already: {done!r} is; give the float model it was made from")
-        require_values(model)
-        check_finite(model)
-        survey = self._watched(model, data)
-        self._source, self._expected, self._survey, self._ranges = model, None, survey, Ranges()
-        self._calls, self._sources = {}, []
-        return survey
-
-    def _watched(self, model: nn.Module, dataloader: Iterable[Any] | None) -> Survey:
-        """What is seen of ``model`` on the example, and on as much data as calibration takes."""
-        survey = Survey(model)
-        self.example = self.info.get("example_inputs")
-        if self.example is not None:
-            with fitting("example_inputs", self.example):
-                survey.see(self.example)
-
-        def see(inputs: Any) -> None:
-            if self.example is None:
-                self.example = inputs
-                self.info.setdefault("batch_size", batch_size(inputs))
-            survey.see(inputs)
-
-        if isinstance(dataloader, Iterator):  # what can be read only once is left to calibration
-            dataloader = None if self.example is not None else islice(dataloader, 1)
-        if dataloader is not None:
-            samples = self.info.get("calibration_sampling_size", Plan({}).calib_sampling_size)
-            run_batches(model, dataloader, samples, see)
-        elif self.example is None and (function := self.info.get("calib_func")) is not None:
-            inputs = first_inputs(model, function)
-            try:
-                if inputs is not None:
-                    see(inputs)
-            except Exception as error:  # noqa: BLE001 - if the inputs are at fault, calibration says so
-                logger.debug("the first inputs of calib_func cannot be run alone: %s", error)
-                self.example, survey = None, Survey(model)
-        return survey
+    def _watched(self, model: nn.Module, data: Iterable[Any] | None) -> FloatModel:
+        self._known = FloatModel(model, self.info, data)
+        self.example = self._known.example
+        return self._known

@@ -489,6 +489,8 @@ def test_deep_copies_are_called_calibrated_and_saved_like_the_model(mlp, tmp_pat
     prepared(x)
     wider = copy.deepcopy(prepared)
     wider(10 * x)
+    with pytest.raises(ConfigError, match="was prepared with"):
+        convert(wider, StaticQuantConfig(act_algo="kl"))
     q_model, other = convert(prepared, quiet=True), convert(wider, quiet=True)
     assert not torch.equal(q_model(x), other(x))
     again = copy.deepcopy(q_model)

@@ -69,7 +69,7 @@ def test_a_step_by_hand():
     rounded_w, rounded_x = np.round(w / w_scale) * w_scale, np.round(data / scale) * scale
     expected = 2 / wanted.size * (rounded_x @ rounded_w.T - wanted).T @ rounded_x
     found = dict(prepared.named_parameters())["0.weight"].grad
-    if not prepared._prepared.plan["0", "Linear"].weight.pair_safe:
+    if not prepared._prepared.execution.plan["0", "Linear"].weight.pair_safe:
         np.testing.assert_allclose(found.numpy(), expected, rtol=1e-4, atol=1e-6)
     assert fc.weight.grad is None  # a graph over weights of its own
 

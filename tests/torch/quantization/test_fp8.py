@@ -12,6 +12,7 @@ from neural_compressor.errors import CalibrationError, ConfigError, FormatError
 from neural_compressor.torch import functional
 from neural_compressor.torch.modules import QuantConv2d, QuantEmbedding, QuantEmbeddingBag, QuantLinear, QuantMatMul
 from neural_compressor.torch.quantization import (
+    AutoRoundConfig,
     FP8Config,
     RTNConfig,
     StaticQuantConfig,
@@ -375,6 +376,37 @@ def test_steps_in_the_wrong_order_are_refused(net, data, tmp_path):
         convert(prepare(copy.deepcopy(net), FP8Config()))
     with pytest.raises(ConfigError, match="'MEASURE' is a run of its own"):
         prepare(net, config + RTNConfig(white_list=["out"]))
+
+
+@pytest.mark.parametrize("mode", ["AUTO", "QUANTIZE", "LOAD"])
+@pytest.mark.parametrize(
+    "other",
+    [RTNConfig(white_list=["fc"]), StaticQuantConfig(act_algo="minmax", white_list=["fc"])],
+    ids=["rtn", "int8"],
+)
+def test_statistics_in_files_serve_a_sum_of_configurations(net, data, tmp_path, mode, other):
+    files = {"dump_stats_path": str(tmp_path / "m")}
+    measured(net, data, tmp_path / "m")
+    if mode == "LOAD":
+        convert(copy.deepcopy(net), FP8Config(mode="QUANTIZE", **files) + other, quiet=True)
+    model = convert(copy.deepcopy(net), other + FP8Config(mode=mode, **files), quiet=True)
+    expected = quantized(net, other + FP8Config(), data)
+    assert all(torch.equal(model(batch), expected(batch)) for batch in data)
+
+
+def test_files_are_those_of_one_configuration(net, tmp_path):
+    config = FP8Config(mode="QUANTIZE", dump_stats_path=str(tmp_path / "m"))
+    with pytest.raises(ConfigError, match=r"one FP8Config alone, and another FP8Config.*set_local"):
+        convert(net, config + FP8Config(white_list=["fc"]))
+    for kl in (
+        config + StaticQuantConfig(act_algo="kl", white_list=["fc"]),
+        config.set_local("fc", StaticQuantConfig(act_algo="kl")),
+    ):
+        with pytest.raises(ConfigError, match=r"StaticQuantConfig\.act_algo: got 'kl'.*leave it out"):
+            convert(net, kl)
+    attention = AutoRoundConfig(static_attention_dtype="fp8", white_list=["fc"])
+    with pytest.raises(ConfigError, match=r"one FP8Config alone, and AutoRoundConfig\.static_attention_dtype"):
+        convert(net, config + attention)
 
 
 @pytest.mark.parametrize("mode", ["AUTO", "MEASURE"])

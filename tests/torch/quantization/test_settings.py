@@ -203,7 +203,7 @@ def test_who_needs_more_data_gets_it(stack, run):
     both = both + GPTQConfig(group_size=16, white_list=[r"blocks\.[12]\..*"])
     prepared = prepare(stack, both)
     run(prepared)
-    assert len(prepared._prepared.calls) == 6
+    assert len(prepared._prepared.execution.calls) == 6
 
 
 @pytest.mark.parametrize(

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     import onnx
     import onnx_ir as ir
 
-    from neural_compressor.onnx.adaptor.capability import ModelCapability
-    from neural_compressor.onnx.executor import CalibrationData, Executor, RunOptions
+    from neural_compressor.onnx.adaptor.float_model import FloatModel
+    from neural_compressor.onnx.executor import CalibrationData, RunOptions
     from neural_compressor.onnx.runtime.session import Runner
 
 logger = logging.getLogger("neural_compressor")
@@ -74,11 +74,8 @@ class ONNXRTAdaptor(Adaptor):
         self.quant_format: str | None = info.get("quant_format") if info.get("quant_format") != "default" else None
         self.query_handler = OnnxQuery(self.target.provider.name, self.quant_format, info.get("framework_yaml"))
         self._runner: Runner = Runner(self.target.sessions, info.get("threads", 0))
-        self._source: Any = None
+        self._floats: FloatModel | None = None
         self._feed: Mapping[str, Any] | None = None
-        self._executor: Executor | None = None
-        self._known: ModelCapability | None = None
-        self._data: dict[tuple[int, int], CalibrationData] = {}
 
     @classmethod
     def handles(cls, model: Any) -> bool:
@@ -99,10 +96,11 @@ class ONNXRTAdaptor(Adaptor):
         return list(self.ready(model).graph.node)
 
     def query_fw_capability(self, model: Any) -> dict[str, Any]:
-        self._feed = self._first_feed(self._prepare(model).source)
+        floats = self._float_model(model)
+        self._feed = floats.first_feed(self.info)
         # A latency on another provider would say nothing.
         self.example = self._feed if self.target.runs_here else None
-        found = self._capability()
+        found = floats.capability(self._passes)
         races = self.info.get("approach") in ("dynamic", "auto")
         found.check_finite()
         return {
@@ -128,7 +126,7 @@ class ONNXRTAdaptor(Adaptor):
     ) -> onnx.ModelProto:
         from neural_compressor.onnx.files.model_file import as_proto
 
-        executor, plan = self._prepare(model), self._plan(tune_cfg)
+        executor, plan = self._float_model(model).executor, self._plan(tune_cfg)
         self.tuning_cfg_to_fw(tune_cfg)
         options = self._run_options(plan, dataloader, q_func)
         new = executor.run(plan, options)
@@ -173,11 +171,12 @@ class ONNXRTAdaptor(Adaptor):
         from neural_compressor.onnx.adaptor.op_records import exactness
         from neural_compressor.onnx.files.model_file import ONE_FILE_BYTES
 
-        if self._feed is None or self._source is None or model is self._source or not self.target.runs_here:
+        if self._feed is None or self._floats is None or not self.target.runs_here:
             return None
-        if self.model_size(self._source) > ONE_FILE_BYTES:
+        source = self._floats.model
+        if model is source or self.model_size(source) > ONE_FILE_BYTES:
             return None
-        return exactness(*(self._runner.predict(each, self._feed) for each in (self._source, model)))
+        return exactness(*(self._runner.predict(each, self._feed) for each in (source, model)))
 
     def op_errors(self, plan: Plan, model: Any, dataloader: Iterable[Any] | None = None) -> dict[OpKey, float]:
         """Each op alone; biases are not corrected meanwhile, which would take up the error of ops before it."""
@@ -185,7 +184,7 @@ class ONNXRTAdaptor(Adaptor):
         from neural_compressor.onnx.executor import one_by_one
         from neural_compressor.onnx.files.quantization_record import read_record
 
-        executor, whole = self._prepare(model), self._plan(plan.to_tune_cfg())
+        executor, whole = self._float_model(model).executor, self._plan(plan.to_tune_cfg())
         quantized = executor.run(one_by_one(whole), self._run_options(whole, dataloader, None))
         record = read_record(quantized)
         original = None if record is None else executor.before_rounding(record.origin)
@@ -241,19 +240,20 @@ class ONNXRTAdaptor(Adaptor):
         record = read_record(quantized)
         if record is None:
             return []
-        original = None if self._executor is None else self._executor.before_rounding(record.origin)
+        original = None if self._floats is None else self._floats.executor.before_rounding(record.origin)
         found = op_records(quantized, record, original, self._feed, self.target)
-        before = {} if self._source is None else self._time_shares(self._source)
+        before = {} if self._floats is None else self._time_shares(self._floats.model)
         return with_time_shares(found, before, self._time_shares(model))
 
     def _time_shares(self, model: Any) -> dict[str, float]:
         """On the first batch of the calibration data; not for models whose weights take over 256 MiB."""
         from neural_compressor.onnx.adaptor.op_records import op_time_shares
+        from neural_compressor.onnx.graph.normalise import normalised
         from neural_compressor.onnx.runtime.profiling import MOST_BYTES
 
         if self._feed is None or not self.target.runs_here or self.model_size(model) > MOST_BYTES:
             return {}
-        return op_time_shares(self._named(model), self._feed, self.target)
+        return op_time_shares(normalised(model), self._feed, self.target)
 
     def describe(self, model: Any) -> str:
         kinds = Counter(node.op_type for node in self.ready(model).graph.node)
@@ -274,9 +274,10 @@ class ONNXRTAdaptor(Adaptor):
         save_to_disk: bool = False,
     ) -> dict[str, Any]:
         from neural_compressor.onnx.adaptor.inspection import inspect_tensors
+        from neural_compressor.onnx.graph.normalise import normalised
 
         found = inspect_tensors(
-            self._named(model), dataloader, op_list, iteration_list, inspect_type, self.target.sessions
+            normalised(model), dataloader, op_list, iteration_list, inspect_type, self.target.sessions
         )
         if save_to_disk:
             save_inspected(found, options.folder(self.info.get("workspace")))
@@ -285,15 +286,17 @@ class ONNXRTAdaptor(Adaptor):
     def set_tensor(self, model: Any, tensor_dict: Mapping[str, Any]) -> onnx.ModelProto:
         from neural_compressor.onnx.adaptor.inspection import set_tensors
         from neural_compressor.onnx.files.model_file import as_proto
+        from neural_compressor.onnx.graph.normalise import normalised
 
-        return as_proto(set_tensors(self._named(model), tensor_dict))
+        return as_proto(set_tensors(normalised(model), tensor_dict))
 
     def convert_bf16(self, model: Any) -> onnx.ModelProto:
         from neural_compressor.onnx.files.model_file import as_proto
+        from neural_compressor.onnx.graph.normalise import normalised
         from neural_compressor.onnx.passes.half import half_precision
 
         names = {name for name, _ in self.bf16_ops}
-        return as_proto(half_precision(self._named(model), "bf16", names, self.target.provider.name))
+        return as_proto(half_precision(normalised(model), "bf16", names, self.target.provider.name))
 
     def _warn_if_saturating(self, quantized: ir.Model) -> None:
         from neural_compressor.onnx.runtime.providers import CPU
@@ -325,87 +328,23 @@ class ONNXRTAdaptor(Adaptor):
         plan = plan if plan.passes else replace(plan, passes=self._passes)
         return with_recipes(plan, tune_cfg.get("recipe_cfgs") or {})
 
-    def _prepare(self, model: Any) -> Executor:
+    def _float_model(self, model: Any) -> FloatModel:
         """What runs plans on the float model; made once, as long as it is the same."""
-        if self._executor is None or self._source is not model:
-            from neural_compressor.onnx.executor import Executor
-            from neural_compressor.onnx.files.model_file import read_model
-            from neural_compressor.onnx.graph.normalise import normalise
+        if self._floats is None or self._floats.model is not model:
+            from neural_compressor.onnx.adaptor.float_model import FloatModel
 
-            source = read_model(model).clone()
-            self.target.warn_of_batch(source)
-            self._executor, self._source = Executor(normalise(source)), model
-            self._data = {}
-        return self._executor
-
-    def _capability(self, plan: Plan | None = None) -> ModelCapability:
-        """What the model can run, as a plan with the usual passes, or ``plan``, names its ops."""
-        from neural_compressor.onnx.adaptor.capability import MODES, ModelCapability
-        from neural_compressor.onnx.runtime.capability import ProviderCapability
-
-        assert self._executor is not None
-        model = self._executor.float_model(self._passes if plan is None else plan.passes)
-        if self._known is None or self._known.model is not model:
-            providers = dict.fromkeys(MODES, ProviderCapability(self.target, self.query_handler))
-            self._known = ModelCapability(model, providers)
-        return self._known
+            self._floats = FloatModel.read(model, self.target, self.query_handler)
+        return self._floats
 
     def _run_options(
         self, plan: Plan, dataloader: Iterable[Any] | None, q_func: Callable[[Any], Any] | None
     ) -> RunOptions:
-        """What a plan is run with: the target, the data, and why ops that it does not quantize stay in float."""
-        from neural_compressor.onnx.executor import RunOptions
-
-        found = self._capability(plan)
-        data = dict.fromkeys(found.providers, self._calibration_data(plan.calib_sampling_size, dataloader, q_func))
-        unnamed = {key: "the plan does not name it" for key in found.opwise if key not in plan}
-        floats = {key: op.precision for key, op in plan.items() if op.is_float}
-        floats = {
-            key: f"the plan {'keeps it' if p == 'fp32' else 'has it compute'} in {p}" for key, p in floats.items()
-        }
-        return RunOptions(found.providers, data, {**found.skipped, **unnamed, **floats})
-
-    def _named(self, model: Any) -> ir.Model:
-        """``model`` with the names that its ops have here."""
-        from neural_compressor.onnx.files.model_file import read_model
-        from neural_compressor.onnx.files.quantization_record import read_record
-        from neural_compressor.onnx.graph.normalise import normalise
-
-        found = read_model(model)
-        return found if read_record(found) is not None else normalise(found.clone())
-
-    def _first_feed(self, model: ir.Model) -> Mapping[str, Any] | None:
-        from neural_compressor.onnx.runtime.batches import LoaderReader, ModelInputs, batch_size
-
-        inputs = ModelInputs.of(model)
-        if self.info.get("example_inputs") is not None:
-            return inputs.feed(self.info["example_inputs"])
-        if self.info.get("dataloader") is None:
-            return None
-        first = LoaderReader(self.info["dataloader"], inputs, 1).get_next()
-        if first is not None:
-            self.info.setdefault("batch_size", batch_size(first))
-        return first
+        assert self._floats is not None
+        return self._floats.run_options(plan, self._calibration_data(plan.calib_sampling_size, dataloader, q_func))
 
     def _calibration_data(
         self, size: int, dataloader: Iterable[Any] | None, q_func: Callable[[Any], Any] | None
     ) -> CalibrationData:
-        """The samples of a loader or function; those asked for again are the same, so that nothing is read twice."""
-        from neural_compressor.onnx.executor import CalibrationData
-        from neural_compressor.onnx.runtime.batches import LoaderReader, ModelInputs, RecordedReader
-        from neural_compressor.onnx.runtime.data_reader import CalibrationDataReader, Samples
-
-        assert self._executor is not None
-        inputs = ModelInputs.of(self._executor.source)
-        dataloader = dataloader if dataloader is not None else self.info.get("dataloader")
-        source = dataloader if q_func is None else q_func
-        if source is None:
-            return CalibrationData()
-        if (id(source), size) not in self._data:
-            reader: CalibrationDataReader
-            if q_func is not None:
-                reader = RecordedReader(q_func, self._source, inputs, self._runner.predict)
-            else:
-                reader = LoaderReader(source, inputs, size)  # type: ignore[arg-type]
-            self._data[id(source), size] = CalibrationData(Samples(reader), source)
-        return self._data[id(source), size]
+        assert self._floats is not None
+        loader = dataloader if dataloader is not None else self.info.get("dataloader")
+        return self._floats.calibration_data(size, loader, q_func, self._runner.predict)

@@ -12,13 +12,15 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from typing import Any
 
 import onnx
 import onnx_ir as ir
 from onnx_ir.passes import common
 
 from neural_compressor.errors import FormatError
-from neural_compressor.onnx.files.model_file import initializers
+from neural_compressor.onnx.files.model_file import initializers, read_model
+from neural_compressor.onnx.files.quantization_record import read_record
 
 logger = logging.getLogger("neural_compressor")
 
@@ -89,6 +91,12 @@ def _forget_shapes(graph: onnx.GraphProto) -> None:
 
 _KEPT_BYTES = 1024
 """Weights up to this size are shown to the converter of opsets and to shape inference: shapes and axes are among them."""
+
+
+def normalised(model: Any) -> ir.Model:
+    """A path or model, read and with the names that its ops have in plans, as a quantized one has them already."""
+    found = read_model(model)
+    return found if read_record(found) is not None else normalise(found.clone())
 
 
 def normalise(model: ir.Model, least_opset: int = LEAST_OPSET, inferred: bool = False) -> ir.Model:

@@ -11,7 +11,6 @@ from neural_compressor.errors import CalibrationError, ConfigError
 from neural_compressor.onnx.quantization.config import OnnxConfig
 from neural_compressor.onnx.quantization.config.fields import EXTRA_OPTIONS
 from neural_compressor.onnx.quantization.quant_types import QuantFormat
-from neural_compressor.onnx.quantization.selection import every_config
 from neural_compressor.onnx.runtime.capability import OnnxQuery, ProviderCapability, runs_in
 from neural_compressor.onnx.runtime.providers import choose_target
 from neural_compressor.schemes import OpKey, OpScheme, Pass, Plan
@@ -26,7 +25,7 @@ def optimize_pass(config: Composition, level: Any) -> Pass:
     beforehand, as far as nodes keep their names; other models are tidied only.
     """
     name = None if level is None else str(getattr(level, "name", level))
-    if any(getattr(each, "approach", "") == "static" for each in every_config(config)):
+    if any(getattr(each, "approach", "") == "static" for each in config.every):
         return Pass("optimize", {} if name is None else {"level": name})
     simplify = {"simplify": "tidy" if name is None else "none"}
     return Pass("optimize", {"level": name or "DISABLE_ALL", **simplify})

@@ -46,7 +46,7 @@ def select(config: Composition, kinds: Mapping[str, str]) -> Selection:
     for part in config.parts:
         _require_types(part, kinds)
     given = config.assign(kinds)
-    bounds = {id(each): _bounds(each, kinds) for each in every_config(config)}
+    bounds = {id(each): _bounds(each, kinds) for each in config.every}
     configs: dict[str, OnnxConfig] = {}
     left: dict[str, str] = {}
     named: set[str] = set()
@@ -155,11 +155,6 @@ def _require_types(part: Any, kinds: Mapping[str, str]) -> None:
             f"{type(part).__name__}.op_types_to_quantize names {', '.join(listed)}, and the model has no node of these "
             f"types; it has {', '.join(known) or 'none'}"
         )
-
-
-def every_config(config: Composition) -> list[Any]:
-    """The parts of a configuration and those of their rules."""
-    return [each for part in config.parts for each in (part, *(rule.config for rule in part.local))]
 
 
 def require_onnx(config: Any) -> None:

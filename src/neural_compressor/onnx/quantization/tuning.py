@@ -13,6 +13,7 @@ import onnx
 
 from neural_compressor.config.composition import Composition
 from neural_compressor.errors import ConfigError, NothingToQuantizeError
+from neural_compressor.onnx.adaptor.float_model import FloatModel
 from neural_compressor.onnx.adaptor.onnxrt import ONNXRTAdaptor
 from neural_compressor.onnx.executor import Executor, RunOptions
 from neural_compressor.onnx.files.model_file import read_model, weight_bytes, write_model
@@ -53,15 +54,15 @@ class _ListedPlans(ONNXRTAdaptor):
 
     def __init__(self, executor: Executor, model: Any, listed: Sequence[Resolution], reader: Any) -> None:
         super().__init__()
-        self._executor, self._source = executor, model
+        self._floats = FloatModel(model, executor, self.target, self.query_handler)
         self._listed, self._samples = listed, dict[int, Samples]()
         self._examples: dict[int, Mapping[str, Any] | None] = {}
         readers = (reader, *(each for resolution in listed for each in resolution.readers.values()))
         self.calibration_data = tuple({id(each): each for each in readers}.values())
 
-    def _prepare(self, model: Any) -> Executor:
-        assert self._executor is not None
-        return self._executor
+    def _float_model(self, model: Any) -> FloatModel:
+        assert self._floats is not None
+        return self._floats
 
     def _run_options(
         self, plan: Plan, dataloader: Iterable[Any] | None, q_func: Callable[[Any], Any] | None

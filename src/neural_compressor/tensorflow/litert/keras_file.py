@@ -62,11 +62,11 @@ class LiteRTFile:
     in_float: Mapping[str, str]
 
 
-def to_litert(model: Any, batch_size: int | None = 1) -> LiteRTFile:
+def to_litert(model: Any) -> LiteRTFile:
     """A quantized Keras model as a file. What LiteRT has no kernels for computes in float there, and is listed."""
     parts: QuantizedGraph = model.quantization
     graph, aliases = without_quantizers(model)
-    lite = LiteGraph(keras_to_litert(_scoped(graph.model), batch_size))
+    lite = LiteGraph(keras_to_litert(_scoped(graph.model)))
     return _Writer(graph, lite, parts, aliases).write()
 
 

@@ -9,9 +9,8 @@ from neural_compressor.config.process_options import options
 from neural_compressor.config.tuning_config import TuningConfig
 from neural_compressor.errors import ConfigError
 from neural_compressor.report.run_report import RunReport
-from neural_compressor.schemes import Plan
 from neural_compressor.strategy.base import Proposal
-from neural_compressor.strategy.listed import ListedFallbackStrategy, candidates
+from neural_compressor.strategy.listed import candidates
 from neural_compressor.tensorflow.adaptor import KerasAdaptor
 from neural_compressor.tensorflow.adaptor.requirements import require_tensorflow
 from neural_compressor.tensorflow.quantization.model import Model
@@ -63,14 +62,11 @@ def autotune(
         lambda plan: plan_needs_data(plan) and not has_data,
         "give calib_dataloader or calib_func",
     )
-    plans: dict[Plan, Proposal] = {}
-    for config, plan in tried:
-        plans.setdefault(plan, Proposal(plan, str(config)))
     best, result = tune(
         adaptor,
         model,
         tune_config,
-        ListedFallbackStrategy(list(plans.values()), tune_config.seed),
+        [Proposal(plan, str(config)) for config, plan in tried],
         evaluator=with_arguments(eval_fn, eval_args),
         calib_dataloader=calib_dataloader,
         calib_func=calib_func,

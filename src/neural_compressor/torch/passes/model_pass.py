@@ -45,10 +45,10 @@ class PassState:
     settled: set[str] = field(default_factory=set)
     floats: nn.Module | None = None
 
-    def replay(self, model: nn.Module | None = None) -> Iterator[Any]:
-        """Make the calls again, of ``model`` or else of the one here as it is now: the output of each, one at a time."""
+    def replay(self) -> Iterator[Any]:
+        """Make the calls again, of the model as it is now: the output of each, one at a time."""
         for call in self.calls:
-            yield call_block(self.model if model is None else model, call)
+            yield call_block(self.model, call)
 
 
 class ModelPass:

@@ -190,7 +190,8 @@ class _Search:
             if kept:
                 _say_kept((_named(site) for site in self.sites if site in kept), why)
         changed = 0
-        for site, costs in self._costs.items():
+        for site, found in self._costs.items():
+            costs = found.cpu()
             best = int(costs.argmin())
             if best and bool(torch.isfinite(costs[best])) and costs[best] < costs[0]:
                 self.sites[site].set_qparams(site[1], self._tried[site][best])
@@ -206,11 +207,13 @@ class _Search:
             ranges = [calibrated_qparams((low * share, high * share), scheme, _named(site)) for share in _SHARES]
             present = module.qparams(site[1])
             assert present is not None
-            self._tried[site], self._costs[site] = [present, *ranges], torch.zeros(1 + len(ranges), dtype=torch.float64)
+            self._tried[site] = [present, *ranges]
+            self._costs[site] = torch.zeros(1 + len(ranges), dtype=torch.float64, device=x.device)
         axis = _summed_axis(self.model.get_submodule(site[0]), site[1], x)
         for place, qparams in enumerate(self._tried[site]):
             error = simulate(x, scheme, qparams) - x
-            self._costs[site][place] += sum(float((error * g).sum(axis).square_().sum()) for g in gradients)
+            changes = [(error * g).sum(axis).square_().sum() for g in gradients]
+            self._costs[site][place] += torch.stack(changes).double().sum()
 
     @contextmanager
     def _seen(self, call: Arguments, gradients: bool) -> Iterator[tuple[Any, dict[Site, list[Tensor]]]]:

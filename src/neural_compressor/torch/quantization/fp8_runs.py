@@ -35,7 +35,7 @@ from neural_compressor.torch.modules.kv_cache import (
     observing_caches,
     require_attentions,
 )
-from neural_compressor.torch.quantization.config import AutoRoundConfig, FP8Config
+from neural_compressor.torch.quantization.config import AutoRoundConfig, FP8Config, StaticQuantConfig
 
 logger = logging.getLogger("neural_compressor")
 _METHOD_FIELDS = ("fp8_config", "scale_method", "scale_params", "device_for_scales")
@@ -230,26 +230,50 @@ def _range_of(stored: float | Sequence[float], op: OpScheme) -> Range:
 
 
 def from_files(config: Any) -> Any:
-    """``config`` where no data can run: one of mode AUTO that says where statistics are reads them, as QUANTIZE does."""
-    if not isinstance(config, FP8Config) or config.mode != "AUTO" or not config.changed("dump_stats_path"):
+    """``config`` where no data can run: what is of mode AUTO and says where statistics are reads them, as QUANTIZE does."""
+    if not isinstance(config, Composition) or not any(map(_names_files, config.parts)):
         return config
     reading = config.model_copy(deep=True)
-    reading.mode = "QUANTIZE"
+    for part in reading.parts:
+        if _names_files(part):
+            part.mode = "QUANTIZE"
     return reading
+
+
+def _names_files(part: Composition) -> bool:
+    return isinstance(part, FP8Config) and part.mode == "AUTO" and bool(part.changed("dump_stats_path"))
 
 
 def fp8_run(model: nn.Module, config: Composition, plan: Plan) -> FP8Run | None:
     """The files that ``config`` speaks of, if any, and the scales of attentions."""
     found = [part for part in config.parts if isinstance(part, FP8Config)]
     queries = any(isinstance(part, AutoRoundConfig) and part.static_attention_dtype for part in config.parts)
-    apart = [part for part in found if part.mode != "AUTO"]
-    if apart and len(config.parts) > 1:
+    apart = next((part for part in found if not part.quantize), None)
+    if apart is not None and len(config.parts) > 1:
         raise ConfigError(
-            f"FP8Config.mode: {apart[0].mode!r} is a run of its own, and other configurations are added to it; take AUTO"
+            f"FP8Config.mode: {apart.mode!r} is a run of its own, and other configurations are added to it; leave these out"
         )
+    reading = next((part for part in found if not part.measure), None)
+    if reading is not None:
+        _check_reading(reading.mode, config, "AutoRoundConfig.static_attention_dtype" if queries else "")
     if queries and any(step.name == "rotate" for step in plan.passes):
         raise ConfigError(
             "AutoRoundConfig.static_attention_dtype: hadamard='folded' turns the values of attentions after their scales "
             "were taken; leave one out"
         )
     return FP8Run(model, found[0] if found else None, plan, queries) if found or queries else None
+
+
+def _check_reading(mode: str, config: Composition, beside: str) -> None:
+    """Refuse what the files of an earlier run do not have."""
+    if beside or len([part for part in config.parts if isinstance(part, FP8Config)]) > 1:
+        raise ConfigError(
+            f"FP8Config.mode: {mode!r} reads files of one FP8Config alone, and {beside or 'another FP8Config'} is added to "
+            "it; take AUTO, or say what is different of some ops with set_local"
+        )
+    for each in config.every:
+        if isinstance(each, StaticQuantConfig) and "act_algo" in each.model_fields_set and each.act_algo != "minmax":
+            raise ConfigError(
+                f"{type(each).__name__}.act_algo: got {each.act_algo!r}, and files of mode {mode!r} have the smallest and "
+                "largest values alone; leave it out, or take AUTO"
+            )

@@ -1,54 +1,38 @@
-"""Prepare a model, let calibration data run through it, convert it."""
+"""Make a model ready for calibration or for training."""
 
 from __future__ import annotations
 
-import functools
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
 from torch.fx import GraphModule
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.dropout import _DropoutNd
 
-from neural_compressor.adaptor.user_code import calibrating
 from neural_compressor.algorithms.qat import trained
 from neural_compressor.config.composed import config_of
 from neural_compressor.errors import ConfigError
-from neural_compressor.report.terminal import print_ops
 from neural_compressor.schemes import OpKey, Plan
 from neural_compressor.torch.batches import fitting
-from neural_compressor.torch.checks import PREPARED, check_finite, copy_of, require_module, require_same_config
+from neural_compressor.torch.checks import check_finite, copy_of, require_module
 from neural_compressor.torch.executor import Execution
 from neural_compressor.torch.files.streaming import WeightSource, home_of, is_empty
-from neural_compressor.torch.inspection import op_records
 from neural_compressor.torch.methods.qat import QatSession, check_trainable
-from neural_compressor.torch.modules import QuantModule
 from neural_compressor.torch.modules.function_products import close_products
 from neural_compressor.torch.passes.fold import Structure, fold
 from neural_compressor.torch.passes.survey import NOT_LOOKED_FOR, Survey
 from neural_compressor.torch.pt2e.exported import copied, is_exported, torchao_required
-from neural_compressor.torch.pt2e.records import graph_records
-from neural_compressor.torch.quantization.autoround_runs import Export, NamedData, refuse_both, runs_of, target_of
+from neural_compressor.torch.quantization.autoround_runs import Export, NamedData, target_of
 from neural_compressor.torch.quantization.config.defaults import trained_scheme
-from neural_compressor.torch.quantization.fp8_runs import FP8Run, fp8_run, from_files
+from neural_compressor.torch.quantization.fp8_runs import fp8_run
 from neural_compressor.torch.quantization.plans import plan_for
+from neural_compressor.torch.quantization.prepared import Prepared, abandoned_on_failure
 from neural_compressor.torch.quantization.products import (
     may_name_products,
     open_function_products,
 )
-from neural_compressor.torch.quantization.saving import save
 from neural_compressor.torch.quantized_model import Quantization
 from neural_compressor.torch.structure.ops import BY_FUNCTION
-
-_FP8_RUN = "_fp8_run"
-_EXPORT = "_export"
-_CONFIG = "_quant_config"
-_PREPARED = (PREPARED, _FP8_RUN, _EXPORT, _CONFIG)
-"""What a prepared model holds beside itself."""
-logger = logging.getLogger("neural_compressor")
 
 
 def prepare(model: nn.Module, quant_config: Any, inplace: bool = True, example_inputs: Any = None) -> nn.Module:
@@ -65,9 +49,7 @@ def prepare(model: nn.Module, quant_config: Any, inplace: bool = True, example_i
             raise ConfigError(
                 "prepare: an exported graph has the inputs it was exported with; leave out example_inputs"
             )
-        graph = _prepare_graph(*_planned(model, quant_config, inplace, "prepare"))
-        setattr(graph, _CONFIG, quant_config)
-        return graph
+        return _prepare_graph(quant_config, *_planned(model, quant_config, inplace, "prepare"))
     data, export = NamedData.of(quant_config), Export.of(quant_config)
     model, plan, left = _planned(model, quant_config, inplace, "prepare", example_inputs)
     with _products_closed_on_failure(model):
@@ -88,14 +70,14 @@ def prepare(model: nn.Module, quant_config: Any, inplace: bool = True, example_i
         )
         if example_inputs is not None and plan.passes:
             execution.survey = _seen(model, example_inputs)
-    for name, held in zip(_PREPARED, (execution, run, export, quant_config), strict=True):
-        setattr(model, name, held)
-    with _abandoned_on_failure(model):
+    prepared = Prepared(execution, quant_config, run, export)
+    prepared.put_on(model)
+    with abandoned_on_failure(model):
         if execution.needs_data and (run is None or run.config.quantize):
             execution.listen()
         if run is not None:
             run.begin(execution)
-        if data is not None and (execution.is_listening or (run is not None and run.sees_data)):
+        if data is not None and prepared.sees_data:
             data(model)
     return model
 
@@ -125,9 +107,7 @@ def prepare_qat(
         _check_graph_training(example_inputs, learned_step_size)
     model, plan, left = _planned(model, quant_config, inplace, "prepare_qat", example_inputs)
     if is_graph:
-        graph = _prepare_graph(model, plan, left, training=True)
-        setattr(graph, _CONFIG, quant_config)
-        return graph
+        return _prepare_graph(quant_config, model, plan, left, training=True)
     with _products_closed_on_failure(model):
         check_trainable(plan)
         structure = Structure()
@@ -136,9 +116,8 @@ def prepare_qat(
             structure = survey.structure
             fold(model, structure)
         trainable = trained(plan, learned_step_size=learned_step_size)
-        setattr(model, PREPARED, QatSession(model.train(), trainable, structure, left, example_inputs))
-        setattr(model, _CONFIG, quant_config)
-    return model
+        session = QatSession(model.train(), trainable, structure, left, example_inputs)
+    return Prepared(session, quant_config).put_on(model)
 
 
 def _planned(
@@ -146,7 +125,7 @@ def _planned(
 ) -> tuple[nn.Module, Plan, dict[OpKey, str]]:
     """A float model, checked, with what the configuration makes of it and why other ops stay in float."""
     require_module(model, function)
-    if _execution(model) is not None:
+    if Prepared.of(model) is not None:
         raise ConfigError("the model is prepared already: calibrate and convert it, or prepare the float model again")
     if isinstance(getattr(model, "quantization", None), Quantization):
         raise ConfigError(f"the model is quantized already; {function} takes a float model")
@@ -203,19 +182,13 @@ def _check_graph_training(example_inputs: Any, learned_step_size: bool) -> None:
         )
 
 
-def _prepare_graph(model: Any, plan: Plan, left: dict[OpKey, str], training: bool = False) -> nn.Module:
+def _prepare_graph(config: Any, model: Any, plan: Plan, left: dict[OpKey, str], training: bool = False) -> nn.Module:
     """An exported model with observers, a graph of its own over the same weights."""
     with torchao_required():
         from neural_compressor.torch.pt2e.eager_passes import execution_of
         from neural_compressor.torch.pt2e.training import GraphTraining
     execution = (GraphTraining if training else execution_of)(model, plan, left)
-    setattr(execution.model, PREPARED, execution)
-    return execution.model
-
-
-def _execution(model: nn.Module) -> Any:
-    """What :func:`prepare` left on the model: an execution of an eager model or of a graph, or a training."""
-    return getattr(model, PREPARED, None)
+    return Prepared(execution, config).put_on(execution.model)
 
 
 def _weights(model: nn.Module, config: Any) -> WeightSource | None:
@@ -230,178 +203,3 @@ def _weights(model: nn.Module, config: Any) -> WeightSource | None:
             "of its safetensors"
         )
     return WeightSource(folder)
-
-
-def finalize_calibration(model: nn.Module) -> nn.Module:
-    """Stop collecting calibration data; a model in training keeps the ranges it has seen."""
-    execution = _execution(model)
-    if execution is None:
-        raise ConfigError("the model is not prepared: call prepare(model, quant_config) first")
-    _stop(model, converting=False)
-    return model
-
-
-def _stop(model: nn.Module, converting: bool) -> None:
-    """End of calibration; statistics are written, and a model that was only measured is a float model again."""
-    execution = _execution(model)
-    assert execution is not None
-    run: FP8Run | None = getattr(model, _FP8_RUN, None)
-    try:
-        if run is not None:
-            run.stop()
-    finally:
-        execution.stop()
-    if run is not None and not run.config.quantize and not converting:
-        _forget(model)
-        close_products(model)
-
-
-@contextmanager
-def _abandoned_on_failure(model: nn.Module) -> Iterator[None]:
-    """Make the float model of a prepared one again where calibration fails; what that has seen is forgotten."""
-    try:
-        yield
-    except BaseException:
-        execution, run = _execution(model), getattr(model, _FP8_RUN, None)
-        if run is not None:
-            run.abandon()
-        execution.abandon()
-        _forget(model)
-        close_products(model)
-        raise
-
-
-def _forget(model: nn.Module) -> dict[str, Any]:
-    """Take off a prepared model what it holds beside itself."""
-    return {name: vars(model).pop(name) for name in _PREPARED if name in vars(model)}
-
-
-def convert(
-    model: nn.Module,
-    quant_config: Any = None,
-    inplace: bool = True,
-    on_block: Callable[[str, int, int], None] | None = None,
-    *,
-    quiet: bool = False,
-) -> nn.Module:
-    """Quantize a prepared and calibrated model, or one that was trained after :func:`prepare_qat`.
-
-    With ``quant_config`` a float model is converted at once, which algorithms that need no data allow, and an
-    :class:`FP8Config` whose ``dump_stats_path`` has statistics of an earlier run. ``inplace=False``
-    works on a copy; calibration of the model itself ends all the same. An exported model stays as it is, and is
-    prepared still with ``inplace=False``. A few lines on standard error say what runs on
-    low-bit kernels, what is simulated and what stayed in float, and why; ``quiet`` leaves them out.
-    """
-    require_module(model, "convert")
-    if _execution(model) is None:
-        if quant_config is None and isinstance(getattr(model, "quantization", None), Quantization):
-            raise ConfigError("the model is quantized already: convert takes one that was prepared")
-        if quant_config is None:
-            returned = " the model that prepare returned" if is_exported(model) else "(model)"
-            raise ConfigError(
-                f"the model is not prepared: call prepare(model, quant_config), calibrate, then convert{returned}"
-            )
-        prepared = prepare(model, from_files(config_of(quant_config, "torch")), inplace=inplace)
-        return _converted(prepared, True, on_block, quiet, again=False)
-    if quant_config is not None:
-        require_same_config(config_of(trained_scheme(quant_config), "torch"), getattr(model, _CONFIG, None))
-    return _converted(model, inplace, on_block, quiet, again=True)
-
-
-def _converted(
-    model: nn.Module, inplace: bool, on_block: Callable[[str, int, int], None] | None, quiet: bool, again: bool
-) -> nn.Module:
-    """As :func:`convert`; ``again`` where the caller prepared the model, and can convert it again when that has failed."""
-    prepared, execution = model, _execution(model)
-    listened = not isinstance(execution, QatSession) and execution.is_listening
-    _stop(model, converting=True)
-    run: FP8Run | None = getattr(model, _FP8_RUN, None)
-    if run is not None and run.config.mode == "NONE":
-        _forget(model)
-        close_products(model)
-        logger.warning("FP8Config.mode is 'NONE': the model stays in float")
-        return model
-    if run is not None and not run.config.quantize:
-        raise ConfigError(
-            f"FP8Config.mode is {run.config.mode!r}, which measures: the statistics are in {run.files.own}, and "
-            "convert(float_model, FP8Config(mode='QUANTIZE', ...)) quantizes with them"
-        )
-    model = model if inplace or is_exported(model) else copy_of(model)
-    execution = _execution(model)
-    assert execution is not None
-    # Off the model meanwhile: copies of it would take the calibration data along.
-    taken = _forget(model)
-    new: nn.Module | None = None
-    try:
-        if run is not None:
-            run.settle_caches()
-        new = execution.finish() if isinstance(execution, QatSession) else execution.apply(on_block)
-    finally:
-        unfinished = new is None
-        failed = unfinished and again and not any(isinstance(module, QuantModule) for module in model.modules())
-        if failed or (is_exported(model) and not inplace):
-            vars(model).update(taken)
-        if failed and listened and not execution.runs:
-            _execution(prepared).listen()  # data was forgotten, and can run now
-        if unfinished and not again:
-            close_products(model)
-    if run is not None:
-        run.keep_scales(new)
-        run.attach_caches(new)
-    is_graph = is_exported(new)
-    new.save = functools.partial(save, new)
-    _warn_if_training(new)
-    if (export := taken.get(_EXPORT)) is not None:
-        export.finish(new)
-    if not quiet:
-        print_ops(graph_records(new) if is_graph else op_records(new, None, None, {}))
-    return new
-
-
-def _warn_if_training(model: nn.Module) -> None:
-    """Say so where the mode in which the model was given, and comes back, makes its outputs depend on batch or chance."""
-    live = [
-        name
-        for name, module in model.named_modules()
-        if module.training and (isinstance(module, _BatchNorm) or (isinstance(module, _DropoutNd) and module.p > 0))
-    ]
-    if live:
-        logger.warning(
-            "the quantized model is in training mode, as the float model was, in which %d of its modules (%s, a %s, first) "
-            "compute with statistics of the batch or drop values at random; call .eval() on it before inference",
-            len(live),
-            live[0],
-            type(model.get_submodule(live[0])).__name__,
-        )
-
-
-def quantize(
-    model: nn.Module,
-    quant_config: Any,
-    run_fn: Callable[..., Any] | None = None,
-    run_args: Any = None,
-    inplace: bool = True,
-    example_inputs: Any = None,
-    *,
-    quiet: bool = False,
-) -> nn.Module:
-    """:func:`prepare`, ``run_fn(model, *run_args)`` where the algorithms need data, :func:`convert`.
-
-    Where ``run_fn`` raises, the model is the float model that it was.
-    A mode of :class:`FP8Config` that only measures writes its statistics and returns the float model.
-    """
-    if run_fn is not None and not callable(run_fn):
-        raise ConfigError(f"run_fn is a {type(run_fn).__name__}; it must be a function that takes the model")
-    quant_config = config_of(quant_config, "torch")
-    refuse_both(runs_of(quant_config), run_fn, "run_fn")
-    prepared = prepare(model, quant_config, inplace, example_inputs)
-    execution, run = _execution(prepared), getattr(prepared, _FP8_RUN, None)
-    sees_data = execution.is_listening or (run is not None and run.sees_data)
-    if run_fn is not None and sees_data:
-        arguments = run_args if isinstance(run_args, (tuple, list)) else () if run_args is None else (run_args,)
-        counted = lambda: execution.runs if run is None else max(execution.runs, run.runs)  # noqa: E731
-        with _abandoned_on_failure(prepared), calibrating(run_fn, "run_fn", counted):
-            run_fn(prepared, *arguments)
-    if run is not None and not run.config.quantize:
-        return finalize_calibration(prepared)
-    return _converted(prepared, True, None, quiet, again=False)

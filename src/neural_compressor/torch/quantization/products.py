@@ -25,7 +25,8 @@ def may_name_products(model: nn.Module, config: Composition) -> bool:
     ops, in_float = find_ops(model)
     types = dict([*in_float, *ops])
     selectors = [claim.selector for part in config.parts for claim in part.claims() if claim.selector is not None]
-    entries = (entry for each in _fp8_parts(config) for entry in each.listed_among(types.items()))
+    fp8 = (each for each in config.every if isinstance(each, FP8Config))
+    entries = (entry for each in fp8 for entry in each.listed_among(types.items()))
     chosen = [*(selector.select(types) for selector in selectors), *entries]
     return any(all(types[name] == "MatMul" for name in names) for names in chosen)
 
@@ -46,8 +47,3 @@ def are_named(claim: Claim[ComposableConfig] | None, key: OpKey, types: Mapping[
         found = claim.config.listed_among(types.items(), "allowlist")
     chosen = [*found, *([] if claim.selector is None else [claim.selector.select(types)])]
     return any(key[0] in names and all(types[name] == "MatMul" for name in names) for names in chosen)
-
-
-def _fp8_parts(config: Composition) -> Iterable[FP8Config]:
-    every = (each for part in config.parts for each in (part, *(rule.config for rule in part.local)))
-    return (each for each in every if isinstance(each, FP8Config))

@@ -15,7 +15,7 @@ from neural_compressor.errors import ConfigError
 from neural_compressor.report.run_report import RunReport
 from neural_compressor.schemes import OpKey, Plan
 from neural_compressor.strategy.base import Proposal
-from neural_compressor.strategy.listed import ListedFallbackStrategy, candidates, is_from
+from neural_compressor.strategy.listed import candidates, is_from
 from neural_compressor.torch.adaptor import PyTorchAdaptor
 from neural_compressor.torch.checks import require_module, require_values
 from neural_compressor.torch.executor import prepare
@@ -93,17 +93,15 @@ def autotune(
         lambda made: run_fn is None and _needs_data(planned, made[0], is_graph),
         "give a run_fn that runs the model on some",
     )
-    plans: dict[Plan, Proposal] = {}
-    for config, (plan, reasons) in tried:
+    for _, (plan, reasons) in tried:
         if export is not None:
             export.check(planned, plan)
-        plans.setdefault(plan, Proposal(plan, str(config)))
         left.setdefault(plan, {key: why for key, why in reasons.items() if why != BY_FUNCTION})
     best, result = tune(
         adaptor,
         model,
         tune_config,
-        ListedFallbackStrategy(list(plans.values()), tune_config.seed),
+        [Proposal(plan, str(config)) for config, (plan, _) in tried],
         evaluator=with_arguments(eval_fn, eval_args),
         calib_func=None if run_fn is None else with_arguments(run_fn, run_args, "run_fn"),
         workspace=tune_config.workspace,

@@ -21,13 +21,14 @@ IMPORTS = {
     "neural_compressor.model": "Model",
     "neural_compressor.objective": "objectives",
     "neural_compressor.utils": "logger",
+    "neural_compressor.utils.constant": "FP32 BF16 INT8_SYM_MINMAX_PERCHANNEL UINT8_ASYM_KL_PERTENSOR",
     "neural_compressor.utils.pytorch": "load",
     "neural_compressor.utils.utility": "LazyImport",
     "neural_compressor.utils.load_huggingface": "save_for_huggingface_upstream",
     "neural_compressor.adaptor.pytorch": "get_torch_version",
     "neural_compressor.common": "logger Logger",
-    "neural_compressor.data": "DataLoader Datasets DefaultDataLoader ComposeTransform TRANSFORMS",
-    "neural_compressor.data.dataloaders.dataloader": "DataLoader",
+    "neural_compressor.data": "DATALOADERS DataLoader Datasets DefaultDataLoader ComposeTransform TRANSFORMS",
+    "neural_compressor.data.dataloaders.dataloader": "DATALOADERS DataLoader",
     "neural_compressor.data.dataloaders.default_dataloader": "DefaultDataLoader",
     "neural_compressor.data.dataloaders.onnxrt_dataloader": "DefaultDataLoader ONNXRTDataLoader",
     "neural_compressor.data.dataloaders.pytorch_dataloader": "PyTorchDataLoader",
@@ -85,6 +86,7 @@ IMPORTS = {
     "neural_compressor.common.base_config": "BaseConfig ComposableConfig register_config config_registry",
     "neural_compressor.common.utils": """
         LazyImport set_workspace set_random_seed set_tensorboard set_resume_from DEFAULT_WORKSPACE dump_elapsed_time""",
+    "neural_compressor.tensorflow.utils": "BaseDataLoader DummyDataset DummyDatasetV2",
 }
 """Names by the module they are imported from."""
 
@@ -111,6 +113,11 @@ def test_import(module, name):
 def test_what_is_out_of_scope_says_so(module, name):
     with pytest.raises(ImportError, match=f"{name} is not here.*out of its scope"):
         exec(f"from {module} import {name}", {})
+
+
+def test_quantizers_in_onnx_models_need_no_second_step():
+    with pytest.raises(ImportError, match="quant_format='QDQ'"):
+        exec("from neural_compressor.config import ONNXQlinear2QDQConfig", {})
 
 
 @pytest.mark.parametrize("module", ["compression", "compression.pruner", "compression.distillation.criterions"])

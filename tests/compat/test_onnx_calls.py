@@ -186,3 +186,21 @@ def test_weight_only_algorithms_through_fit(tmp_path, algorithm):
     conf = PostTrainingQuantConfig(approach="weight_only", op_type_dict={".*": {"weight": weight}})
     made = quantization.fit(two_products(), conf, [(INPUTS, 0)], workspace=tmp_path, quiet=True)
     assert types(made.model).count("MatMulNBits") == 2
+
+
+@pytest.mark.parametrize(("level", "written"), [(1, 1), (0, 4), (None, 4)])
+def test_the_accuracy_level_of_recipes_is_written(tmp_path, level, written):
+    weight = {"bits": 4, "group_size": 32, "algorithm": "RTN"}
+    recipes = {} if level is None else {"rtn_args": {"accuracy_level": level}}
+    conf = PostTrainingQuantConfig(approach="weight_only", op_type_dict={".*": {"weight": weight}}, recipes=recipes)
+    made = quantization.fit(two_products(), conf, workspace=tmp_path, quiet=True).model
+    assert [a.i for node in made.graph.node for a in node.attribute if a.name == "accuracy_level"] == [written, written]
+
+
+def test_an_accuracy_level_that_is_not_written_is_refused(tmp_path):
+    rules = {".*": {"weight": {"bits": 4, "group_size": 32, "algorithm": "RTN"}}}
+    conf = PostTrainingQuantConfig(
+        approach="weight_only", op_type_dict=rules, quant_format="QDQ", recipes={"rtn_args": {"accuracy_level": 1}}
+    )
+    with pytest.raises(ConfigError, match="rtn_args has no 'accuracy_level'"):
+        quantization.fit(two_products(), conf, workspace=tmp_path, quiet=True)

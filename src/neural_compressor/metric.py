@@ -28,9 +28,14 @@ _FRAMEWORKS = (
 """Names that 2.x has for variants of a framework; metrics and data are the same in all."""
 
 
+def known_frameworks() -> tuple[str, ...]:
+    """The names of all frameworks."""
+    return tuple(dict.fromkeys((*ADAPTORS, *_FRAMEWORKS)))
+
+
 def known_framework(name: str, where: str) -> str:
     """``name``, if there is such a framework here."""
-    known = (*ADAPTORS, *_FRAMEWORKS)
+    known = known_frameworks()
     if name not in known:
         raise ConfigError(f"{where}: unknown framework {name!r}; {close_matches(str(name), known)}")
     return name

@@ -8,6 +8,7 @@ from torch import nn
 from neural_compressor import PostTrainingQuantConfig, quantization
 from neural_compressor.config import options
 from neural_compressor.data import (
+    DATALOADERS,
     TRANSFORMS,
     CastTransform,
     CenterCropTransform,
@@ -85,6 +86,15 @@ def test_the_loader_of_a_framework():
     inputs, labels = next(iter(PyTorchDataLoader(data, batch_size=4)))
     assert torch.equal(inputs, torch.as_tensor(np.stack([data[i][0] for i in range(4)])))
     assert isinstance(labels, torch.Tensor)
+
+
+@pytest.mark.parametrize(("framework", "kind"), [("pytorch", torch.Tensor), ("onnxrt_qlinearops", np.ndarray)])
+def test_loaders_by_framework(framework, kind):
+    assert framework in DATALOADERS
+    loader = DATALOADERS[framework](Datasets(framework)["dummy"](shape=(4, 3)), batch_size=3)
+    assert [(type(inputs), len(inputs)) for inputs, _ in loader] == [(kind, 3), (kind, 1)]
+    with pytest.raises(ConfigError, match="DATALOADERS: unknown framework 'onxrt'"):
+        DATALOADERS["onxrt"]
 
 
 def test_an_image_as_a_tensor():

@@ -4,7 +4,7 @@ Any loader that can be gone over again serves as well; nothing is downloaded.
 """
 
 from neural_compressor.data.datasets import Datasets, Dummy, DummyV2, ImageFolder, ImagenetRaw
-from neural_compressor.data.loader import DataLoader, DefaultDataLoader
+from neural_compressor.data.loader import DATALOADERS, DataLoader, DefaultDataLoader
 from neural_compressor.data.transforms import (
     TRANSFORMS,
     CastTransform,
@@ -19,6 +19,7 @@ from neural_compressor.data.transforms import (
 )
 
 __all__ = [
+    "DATALOADERS",
     "TRANSFORMS",
     "CastTransform",
     "CenterCropTransform",

@@ -16,6 +16,7 @@ from onnx_neural_compressor.quantization import (
     config,
     matmul_4bits_quantizer,
     matmul_nbits_quantizer,
+    quantize,
     tuning,
 )
 
@@ -204,3 +205,18 @@ def test_an_accuracy_level_that_is_not_written_is_refused(tmp_path):
     )
     with pytest.raises(ConfigError, match="rtn_args has no 'accuracy_level'"):
         quantization.fit(two_products(), conf, workspace=tmp_path, quiet=True)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"rtn": {"global": {"weight_bits": 4}, "local": {"second": {"weight_bits": 8}}}},
+        config.RTNConfig().set_local("second", config.RTNConfig(weight_bits=8)).to_dict(),
+        [config.RTNConfig(white_list=["first"]), config.RTNConfig(weight_bits=8, white_list=["second"])],
+    ],
+)
+def test_settings_as_plain_data(given):
+    made = quantize(two_products(), None, given, quiet=True)
+    assert [a.i for node in made.graph.node for a in node.attribute if a.name == "bits"] == [4, 8]
+    with pytest.raises(ConfigError, match="settings by algorithm, and 'rnt' is none; did you mean 'rtn'"):
+        quantize(two_products(), None, {"rnt": {}})

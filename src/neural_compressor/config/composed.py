@@ -127,8 +127,15 @@ def config_of(given: Any, framework: str) -> Any:
     if isinstance(given, Mapping) and given:
         if "config" in given:
             return Composition.from_dict(given)
-        classes: list[Any] = [CONFIGS[f"{framework}.{name}"] for name in given]
-        return sum_of([kind.from_dict(given[name]) for kind, name in zip(classes, given, strict=True)])
+        prefix = f"{framework}."
+        known: dict[str, Any] = {n.removeprefix(prefix): CONFIGS[n] for n in CONFIGS if n.startswith(prefix)}
+        for name in given:
+            if name not in known:
+                raise ConfigError(
+                    f"quant_config is a dict of settings by algorithm, and {name!r} is none; "
+                    f"{close_matches(str(name), known)}"
+                )
+        return sum_of([known[name].from_dict(each) for name, each in given.items()])
     if isinstance(given, list | tuple) and given:
         each = [config_of(item, framework) for item in given]
         if all(isinstance(item, Composition) for item in each):

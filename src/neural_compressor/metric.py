@@ -11,8 +11,10 @@ from neural_compressor.registry import close_matches
 from neural_compressor.tuning import average_precision, metrics, text_metrics  # noqa: F401  which register theirs
 from neural_compressor.tuning.metrics import Metric as BaseMetric
 from neural_compressor.tuning.metrics import ObjectMetric
+from neural_compressor.tuning.metrics import TopK as GeneralTopK
+from neural_compressor.tuning.metrics import TopK as TensorflowTopK
 
-__all__ = ["METRICS", "BaseMetric", "Metric"]
+__all__ = ["METRICS", "BaseMetric", "GeneralTopK", "Metric", "TensorflowTopK"]
 
 _FRAMEWORKS = (
     "onnxrt_qlinearops",

@@ -17,10 +17,11 @@ IMPORTS = {
     "neural_compressor.evaluation.lm_eval": "evaluate LMEvalParser",
     "neural_compressor.mix_precision": "fit MixedPrecisionConfig",
     "neural_compressor.training": "prepare_compression fit",
-    "neural_compressor.metric": "METRICS BaseMetric Metric",
+    "neural_compressor.metric": "METRICS BaseMetric Metric TensorflowTopK GeneralTopK",
     "neural_compressor.model": "Model",
     "neural_compressor.objective": "objectives",
     "neural_compressor.utils": "logger",
+    "neural_compressor.utils.create_obj_from_config": "create_dataloader create_dataset",
     "neural_compressor.utils.constant": "FP32 BF16 INT8_SYM_MINMAX_PERCHANNEL UINT8_ASYM_KL_PERTENSOR",
     "neural_compressor.utils.pytorch": "load",
     "neural_compressor.utils.utility": "LazyImport",
@@ -113,6 +114,12 @@ def test_import(module, name):
 def test_what_is_out_of_scope_says_so(module, name):
     with pytest.raises(ImportError, match=f"{name} is not here.*out of its scope"):
         exec(f"from {module} import {name}", {})
+
+
+@pytest.mark.parametrize("name", ["TensorflowImageRecord", "BilinearImagenetTransform", "LabelShift"])
+def test_what_reads_records_says_what_to_give(name):
+    with pytest.raises(ImportError, match=rf"{name} is not here.*batches \(input, label\)"):
+        exec(f"from neural_compressor.data import {name}", {})
 
 
 def test_quantizers_in_onnx_models_need_no_second_step():

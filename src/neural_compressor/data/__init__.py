@@ -38,3 +38,27 @@ __all__ = [
     "ResizeTransform",
     "TransposeTransform",
 ]
+
+_RECORDS = (
+    "BilinearImagenetTransform",
+    "COCORecordDataset",
+    "LabelBalanceCOCORecordFilter",
+    "LabelShift",
+    "ParseDecodeCocoTransform",
+    "Postprocess",
+    "TFSquadV1ModelZooPostTransform",
+    "TFSquadV1PostTransform",
+    "TensorflowImageRecord",
+    "TensorflowResizeCropImagenetTransform",
+    "TensorflowResizeWithRatio",
+    "TensorflowShiftRescale",
+)
+
+
+def __getattr__(name: str) -> object:
+    if name in _RECORDS:
+        raise ImportError(
+            f"{name} is not here: files of records, and what is done to their samples, are read by the program. Anything "
+            "that gives batches (input, label) calibrates and evaluates, a tf.data.Dataset too"
+        )
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

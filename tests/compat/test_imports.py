@@ -25,7 +25,7 @@ IMPORTS = {
     "neural_compressor.utils.constant": "FP32 BF16 INT8_SYM_MINMAX_PERCHANNEL UINT8_ASYM_KL_PERTENSOR",
     "neural_compressor.utils.pytorch": "load",
     "neural_compressor.utils.utility": "LazyImport",
-    "neural_compressor.utils.load_huggingface": "save_for_huggingface_upstream",
+    "neural_compressor.utils.load_huggingface": "save_for_huggingface_upstream OptimizedModel",
     "neural_compressor.adaptor.pytorch": "get_torch_version",
     "neural_compressor.common": "logger Logger",
     "neural_compressor.data": "DATALOADERS DataLoader Datasets DefaultDataLoader ComposeTransform TRANSFORMS",

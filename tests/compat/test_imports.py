@@ -27,7 +27,7 @@ IMPORTS = {
     "neural_compressor.utils.utility": "LazyImport",
     "neural_compressor.utils.load_huggingface": "save_for_huggingface_upstream OptimizedModel",
     "neural_compressor.adaptor.pytorch": "get_torch_version",
-    "neural_compressor.common": "logger Logger",
+    "neural_compressor.common": "logger Logger dump_elapsed_time",
     "neural_compressor.data": "DATALOADERS DataLoader Datasets DefaultDataLoader ComposeTransform TRANSFORMS",
     "neural_compressor.data.dataloaders.dataloader": "DATALOADERS DataLoader",
     "neural_compressor.data.dataloaders.default_dataloader": "DefaultDataLoader",
@@ -77,7 +77,8 @@ IMPORTS = {
         get_rtn_double_quant_config_set INT8StaticQuantConfig get_default_fp8_config_set HybridGPTQConfig
         get_default_mixed_precision_config_set RTNConfig GPTQConfig AWQConfig TEQConfig HQQConfig AutoRoundConfig FP8Config
         MXQuantConfig SmoothQuantConfig StaticQuantConfig DynamicQuantConfig MixedPrecisionConfig""",
-    "neural_compressor.torch.quantization.autotune": "autotune TuningConfig get_all_config_set",
+    "neural_compressor.torch.quantization.autotune": """
+        autotune TuningConfig get_all_config_set get_rtn_double_quant_config_set""",
     "neural_compressor.torch.quantization.quantize": "quantize prepare convert",
     "neural_compressor.torch.quantization.save_load_entry": "save load",
     "neural_compressor.torch.quantization.config": "RTNConfig get_default_rtn_config INT8StaticQuantConfig",

@@ -1,5 +1,8 @@
 """Calls of the 3.x API for TensorFlow as its documentation spells them."""
 
+import copy
+import pickle
+
 import keras
 import numpy as np
 import pytest
@@ -7,7 +10,7 @@ import pytest
 from neural_compressor import quantization
 from neural_compressor.common.base_tuning import TuningConfig
 from neural_compressor.config import PostTrainingQuantConfig
-from neural_compressor.errors import ConfigError
+from neural_compressor.errors import ConfigError, NothingToQuantizeError
 from neural_compressor.tensorflow import (
     Model,
     SmoothQuantConfig,
@@ -18,6 +21,7 @@ from neural_compressor.tensorflow import (
     get_default_static_quant_config,
     quantize_model,
 )
+from neural_compressor.tensorflow.litert.model import LiteModel
 from neural_compressor.tensorflow.quantization.autotune import autotune as autotune_of_module
 from neural_compressor.tensorflow.utils import BaseDataLoader, DummyDataset
 
@@ -130,3 +134,21 @@ def test_configurations_to_start_from():
     assert StaticQuantConfig.get_config_set_for_tuning()[0] == StaticQuantConfig()
     assert {type(config) for config in get_all_config_set()} >= {StaticQuantConfig, SmoothQuantConfig}
     assert autotune_of_module is autotune
+
+
+def test_a_quantized_model_given_again(folder, tmp_path):
+    once = quantize_model(net(), StaticQuantConfig(), DATA, quiet=True)
+    once.save(tmp_path / "once.keras")
+    for given in (once, str(tmp_path / "once.keras")):
+        with pytest.raises(ConfigError, match="the model is quantized already"):
+            quantize_model(given, StaticQuantConfig(), DATA, quiet=True)
+    lite = quantize_model(folder, StaticQuantConfig(), DATA, quiet=True)
+    with pytest.raises(NothingToQuantizeError, match="it does not compute in float32"):
+        quantize_model(lite, StaticQuantConfig(), DATA, quiet=True)
+
+
+def test_copies_of_a_saved_model(folder):
+    found = quantize_model(folder, StaticQuantConfig(), DATA, quiet=True).model
+    expected = found(IMAGES)
+    for copied in (copy.deepcopy(found), pickle.loads(pickle.dumps(LiteModel(found.content)))):
+        assert np.array_equal(copied(IMAGES), expected)

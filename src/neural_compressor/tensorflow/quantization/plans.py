@@ -69,6 +69,8 @@ def plan_for(
     left |= {key: "its configuration leaves it in float" for key, scheme in ops.items() if scheme.is_float}
     if not any(not scheme.is_float or scheme.precision != "fp32" for scheme in ops.values()):
         why = next(iter(planned.refusals), "the configuration leaves every op in float")
+        if not opwise:
+            why = "; ".join(f"{name!r}, {reason}" for (name, _), reason in left.items()) or "it has no ops"
         raise NothingToQuantizeError(f"nothing in the model would be quantized: {why}")
     static = any(scheme.mode == "static" for scheme in ops.values())
     steps = (*wanted.passes, *dict.fromkeys(step for part in config.parts for step in part.passes))

@@ -11,8 +11,10 @@ from neural_compressor.registry import close_matches
 from neural_compressor.tuning import average_precision, metrics, text_metrics  # noqa: F401  which register theirs
 from neural_compressor.tuning.metrics import Metric as BaseMetric
 from neural_compressor.tuning.metrics import ObjectMetric
+from neural_compressor.tuning.metrics import TopK as GeneralTopK
+from neural_compressor.tuning.metrics import TopK as TensorflowTopK
 
-__all__ = ["METRICS", "BaseMetric", "Metric"]
+__all__ = ["METRICS", "BaseMetric", "GeneralTopK", "Metric", "TensorflowTopK"]
 
 _FRAMEWORKS = (
     "onnxrt_qlinearops",
@@ -28,9 +30,14 @@ _FRAMEWORKS = (
 """Names that 2.x has for variants of a framework; metrics and data are the same in all."""
 
 
+def known_frameworks() -> tuple[str, ...]:
+    """The names of all frameworks."""
+    return tuple(dict.fromkeys((*ADAPTORS, *_FRAMEWORKS)))
+
+
 def known_framework(name: str, where: str) -> str:
     """``name``, if there is such a framework here."""
-    known = (*ADAPTORS, *_FRAMEWORKS)
+    known = known_frameworks()
     if name not in known:
         raise ConfigError(f"{where}: unknown framework {name!r}; {close_matches(str(name), known)}")
     return name

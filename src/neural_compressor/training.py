@@ -129,9 +129,9 @@ class CompressionManager:
             assert self._space is not None
             print_ops([self._space.explained(record) for record in self._adaptor.summary(self.model)])
 
-    def save(self, path: str | Path) -> None:
-        """Write the quantized model into the folder ``path``."""
-        self.quantized.save(path)
+    def save(self, root: str | Path | None = None) -> None:
+        """Write the quantized model into the folder ``root``, without one into ``saved_model`` in the workspace."""
+        self.quantized.save(root)
 
     def export(self, save_path: str | Path, conf: Any) -> None:
         """Write the quantized model as an ONNX file, as ``conf``, a ``Torch2ONNXConfig``, says."""

@@ -8,6 +8,7 @@ from torch import nn
 from neural_compressor import PostTrainingQuantConfig, quantization
 from neural_compressor.config import options
 from neural_compressor.data import (
+    DATALOADERS,
     TRANSFORMS,
     CastTransform,
     CenterCropTransform,
@@ -19,6 +20,7 @@ from neural_compressor.data import (
     TransposeTransform,
 )
 from neural_compressor.errors import ConfigError
+from neural_compressor.utils.create_obj_from_config import create_dataloader
 
 
 def test_batches():
@@ -85,6 +87,15 @@ def test_the_loader_of_a_framework():
     inputs, labels = next(iter(PyTorchDataLoader(data, batch_size=4)))
     assert torch.equal(inputs, torch.as_tensor(np.stack([data[i][0] for i in range(4)])))
     assert isinstance(labels, torch.Tensor)
+
+
+@pytest.mark.parametrize(("framework", "kind"), [("pytorch", torch.Tensor), ("onnxrt_qlinearops", np.ndarray)])
+def test_loaders_by_framework(framework, kind):
+    assert framework in DATALOADERS
+    loader = DATALOADERS[framework](Datasets(framework)["dummy"](shape=(4, 3)), batch_size=3)
+    assert [(type(inputs), len(inputs)) for inputs, _ in loader] == [(kind, 3), (kind, 1)]
+    with pytest.raises(ConfigError, match="DATALOADERS: unknown framework 'onxrt'"):
+        DATALOADERS["onxrt"]
 
 
 def test_an_image_as_a_tensor():
@@ -183,3 +194,38 @@ def test_resized_images():
         TRANSFORMS("pytorch")["RandomCrop"]
     with pytest.raises(ConfigError, match="preprocess"):
         TRANSFORMS("pytorch", "postprocess")
+
+
+def test_loaders_by_their_settings(tmp_path):
+    image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
+    for kind in ("cat", "dog"):
+        (tmp_path / kind).mkdir()
+        image.new("RGB", (6, 8), (255, 0, 0)).save(tmp_path / kind / "0.png")
+    loader = create_dataloader(
+        "onnxrt_qlinearops",
+        {
+            "batch_size": 2,
+            "dataset": {"ImageFolder": {"root": tmp_path}},
+            "transform": {"Resize": {"size": 4}, "CenterCrop": {"size": 4}, "Rescale": {}},
+            "filter": None,
+        },
+    )
+    ((images, labels),) = loader
+    assert images.shape == (2, 4, 4, 3)
+    assert images.max() == 1
+    assert labels.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"dataset": {"ImageRecord": {"root": "."}}}, "there is no data set 'ImageRecord' here"),
+        ({"batch_size": 4}, "dataset: got None, expected one by name"),
+        ({"dataset": {"dummy": {"shape": (2, 3)}}, "transform": {"BilinearImagenet": {}}}, "BilinearImagenet"),
+        ({"dataset": {"dummy": {"shape": (2, 3)}}, "filter": {"LabelBalance": {"size": 1}}}, "got a filter"),
+        ("conf.yaml", "create_dataloader: got a str"),
+    ],
+)
+def test_settings_of_loaders_that_cannot_be_had(given, message):
+    with pytest.raises(ConfigError, match=message):
+        create_dataloader("tensorflow", given)

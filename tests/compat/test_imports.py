@@ -17,17 +17,19 @@ IMPORTS = {
     "neural_compressor.evaluation.lm_eval": "evaluate LMEvalParser",
     "neural_compressor.mix_precision": "fit MixedPrecisionConfig",
     "neural_compressor.training": "prepare_compression fit",
-    "neural_compressor.metric": "METRICS BaseMetric Metric",
+    "neural_compressor.metric": "METRICS BaseMetric Metric TensorflowTopK GeneralTopK",
     "neural_compressor.model": "Model",
     "neural_compressor.objective": "objectives",
     "neural_compressor.utils": "logger",
+    "neural_compressor.utils.create_obj_from_config": "create_dataloader create_dataset",
+    "neural_compressor.utils.constant": "FP32 BF16 INT8_SYM_MINMAX_PERCHANNEL UINT8_ASYM_KL_PERTENSOR",
     "neural_compressor.utils.pytorch": "load",
     "neural_compressor.utils.utility": "LazyImport",
-    "neural_compressor.utils.load_huggingface": "save_for_huggingface_upstream",
+    "neural_compressor.utils.load_huggingface": "save_for_huggingface_upstream OptimizedModel",
     "neural_compressor.adaptor.pytorch": "get_torch_version",
-    "neural_compressor.common": "logger Logger",
-    "neural_compressor.data": "DataLoader Datasets DefaultDataLoader ComposeTransform TRANSFORMS",
-    "neural_compressor.data.dataloaders.dataloader": "DataLoader",
+    "neural_compressor.common": "logger Logger dump_elapsed_time",
+    "neural_compressor.data": "DATALOADERS DataLoader Datasets DefaultDataLoader ComposeTransform TRANSFORMS",
+    "neural_compressor.data.dataloaders.dataloader": "DATALOADERS DataLoader",
     "neural_compressor.data.dataloaders.default_dataloader": "DefaultDataLoader",
     "neural_compressor.data.dataloaders.onnxrt_dataloader": "DefaultDataLoader ONNXRTDataLoader",
     "neural_compressor.data.dataloaders.pytorch_dataloader": "PyTorchDataLoader",
@@ -75,7 +77,8 @@ IMPORTS = {
         get_rtn_double_quant_config_set INT8StaticQuantConfig get_default_fp8_config_set HybridGPTQConfig
         get_default_mixed_precision_config_set RTNConfig GPTQConfig AWQConfig TEQConfig HQQConfig AutoRoundConfig FP8Config
         MXQuantConfig SmoothQuantConfig StaticQuantConfig DynamicQuantConfig MixedPrecisionConfig""",
-    "neural_compressor.torch.quantization.autotune": "autotune TuningConfig get_all_config_set",
+    "neural_compressor.torch.quantization.autotune": """
+        autotune TuningConfig get_all_config_set get_rtn_double_quant_config_set""",
     "neural_compressor.torch.quantization.quantize": "quantize prepare convert",
     "neural_compressor.torch.quantization.save_load_entry": "save load",
     "neural_compressor.torch.quantization.config": "RTNConfig get_default_rtn_config INT8StaticQuantConfig",
@@ -85,6 +88,7 @@ IMPORTS = {
     "neural_compressor.common.base_config": "BaseConfig ComposableConfig register_config config_registry",
     "neural_compressor.common.utils": """
         LazyImport set_workspace set_random_seed set_tensorboard set_resume_from DEFAULT_WORKSPACE dump_elapsed_time""",
+    "neural_compressor.tensorflow.utils": "BaseDataLoader DummyDataset DummyDatasetV2",
 }
 """Names by the module they are imported from."""
 
@@ -111,6 +115,17 @@ def test_import(module, name):
 def test_what_is_out_of_scope_says_so(module, name):
     with pytest.raises(ImportError, match=f"{name} is not here.*out of its scope"):
         exec(f"from {module} import {name}", {})
+
+
+@pytest.mark.parametrize("name", ["TensorflowImageRecord", "BilinearImagenetTransform", "LabelShift"])
+def test_what_reads_records_says_what_to_give(name):
+    with pytest.raises(ImportError, match=rf"{name} is not here.*batches \(input, label\)"):
+        exec(f"from neural_compressor.data import {name}", {})
+
+
+def test_quantizers_in_onnx_models_need_no_second_step():
+    with pytest.raises(ImportError, match="quant_format='QDQ'"):
+        exec("from neural_compressor.config import ONNXQlinear2QDQConfig", {})
 
 
 @pytest.mark.parametrize("module", ["compression", "compression.pruner", "compression.distillation.criterions"])

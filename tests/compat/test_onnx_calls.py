@@ -16,6 +16,7 @@ from onnx_neural_compressor.quantization import (
     config,
     matmul_4bits_quantizer,
     matmul_nbits_quantizer,
+    quantize,
     tuning,
 )
 
@@ -186,3 +187,36 @@ def test_weight_only_algorithms_through_fit(tmp_path, algorithm):
     conf = PostTrainingQuantConfig(approach="weight_only", op_type_dict={".*": {"weight": weight}})
     made = quantization.fit(two_products(), conf, [(INPUTS, 0)], workspace=tmp_path, quiet=True)
     assert types(made.model).count("MatMulNBits") == 2
+
+
+@pytest.mark.parametrize(("level", "written"), [(1, 1), (0, 4), (None, 4)])
+def test_the_accuracy_level_of_recipes_is_written(tmp_path, level, written):
+    weight = {"bits": 4, "group_size": 32, "algorithm": "RTN"}
+    recipes = {} if level is None else {"rtn_args": {"accuracy_level": level}}
+    conf = PostTrainingQuantConfig(approach="weight_only", op_type_dict={".*": {"weight": weight}}, recipes=recipes)
+    made = quantization.fit(two_products(), conf, workspace=tmp_path, quiet=True).model
+    assert [a.i for node in made.graph.node for a in node.attribute if a.name == "accuracy_level"] == [written, written]
+
+
+def test_an_accuracy_level_that_is_not_written_is_refused(tmp_path):
+    rules = {".*": {"weight": {"bits": 4, "group_size": 32, "algorithm": "RTN"}}}
+    conf = PostTrainingQuantConfig(
+        approach="weight_only", op_type_dict=rules, quant_format="QDQ", recipes={"rtn_args": {"accuracy_level": 1}}
+    )
+    with pytest.raises(ConfigError, match="rtn_args has no 'accuracy_level'"):
+        quantization.fit(two_products(), conf, workspace=tmp_path, quiet=True)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"rtn": {"global": {"weight_bits": 4}, "local": {"second": {"weight_bits": 8}}}},
+        config.RTNConfig().set_local("second", config.RTNConfig(weight_bits=8)).to_dict(),
+        [config.RTNConfig(white_list=["first"]), config.RTNConfig(weight_bits=8, white_list=["second"])],
+    ],
+)
+def test_settings_as_plain_data(given):
+    made = quantize(two_products(), None, given, quiet=True)
+    assert [a.i for node in made.graph.node for a in node.attribute if a.name == "bits"] == [4, 8]
+    with pytest.raises(ConfigError, match="settings by algorithm, and 'rnt' is none; did you mean 'rtn'"):
+        quantize(two_products(), None, {"rnt": {}})

@@ -13,6 +13,7 @@ from neural_compressor.errors import ConfigError
 from neural_compressor.torch.export import export
 from neural_compressor.torch.quantization import StaticQuantConfig, convert, prepare
 from neural_compressor.training import prepare_compression
+from neural_compressor.utils.load_huggingface import OptimizedModel, save_for_huggingface_upstream
 
 
 def net():
@@ -155,3 +156,27 @@ def test_a_trained_model_as_an_onnx_file(tmp_path):
     manager.export(tmp_path / "m.onnx", Torch2ONNXConfig(example_inputs=X[:1]))
     found, expected = run(tmp_path / "m.onnx", X, "input"), manager.model.eval()(X).detach().numpy()
     assert np.abs(found - expected).max() < 0.05 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_folder_for_hugging_face_is_read_back(tmp_path, named):
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+    config = transformers.BertConfig(**sizes, vocab_size=50, architectures=["BertForSequenceClassification"])
+    model = transformers.BertForSequenceClassification(config).eval()
+    batch = {"input_ids": torch.randint(0, 50, (2, 6)), "attention_mask": torch.ones(2, 6, dtype=torch.long)}
+    made = quantization.fit(model, PostTrainingQuantConfig(), [batch], workspace=tmp_path / "work", quiet=True)
+
+    class Tokenizer:
+        def save_pretrained(self, folder):
+            (folder / "tokenizer.json").write_text("{}")
+
+    save_for_huggingface_upstream(made, Tokenizer(), tmp_path / "out")
+    given = {"config": config, "from_tf": False, "revision": "main", "cache_dir": None} if named else {}
+    found = OptimizedModel.from_pretrained(tmp_path / "out", **given)
+    assert type(found) is transformers.BertForSequenceClassification
+    with torch.no_grad():
+        assert torch.equal(found(**batch).logits, made.model(**batch).logits)
+    with pytest.raises(ConfigError, match="got revision='v2'; it reads the folder"):
+        OptimizedModel.from_pretrained(tmp_path / "out", revision="v2")

@@ -55,7 +55,7 @@ def test_a_function_and_the_module_of_its_name(name):
 def test_settings_by_algorithm():
     model = quantize(net(), {"rtn": {"bits": 8, "group_size": 16, "white_list": ["0"]}, "hqq": {"bits": 4}}, quiet=True)
     assert bits(model) == [8, 4]
-    with pytest.raises(ConfigError, match=r"torch\.rtm"):
+    with pytest.raises(ConfigError, match="'rtm' is none; did you mean 'rtn'"):
         quantize(net(), {"rtm": {}})
     with pytest.raises(ConfigError, match="quant_config is a dict"):
         quantize(net(), {})
@@ -257,10 +257,28 @@ def test_questions_that_every_configuration_answers(kind):
     assert kind.from_dict(config.to_dict()).identity == config.identity
 
 
-@pytest.mark.parametrize(("given", "expected"), [((), "mxfp8_e4m3"), (({nn.Linear: "MXFP4"},), "mxfp4")])
+def test_arguments_by_name(tmp_path):
+    config = RTNConfig().set_local(operator_name_or_list="fc1", config=RTNConfig(bits=8))
+    config.to_json_file(filename=tmp_path / "config.json")
+    assert RTNConfig.from_json_file(filename=tmp_path / "config.json") == config
+    assert RTNConfig.from_dict(config_dict={"bits": 8}) == RTNConfig(bits=8)
+    FP8Config().to_json_file(filename=tmp_path / "fp8.json")
+    assert FP8Config.from_json_file(filename=tmp_path / "fp8.json").identity == FP8Config().identity
+    both = (RTNConfig() + GPTQConfig()).set_local(operator_name_or_list=["fc2"], config=GPTQConfig(bits=8))
+    assert ComposedConfig.from_dict(config_dict=both.to_dict()).identity == both.identity
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, "mxfp8_e4m3"),
+        ({"quant_config": {nn.Linear: "MXFP4"}}, "mxfp4"),
+        ({"mapping": {nn.Linear: "MXFP4"}}, "mxfp4"),
+    ],
+)
 def test_training_by_a_scheme(given, expected):
     model, x = net().train(), torch.randn(4, 32)
-    prepare_qat(model, *given)  # in place: programs go on with the model they have
+    prepare_qat(model, **given)  # in place: programs go on with the model they have
     model(x).square().sum().backward()
     assert model[0].parametrizations.weight.original.grad is not None
     assert {
@@ -270,5 +288,9 @@ def test_training_by_a_scheme(given, expected):
 
 def test_schemes_are_for_linear_layers():
     assert get_default_qat_module_mappings() == {nn.Linear: "MXFP8"}
+    with pytest.raises(
+        ConfigError, match="prepare_qat got its configuration twice, as 'quant_config' and as 'mapping'"
+    ):
+        prepare_qat(net(), StaticQuantConfig(), mapping={nn.Linear: "MXFP4"})
     with pytest.raises(ConfigError, match="other layers are trained with a configuration"):
         prepare_qat(net(), {nn.Conv2d: "MXFP4"})

@@ -120,7 +120,8 @@ def test_batches_of_local_texts(tmp_path):
     ]
     assert all(sorted(order) == list("abcd") for order in orders)
     assert len({tuple(order) for order in orders}) > 1
-    assert auto_round.get_dataloader is get_dataloader
+    by_2x = auto_round.get_dataloader(letters, 10, dataset_name=file, bs=1, n_samples=3)
+    assert all(torch.equal(one["input_ids"], other["input_ids"]) for one, other in zip(by_2x, batches, strict=True))
     assert layer_wise_quant.load_empty_model is load_empty_model
 
 

@@ -55,3 +55,15 @@ def test_a_loop_for_several_ways_to_compress():
 def test_what_is_no_function_is_refused_before_training():
     with pytest.raises(ConfigError, match="eval_func is a int"):
         training.fit(manager(), lambda model: pytest.fail("trained"), eval_func=3)
+
+
+def test_a_trained_model_is_saved_in_the_workspace(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    compression = manager()
+    compression.callbacks.on_train_begin()
+    compression.model(torch.randn(4, 8))
+    compression.callbacks.on_train_end()
+    compression.save()
+    assert (tmp_path / "nc_workspace" / "saved_model" / "qconfig.json").is_file()
+    compression.save(root="out")
+    assert (tmp_path / "out" / "qconfig.json").is_file()

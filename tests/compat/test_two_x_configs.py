@@ -12,7 +12,9 @@ from neural_compressor.config import (
     TuningCriterion,
 )
 from neural_compressor.errors import ConfigError
+from neural_compressor.schemes import PER_TENSOR
 from neural_compressor.torch.quantization import RTNConfig, quantize
+from neural_compressor.utils import constant
 
 
 def test_recipes_that_nobody_asked_for():
@@ -34,6 +36,29 @@ def test_fields_can_be_assigned():
     assert conf.recipes["weight_correction"] is False
     with pytest.raises(ConfigError, match="smooth_qant"):
         conf.recipes = {"smooth_qant": True}
+
+
+def test_a_loss_by_its_criterion():
+    criterion = AccuracyCriterion()
+    criterion.absolute = 5
+    assert (criterion.criterion, criterion.tolerable_loss, criterion.relative) == ("absolute", 5, None)
+    with pytest.raises(ConfigError, match="which is 500% of the float model's metric"):
+        criterion.relative = 5
+    assert criterion.absolute == 5
+    criterion.relative = 0.05
+    assert criterion == AccuracyCriterion(tolerable_loss=0.05)
+
+
+def test_rules_by_the_names_of_their_settings(tmp_path):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+    conf = PostTrainingQuantConfig(
+        op_name_dict={"0": constant.FP32, "1": {"weight": constant.INT8_SYM_MINMAX_PERTENSOR}}
+    )
+    made = quantization.fit(model, conf, [torch.randn(4, 8)], workspace=tmp_path, quiet=True)
+    assert type(made.model[0]) is torch.nn.Linear
+    scheme = made.model[1].scheme.weight
+    assert (scheme.dtype.name, scheme.symmetric, scheme.granularity) == ("int8", True, PER_TENSOR)
 
 
 def test_fields_have_names():

@@ -76,6 +76,8 @@ def test_a_level_is_one_of_the_same_pass():
         ({"rtn_args": {"mse": True}}, "rtn", {"search": "mse"}),
         ({"gptq_args": {"percdamp": 0.1, "actorder": True}}, "gptq", {"percdamp": 0.1, "act_order": True}),
         ({"gptq_args": {"act_order": True, "mse": False}}, "gptq", {"act_order": True, "search": None}),
+        ({"gptq_args": {"blocksize": 64, "perchannel": True}}, "gptq", {"block_size": 64}),
+        ({"autoround_args": {"n_blocks": 2}}, "autoround", {"nblocks": 2}),
         ({"gptq_args": {"correct_upstream": False}}, "gptq", {"upstream": False}),
         ({"awq_args": {"enable_mse_search": False}}, "awq", {"auto_clip": False}),
         (
@@ -128,6 +130,14 @@ def test_an_argument_that_is_unknown_is_an_error():
         with_recipes(Plan(), {"rtn_args": {"group_dim": 0}})
     with pytest.raises(ConfigError, match=r"gptq_args: n_samples and nsamples say the same"):
         with_recipes(Plan(), {"gptq_args": {"n_samples": 4, "nsamples": 8}})
+
+
+def test_products_are_written_with_one_accuracy_level():
+    plan = Plan(passes=(Pass("weight_layout", {"quant_format": "QOperator"}),))
+    (found,) = with_recipes(plan, {"rtn_args": {"accuracy_level": 1}, "gptq_args": {"accuracy_level": 1}}).passes
+    assert found.options == {"quant_format": "QOperator", "accuracy_level": 1}
+    with pytest.raises(ConfigError, match="one for all weights of a model, and recipes say rtn_args 1, gptq_args 4"):
+        with_recipes(plan, {"rtn_args": {"accuracy_level": 1}, "gptq_args": {"accuracy_level": 4}})
 
 
 def test_arguments_that_were_not_given_are_none():

@@ -51,4 +51,9 @@ def __getattr__(name: str) -> object:
             "TF2ONNXConfig is not here: TensorFlow models become ONNX models by the package tf2onnx (python -m "
             "tf2onnx.convert --saved-model FOLDER --output model.onnx), and the ONNX model is what is quantized"
         )
+    if name == "ONNXQlinear2QDQConfig":
+        raise ImportError(
+            "ONNXQlinear2QDQConfig is not here: PostTrainingQuantConfig(quant_format='QDQ') writes an ONNX model with "
+            "QuantizeLinear and DequantizeLinear in the first place"
+        )
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -61,13 +61,13 @@ class ConfigModel(BaseModel):
         return {name: plain(getattr(self, name)) for name in type(self).model_fields}
 
     @classmethod
-    def from_dict(cls: type[C], data: Mapping[str, Any]) -> C:
+    def from_dict(cls: type[C], config_dict: Mapping[str, Any]) -> C:
         """Read what :meth:`to_dict` writes; fields that are absent take their defaults."""
-        if not isinstance(data, Mapping):
-            raise ConfigError(f"{cls.__name__}.from_dict expects a mapping, got {type(data).__name__}")
-        return cls(**named_fields(cls, data))
+        if not isinstance(config_dict, Mapping):
+            raise ConfigError(f"{cls.__name__}.from_dict expects a mapping, got {type(config_dict).__name__}")
+        return cls(**named_fields(cls, config_dict))
 
-    def to_json_file(self, path: str | os.PathLike[str]) -> None:
+    def to_json_file(self, filename: str | os.PathLike[str]) -> None:
         """Write the settings to a JSON file."""
         data = self.to_dict()
         for name, value in data.items():
@@ -78,16 +78,16 @@ class ConfigModel(BaseModel):
                     f"{type(self).__name__}.{name} cannot be written to JSON ({error}); "
                     "leave it out of the file and set it in the program"
                 ) from None
-        file = path_of(path, "path")
+        file = path_of(filename, "filename")
         try:
             file.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"cannot write the configuration file {str(file)!r}: {error}") from error
 
     @classmethod
-    def from_json_file(cls: type[C], path: str | os.PathLike[str]) -> C:
+    def from_json_file(cls: type[C], filename: str | os.PathLike[str]) -> C:
         """Read what :meth:`to_json_file` writes."""
-        file = path_of(path, "path")
+        file = path_of(filename, "filename")
         try:
             data = json.loads(file.read_text(encoding="utf-8"), object_pairs_hook=_each_once)
         except OSError as error:
@@ -129,14 +129,14 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def either(conf: Any, config: Any, function: str) -> Any:
-    """The configuration that a function takes by two names, as programs use both.
+def either(conf: Any, config: Any, function: str, names: tuple[str, str] = ("conf", "config")) -> Any:
+    """The configuration that a function takes by two ``names``, as programs use both.
 
     >>> either(None, "settings", "fit")
     'settings'
     """
     if conf is not None and config is not None:
-        raise ConfigError(f"{function} got its configuration twice, as 'conf' and as 'config'")
+        raise ConfigError(f"{function} got its configuration twice, as {names[0]!r} and as {names[1]!r}")
     return config if conf is None else conf
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -12,7 +12,7 @@ from pydantic import PlainValidator
 
 from neural_compressor.config.base import named_arguments, plain
 from neural_compressor.config.composition import FRAMEWORK_QUERIES, PROCESSORS, Composition, ops_of
-from neural_compressor.config.op_selector import Claim, OpSelector, Tier, selectors
+from neural_compressor.config.op_selector import Claim, OpNames, OpSelector, Tier, selectors
 from neural_compressor.errors import ConfigError
 from neural_compressor.schemes import Pass
 
@@ -118,13 +118,14 @@ class ComposableConfig(Composition):
         self.__dict__.update(fresh.__dict__)
         self.model_fields_set.add(name)
 
-    def set_local(self, op: str | type | Sequence[str | type], config: ComposableConfig) -> Self:
-        """Give the ops that ``op`` names ``config`` instead; later rules win. Returns this configuration.
+    def set_local(self, operator_name_or_list: OpNames, config: ComposableConfig) -> Self:
+        """Give these ops ``config`` instead; later rules win. Returns this configuration.
 
-        ``op`` is a name, a regular expression matched whole, a class, the name of a class, or a list of those.
+        ``operator_name_or_list`` is a name, a regular expression matched whole, a class, the name of a class, or a list of
+        those.
         """
         try:
-            added = tuple(LocalRule(selector, config) for selector in selectors(op))
+            added = tuple(LocalRule(selector, config) for selector in selectors(operator_name_or_list))
         except ConfigError as error:
             raise ConfigError(f"{type(self).__name__}.set_local: {error}") from None
         if not added:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import product
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -12,6 +12,7 @@ from pydantic import PlainValidator
 
 from neural_compressor.config.composable import ComposableConfig
 from neural_compressor.config.composition import CONFIGS, Composition, ops_of
+from neural_compressor.config.op_selector import OpNames
 from neural_compressor.errors import ConfigError
 from neural_compressor.registry import close_matches
 
@@ -55,11 +56,13 @@ class ComposedConfig(Composition):
     def identity(self) -> str:
         return json.dumps([part.identity for part in self.configs])
 
-    def set_local(self, op: str | type | Sequence[str | type], config: ComposableConfig) -> Self:
-        """Give the ops that ``op`` names ``config``, whatever the parts say. Returns this configuration."""
+    def set_local(self, operator_name_or_list: OpNames, config: ComposableConfig) -> Self:
+        """Give these ops ``config``, whatever the parts say. Returns this configuration."""
         if not isinstance(config, ComposableConfig):
             raise ConfigError(f"ComposedConfig.set_local: got {config!r}, expected a configuration of one algorithm")
-        self.configs = sum_of((*self.configs, type(config)(white_list=[]).set_local(op, config))).parts
+        self.configs = sum_of(
+            (*self.configs, type(config)(white_list=[]).set_local(operator_name_or_list, config))
+        ).parts
         return self
 
     def get_model_info(self, model: Any, example_inputs: Any = None) -> list[tuple[str, str]]:
@@ -87,16 +90,16 @@ class ComposedConfig(Composition):
         return {"config": self.name, **parts}
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any], config_registry: Mapping[str, Any] | None = None) -> Self:
+    def from_dict(cls, config_dict: Mapping[str, Any], config_registry: Mapping[str, Any] | None = None) -> Self:
         """Read what :meth:`to_dict` writes; ``config_registry`` has the classes of parts that do not say theirs."""
-        if config_registry is not None and isinstance(data, Mapping):
-            found = {name: each for name, each in data.items() if name != "config"}
+        if config_registry is not None and isinstance(config_dict, Mapping):
+            found = {name: each for name, each in config_dict.items() if name != "config"}
             if unknown := [name for name in found if name not in config_registry]:
                 raise ConfigError(
                     f"unknown algorithm {unknown[0]!r}; {close_matches(str(unknown[0]), config_registry)}"
                 )
             return cls(configs=tuple(config_registry[name].from_dict(each) for name, each in found.items()))
-        return super().from_dict(data)
+        return super().from_dict(config_dict)
 
     @classmethod
     def _read(cls, fields: dict[str, Any]) -> dict[str, Any]:
@@ -124,8 +127,15 @@ def config_of(given: Any, framework: str) -> Any:
     if isinstance(given, Mapping) and given:
         if "config" in given:
             return Composition.from_dict(given)
-        classes: list[Any] = [CONFIGS[f"{framework}.{name}"] for name in given]
-        return sum_of([kind.from_dict(given[name]) for kind, name in zip(classes, given, strict=True)])
+        prefix = f"{framework}."
+        known: dict[str, Any] = {n.removeprefix(prefix): CONFIGS[n] for n in CONFIGS if n.startswith(prefix)}
+        for name in given:
+            if name not in known:
+                raise ConfigError(
+                    f"quant_config is a dict of settings by algorithm, and {name!r} is none; "
+                    f"{close_matches(str(name), known)}"
+                )
+        return sum_of([known[name].from_dict(each) for name, each in given.items()])
     if isinstance(given, list | tuple) and given:
         each = [config_of(item, framework) for item in given]
         if all(isinstance(item, Composition) for item in each):

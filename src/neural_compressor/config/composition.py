@@ -90,15 +90,16 @@ class Composition(ConfigModel):
         return sum_of(self.parts + other.parts) if isinstance(other, Composition) else NotImplemented
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+    def from_dict(cls, config_dict: Mapping[str, Any]) -> Self:
         """Read what ``to_dict`` writes; the class it says must be this one or a child of it."""
-        if not isinstance(data, Mapping):
-            return super().from_dict(data)
-        fields = dict(data)
+        if not isinstance(config_dict, Mapping):
+            return super().from_dict(config_dict)
+        fields = dict(config_dict)
         kind: Any = CONFIGS[str(fields.pop("config"))] if "config" in fields else cls
         if isabstract(kind):
             raise ConfigError(
-                f"got {dict(data)!r}, whose 'config' should say which configuration it is; known: {', '.join(CONFIGS)}"
+                f"got {dict(config_dict)!r}, whose 'config' should say which configuration it is; known: "
+                f"{', '.join(CONFIGS)}"
             )
         if not issubclass(kind, cls):
             raise ConfigError(f"{cls.__name__} cannot be read from the settings of a {kind.__name__}")

@@ -39,10 +39,23 @@ class AccuracyCriterion(ConfigModel):
         """The tolerable loss where the criterion is relative, else None."""
         return self.tolerable_loss if self.criterion == "relative" else None
 
+    @relative.setter
+    def relative(self, loss: float) -> None:
+        self._set("relative", loss)
+
     @property
     def absolute(self) -> float | None:
         """The tolerable loss where the criterion is absolute, else None."""
         return self.tolerable_loss if self.criterion == "absolute" else None
+
+    @absolute.setter
+    def absolute(self, loss: float) -> None:
+        self._set("absolute", loss)
+
+    def _set(self, criterion: str, loss: float) -> None:
+        # Both at once: a loss that one criterion takes may be refused by the other.
+        self.__dict__.update(type(self)(**{**dict(self), "criterion": criterion, "tolerable_loss": loss}).__dict__)
+        self.model_fields_set.update(("criterion", "tolerable_loss"))
 
 
 def check_loss(criterion: str, tolerable_loss: float) -> None:

@@ -46,11 +46,14 @@ def _full_range(value: Any) -> dict[str, Any]:
 RECIPE_OPTIONS: OptionTable = {
     "mse": searched,
     "actorder": "act_order",
+    "blocksize": "block_size",
+    "perchannel": _only("perchannel", True, why="there is a scale for each channel and group"),
     "correct_upstream": "upstream",
     "enable_auto_scale": "auto_scale",
     **dict.fromkeys(("enable_mse_search", "mse_range"), _ranges_searched),
     **dict.fromkeys(("enable_full_range", "sym_full_range"), _full_range),
     "n_samples": "nsamples",
+    "n_blocks": "nblocks",
     "seq_len": "seqlen",
     "pad_max_length": "seqlen",
     "use_max_length": _only(

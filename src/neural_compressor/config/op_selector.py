@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Generic, TypeVar
@@ -14,6 +14,10 @@ from neural_compressor.name_pattern import NamePattern
 from neural_compressor.schemes import OpKey
 
 T = TypeVar("T")
+
+
+OpNames = str | type | Sequence[str | type]
+"""What a rule may call the ops it is about."""
 
 
 @dataclass(frozen=True)

@@ -125,7 +125,9 @@ def with_recipes(
         layout["optypes_to_exclude_output_quant"] = as_list(types)
     if layout:
         passes["qdq_layout"] = passes.get("qdq_layout", Pass("qdq_layout")).with_options(**layout)
-    methods = {name: args or {} for recipe, args in recipes.items() if (name := method_named(recipe)) is not None}
+    methods = {name: dict(args or {}) for recipe, args in recipes.items() if (name := method_named(recipe)) is not None}
+    if "weight_layout" in passes and (level := _accuracy_level(methods)) is not None:
+        passes["weight_layout"] = passes["weight_layout"].with_options(accuracy_level=level)
     options = {name: method_from_args(name, args).options for name, args in methods.items()}
     every = {"layer_wise": True} if recipes.get("layer_wise_quant") else {}
     ops = {key: _with_options(scheme, options, every) for key, scheme in plan.items()}
@@ -181,6 +183,15 @@ def _smoothing(args: Any) -> Mapping[str, Any]:
         raise ConfigError(f"smooth_quant_args is {args!r}; expected a dict such as {{'alpha': 0.5}}")
     found = {**args, **args.get("auto_alpha_args", {})}
     return {_SMOOTHING.get(name, name): value for name, value in found.items() if name != "auto_alpha_args"}
+
+
+def _accuracy_level(methods: Mapping[str, dict[str, Any]]) -> Any:
+    """How exact products with weights are in an ONNX model, taken out of the arguments of methods that say so."""
+    found = {name: args.pop("accuracy_level") for name, args in methods.items() if "accuracy_level" in args}
+    if any(level != each for level in found.values() for each in found.values()):
+        told = ", ".join(f"{name}_args {level!r}" for name, level in found.items())
+        raise ConfigError(f"accuracy_level is one for all weights of a model, and recipes say {told}; choose one")
+    return next(iter(found.values()), None)
 
 
 def _with_options(scheme: OpScheme, options: Mapping[str, Mapping[str, Any]], every: Mapping[str, Any]) -> OpScheme:

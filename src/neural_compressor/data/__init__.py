@@ -4,7 +4,7 @@ Any loader that can be gone over again serves as well; nothing is downloaded.
 """
 
 from neural_compressor.data.datasets import Datasets, Dummy, DummyV2, ImageFolder, ImagenetRaw
-from neural_compressor.data.loader import DataLoader, DefaultDataLoader
+from neural_compressor.data.loader import DATALOADERS, DataLoader, DefaultDataLoader
 from neural_compressor.data.transforms import (
     TRANSFORMS,
     CastTransform,
@@ -19,6 +19,7 @@ from neural_compressor.data.transforms import (
 )
 
 __all__ = [
+    "DATALOADERS",
     "TRANSFORMS",
     "CastTransform",
     "CenterCropTransform",
@@ -37,3 +38,27 @@ __all__ = [
     "ResizeTransform",
     "TransposeTransform",
 ]
+
+_RECORDS = (
+    "BilinearImagenetTransform",
+    "COCORecordDataset",
+    "LabelBalanceCOCORecordFilter",
+    "LabelShift",
+    "ParseDecodeCocoTransform",
+    "Postprocess",
+    "TFSquadV1ModelZooPostTransform",
+    "TFSquadV1PostTransform",
+    "TensorflowImageRecord",
+    "TensorflowResizeCropImagenetTransform",
+    "TensorflowResizeWithRatio",
+    "TensorflowShiftRescale",
+)
+
+
+def __getattr__(name: str) -> object:
+    if name in _RECORDS:
+        raise ImportError(
+            f"{name} is not here: files of records, and what is done to their samples, are read by the program. Anything "
+            "that gives batches (input, label) calibrates and evaluates, a tf.data.Dataset too"
+        )
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from neural_compressor.config.process_options import options
 from neural_compressor.config.validators import at_least, word
 from neural_compressor.errors import ConfigError
-from neural_compressor.metric import known_framework
+from neural_compressor.metric import known_framework, known_frameworks
 
 _OTHERS = {"sampler": None, "batch_sampler": None, "num_workers": 0, "pin_memory": False, "distributed": False}
 """Arguments of loaders elsewhere, with the values that they have when they are left out."""
@@ -73,6 +74,26 @@ class DataLoader(DefaultDataLoader):
     def __iter__(self) -> Iterator[Any]:
         for batch in super().__iter__():
             yield _as_torch(batch) if self._as_torch else batch
+
+
+class Loaders(Mapping[str, Callable[..., DataLoader]]):
+    """Loaders by framework.
+
+    >>> len(DATALOADERS["onnxruntime"]([1, 2, 3], batch_size=2))
+    2
+    """
+
+    def __getitem__(self, framework: str) -> Callable[..., DataLoader]:
+        return partial(DataLoader, known_framework(framework, "DATALOADERS"))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(known_frameworks())
+
+    def __len__(self) -> int:
+        return len(known_frameworks())
+
+
+DATALOADERS = Loaders()
 
 
 def stacked(samples: Sequence[Any]) -> Any:

@@ -362,7 +362,9 @@ def _weight_options(steps: Steps, capability: ProviderCapability) -> WeightOnlyO
     layout = steps.usual(WeightLayout)
     return WeightOnlyOptions(
         quant_format=layout.quant_format or capability.quant_format,
-        accuracy_level=_LEVELS.get(layout.accuracy_level, layout.accuracy_level),
+        accuracy_level=next(
+            (own for word, own in _LEVELS.items() if word == layout.accuracy_level), layout.accuracy_level
+        ),
         fold=layout.fold,
         providers=capability.target.sessions,
     )

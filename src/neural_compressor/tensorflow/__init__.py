@@ -14,6 +14,9 @@ __all__ = [
     "StaticQuantConfig",
     "TuningConfig",
     "autotune",
+    "get_all_config_set",
+    "get_default_sq_config",
+    "get_default_static_quant_config",
     "quantize_model",
 ]
 

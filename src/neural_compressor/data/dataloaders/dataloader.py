@@ -1,5 +1,5 @@
 """Loaders for any framework."""
 
-from neural_compressor.data.loader import DataLoader
+from neural_compressor.data.loader import DATALOADERS, DataLoader
 
-__all__ = ["DataLoader"]
+__all__ = ["DATALOADERS", "DataLoader"]

@@ -9,6 +9,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
+from neural_compressor.config.composed import config_of
 from neural_compressor.config.composition import Composition
 from neural_compressor.onnx.adaptor.op_records import brief_records
 from neural_compressor.onnx.executor import Executor
@@ -28,7 +29,7 @@ from neural_compressor.report.terminal import print_ops
 def quantize(
     model_input: Source,
     model_output: str | Path | None,
-    quant_config: Composition,
+    quant_config: Any,
     optimization_level: Any = None,
     calibration_data_reader: Any = None,
     *,
@@ -37,6 +38,7 @@ def quantize(
 ) -> onnx.ModelProto | None:
     """Quantize ``model_input`` as ``quant_config`` says, and write the result as ``model_output``.
 
+    ``quant_config`` is a configuration, a list of them to add up, or settings as a dict, as its ``to_dict`` has them.
     Without ``model_output`` the result is returned. ``calibration_data_reader`` serves configurations that need data and
     have none of their own. ``optimization_level`` (``onnxruntime.GraphOptimizationLevel``) is how far ONNX Runtime
     simplifies the graph first; by default it does for static quantization, as far as nodes keep their names.
@@ -54,6 +56,7 @@ def quantize(
     >>> [node.op_type for node in new.graph.node]
     ['MatMulNBits']
     """
+    quant_config = config_of(quant_config, "onnxrt")
     require_onnx(quant_config)
     if model_output is not None:
         check_writable(Path(model_output))

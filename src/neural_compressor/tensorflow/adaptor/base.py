@@ -100,6 +100,10 @@ class GraphAdaptor(Adaptor):
         records = [self._record(key, model, parts) for key in graph.ops()]
         return [*records, *(OpRecord(*key, "fp32", reason=why) for key, why in graph.skipped().items())]
 
+    def shared(self, model: Any) -> Mapping[str, str]:
+        """The ops of a quantized model that read a tensor as another op has it, with what that changes."""
+        return self._parts(model).shared
+
     def _record(self, key: OpKey, model: Any, parts: QuantizedGraph) -> OpRecord:
         assert self._executor is not None
         graph = self._executor.graph
@@ -125,6 +129,14 @@ class GraphAdaptor(Adaptor):
         return OpRecord(
             *key, scheme.precision, activation, scheme.mode, kernel, bool(why), reason, error, size_bytes=size
         )
+
+    @abstractmethod
+    def ready(self, model: Any) -> Any:
+        """The model itself, or what is in the file that was given."""
+
+    @abstractmethod
+    def deployed(self, model: Any) -> bytes:
+        """The bytes of the LiteRT file that is written."""
 
     @abstractmethod
     def _kernel(self, key: OpKey, model: Any) -> tuple[str, str]:

@@ -29,6 +29,7 @@ from neural_compressor.schemes import OpKey, Plan, float_op
 from neural_compressor.tensorflow.adaptor.base import GraphAdaptor
 
 if TYPE_CHECKING:
+    from neural_compressor.tensorflow.executor import Executor
     from neural_compressor.tensorflow.float_graph import FloatGraph
     from neural_compressor.tensorflow.litert.keras_file import LiteRTFile
 
@@ -186,6 +187,15 @@ class KerasAdaptor(GraphAdaptor):
         quantized = self.quantize(plan.to_tune_cfg(), model, loader)
         graph: Any = self._prepared(model).graph
         return op_errors(quantized.quantization, feeds(graph.model, loader, plan.calib_sampling_size))
+
+    def _prepared(self, model: Any) -> Executor:
+        from neural_compressor.tensorflow.layers import FakeQuant, QuantizeDequantize
+
+        model = self.ready(model)
+        for layer in model.layers:
+            if isinstance(layer, FakeQuant | QuantizeDequantize):
+                raise ConfigError(f"the model is quantized already: {layer.name!r} rounds; give the float model")
+        return super()._prepared(model)
 
     def _graph_of(self, model: Any) -> FloatGraph:
         from neural_compressor.tensorflow.keras_graph import KerasGraph

@@ -130,6 +130,10 @@ class TensorFlowAdaptor(GraphAdaptor):
         quantized = sum(not scheme.is_float for scheme in (found.plan or Plan()).values())
         return f"<LiteRT model {found.name!r}: {len(op_kinds(found.content))} ops, {quantized} quantized>"
 
+    def deployed(self, model: Any) -> bytes:
+        """The bytes of the LiteRT file that is written."""
+        return self.convert(model, "savedmodel", "litert")
+
     def convert(self, model: Any, source: str, destination: str) -> bytes:
         """The bytes of the LiteRT file."""
         if (source, destination) != ("savedmodel", "litert"):

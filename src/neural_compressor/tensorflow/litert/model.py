@@ -40,6 +40,10 @@ class LiteModel:
         """What runs it, on one thread."""
         return Runner(self.content, order=self.inputs)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the interpreter, which cannot be copied; it is made again."""
+        return {name: value for name, value in vars(self).items() if name != "runner"}
+
     def __call__(self, inputs: Any) -> Any:
         """The outputs for a batch: an array, or a dict where there are several."""
         found = self.runner(inputs)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import PlainValidator
 
 from neural_compressor.algorithms.smoothquant import check_alpha
-from neural_compressor.config.composition import register_config
+from neural_compressor.config.composition import FRAMEWORK_QUERIES, FrameworkQueries, register_config
 from neural_compressor.config.tensor_fields import TensorFieldsConfig
 from neural_compressor.config.validators import ExcludedPrecisions, flag, names, one_or_more, registered_dtype, word
 from neural_compressor.dtypes import DType
@@ -89,8 +89,9 @@ class SmoothQuantConfig(StaticQuantConfig):
     """Static quantization after moving the outliers of activations into the weights.
 
     It goes first in a list with a :class:`StaticQuantConfig`, whose types count then; alone it has those of its own.
-    ``alpha`` says how far outliers move, from 0 to 1, or "auto". ``op_types`` are the layers that are smoothed,
-    ``scales_per_op`` gives layers that share an input scales of their own, ``folding`` lets the layer before take them up.
+    ``alpha`` says how far outliers move, from 0 to 1, or "auto". ``op_types`` are the ops that are smoothed, by default
+    ``Dense``, ``Conv1D`` and ``Conv2D``, of SavedModels ``MatMul`` and ``Conv2D``. ``scales_per_op`` gives ops
+    that share an input scales of their own, ``folding`` lets the op before take them up.
 
     >>> SmoothQuantConfig(alpha=0.7).passes[0].options["alpha"]
     0.7
@@ -98,11 +99,7 @@ class SmoothQuantConfig(StaticQuantConfig):
 
     alpha: Annotated[float | str, one_or_more(_alpha)] = 0.5
     folding: Flag = True
-    op_types: Annotated[tuple[str, ...], PlainValidator(lambda value: tuple(names(value)))] = (
-        "Dense",
-        "Conv1D",
-        "Conv2D",
-    )
+    op_types: Annotated[tuple[str, ...], PlainValidator(lambda value: tuple(names(value)))] = ()
     scales_per_op: Flag = True
 
     @property
@@ -111,3 +108,33 @@ class SmoothQuantConfig(StaticQuantConfig):
         self.require_single()
         fields = ("alpha", "folding", "op_types", "scales_per_op")
         return (Pass("smooth", {name: getattr(self, name) for name in fields}),)
+
+
+def get_default_static_quant_config() -> StaticQuantConfig:
+    """Static int8, as the class has it."""
+    return StaticQuantConfig()
+
+
+def get_default_sq_config() -> SmoothQuantConfig:
+    """Smoothed static int8, as the class has it."""
+    return SmoothQuantConfig()
+
+
+def get_all_config_set() -> list[ActivationConfig]:
+    """Static int8 with ranges as they are and searched, smoothed, and dynamic int8."""
+    return [
+        StaticQuantConfig(),
+        *(StaticQuantConfig(act_algorithm=name) for name in ("mse", "kl")),
+        SmoothQuantConfig(),
+        DynamicQuantConfig(),
+    ]
+
+
+def _ops(model: Any) -> dict[str, str]:
+    from neural_compressor.tensorflow.quantization.model import ready_model
+
+    adaptor, model = ready_model(model)
+    return dict(adaptor.query_fw_capability(model)["opwise"].keys())
+
+
+FRAMEWORK_QUERIES.add("tensorflow", FrameworkQueries(_ops, get_all_config_set))

@@ -1,27 +1,27 @@
-"""A Keras model that can be saved in the forms it is deployed in."""
+"""A Keras or LiteRT model that can be saved in the forms it is deployed in."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from neural_compressor.errors import ConfigError
 from neural_compressor.paths import path_of, write_errors
-from neural_compressor.tensorflow.adaptor import KerasAdaptor
+from neural_compressor.tensorflow.adaptor import KerasAdaptor, TensorFlowAdaptor
+from neural_compressor.tensorflow.adaptor.base import GraphAdaptor
 from neural_compressor.tensorflow.litert.model import write_whole
 
 
 class Model:
-    """A Keras model, quantized or not. Calls and attributes go to the Keras model, ``.model``."""
+    """A Keras model, quantized or not, or a LiteRT model. Calls and attributes go to it, ``.model``.
 
-    def __init__(self, model: Any, adaptor: KerasAdaptor | None = None) -> None:
-        model = model.__dict__["model"] if isinstance(model, Model) else model
-        if not KerasAdaptor.handles(model):
-            raise ConfigError(
-                f"got a {type(model).__name__}, expected a keras.Model or the path of a .keras or .h5 file"
-            )
-        self.adaptor = adaptor if adaptor is not None else KerasAdaptor()
-        self.model = self.adaptor.ready(model)
+    A folder is a SavedModel, which is run as LiteRT runs it.
+    """
+
+    def __init__(self, model: Any, adaptor: GraphAdaptor | None = None) -> None:
+        found = ready_model(model) if adaptor is None else (adaptor, adaptor.ready(model))
+        self.adaptor, self.model = found
         #: The evidence of a tuning run, where there was one.
         self.tuning: Any = None
 
@@ -33,6 +33,10 @@ class Model:
         """
         target = path_of(path, "save")
         if target.suffix == ".keras":
+            if not isinstance(self.adaptor, KerasAdaptor):
+                raise ConfigError(
+                    f"{target}: a SavedModel has no Keras layers; give a folder or the path of a .tflite file"
+                )
             with write_errors(target):
                 self.model.save(target)
         elif target.suffix == ".tflite":
@@ -50,3 +54,23 @@ class Model:
 
     def __repr__(self) -> str:
         return f"Model({self.adaptor.describe(self.model)})"
+
+
+def ready_model(model: Any, info: Mapping[str, Any] | None = None) -> tuple[GraphAdaptor, Any]:
+    """A model with the adaptor for it: that of a :class:`Model` or a file, where one is given."""
+    model = model.__dict__["model"] if isinstance(model, Model) else model
+    kinds: tuple[type[KerasAdaptor] | type[TensorFlowAdaptor], ...] = (KerasAdaptor, TensorFlowAdaptor)
+    for kind in kinds:
+        if kind.handles(model):
+            adaptor = kind(info)
+            return adaptor, adaptor.ready(model)
+    expected = "a keras.Model, the path of a .keras or .h5 file, or the folder of a SavedModel"
+    if not isinstance(model, str | Path):
+        raise ConfigError(f"model is a {type(model).__name__}; expected {expected}")
+    path = path_of(model, "model")
+    why = ""
+    if (path / "quantization.json").is_file():
+        why = "; it holds a quantized model, which quantization.load(folder, float_model) reads, or save it as .keras"
+    elif path.suffix == ".pb":
+        why = "; a frozen graph is not read, write it as a SavedModel (tf.saved_model.save)"
+    raise ConfigError(f"{path} is none that can be read, expected {expected}{why}")

@@ -8,6 +8,7 @@ from functools import reduce
 from operator import add
 from typing import Any
 
+from neural_compressor.config.composed import config_of
 from neural_compressor.config.composition import Composition
 from neural_compressor.config.op_plans import config_request, plan_ops
 from neural_compressor.config.resolver import op_space
@@ -26,7 +27,9 @@ class Composed:
 
 def composed(config: Any) -> Composed:
     """One configuration, or a list of them that act together: smoothing goes before what quantizes."""
-    given = list(config) if isinstance(config, (list, tuple)) else [config]
+    each_given = list(config) if isinstance(config, (list, tuple)) else [config]
+    read = [config_of(each, "tensorflow") for each in each_given]
+    given = [part for each in read for part in (each.parts if isinstance(each, Composition) else (each,))]
     for each in given:
         if not isinstance(each, Composition) or each.framework not in ("tensorflow", ""):
             what = each.__name__ if isinstance(each, type) else type(each).__name__
@@ -66,6 +69,8 @@ def plan_for(
     left |= {key: "its configuration leaves it in float" for key, scheme in ops.items() if scheme.is_float}
     if not any(not scheme.is_float or scheme.precision != "fp32" for scheme in ops.values()):
         why = next(iter(planned.refusals), "the configuration leaves every op in float")
+        if not opwise:
+            why = "; ".join(f"{name!r}, {reason}" for (name, _), reason in left.items()) or "it has no ops"
         raise NothingToQuantizeError(f"nothing in the model would be quantized: {why}")
     static = any(scheme.mode == "static" for scheme in ops.values())
     steps = (*wanted.passes, *dict.fromkeys(step for part in config.parts for step in part.passes))

@@ -1,4 +1,4 @@
-"""Quantize a Keras model as a configuration says."""
+"""Quantize a Keras model or a SavedModel as a configuration says."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 from neural_compressor.errors import CalibrationError, ConfigError
 from neural_compressor.report.terminal import print_ops
-from neural_compressor.tensorflow.adaptor import KerasAdaptor, TensorFlowAdaptor
+from neural_compressor.tensorflow.adaptor.base import GraphAdaptor
 from neural_compressor.tensorflow.adaptor.requirements import require_tensorflow
-from neural_compressor.tensorflow.quantization.model import Model
+from neural_compressor.tensorflow.quantization.model import Model, ready_model
 from neural_compressor.tensorflow.quantization.plans import composed, plan_for
 
 logger = logging.getLogger("neural_compressor")
@@ -27,15 +27,16 @@ def quantize_model(
 ) -> Model:
     """``model`` quantized as ``quant_config`` says: a configuration, or a list of them that act together.
 
+    The model is a Keras model, the path of a file of one, or the folder of a SavedModel, which becomes a LiteRT model.
+
     Static ops take ranges from ``calib_iteration`` batches of ``calib_dataloader``, or from the calls that
     ``calib_func(model)`` makes. The model that was given stays as it is. A few lines on standard error say what is quantized
     and what stayed in float, and why; ``quiet`` leaves them out.
     """
     require_tensorflow()
     config = composed(quant_config)
-    model = checked_model(model)
     check_data(calib_dataloader, calib_iteration, calib_func)
-    adaptor = KerasAdaptor({"dataloader": calib_dataloader})
+    adaptor, model = ready_model(model, {"dataloader": calib_dataloader})
     capability = adaptor.query_fw_capability(model)
     plan, left = plan_for(capability, config, calib_iteration * samples_in_batch(adaptor))
     adaptor.info["reasons"] = left
@@ -44,21 +45,11 @@ def quantize_model(
             "the configuration takes ranges from data: give calib_dataloader or calib_func, or use DynamicQuantConfig"
         )
     quantized = adaptor.quantize(plan.to_tune_cfg(), model, calib_dataloader, calib_func)
-    for name, why in quantized.quantization.shared.items():
+    for name, why in adaptor.shared(quantized).items():
         logger.warning("op %r has not all of its scheme: %s", name, why)
     if not quiet:
         print_ops(adaptor.summary(quantized))
     return Model(quantized, adaptor)
-
-
-def checked_model(model: Any) -> Any:
-    """The Keras model in ``model``, which may be the path of a file of one."""
-    model = model.model if isinstance(model, Model) else model
-    if KerasAdaptor.handles(model):
-        return KerasAdaptor().ready(model)
-    if TensorFlowAdaptor.handles(model):
-        raise ConfigError(f"{model} holds no Keras layers; quantize it with neural_compressor.quantization.fit")
-    raise ConfigError(f"model is a {type(model).__name__}; expected a keras.Model, or the path of a .keras or .h5 file")
 
 
 def check_data(loader: Any, iterations: Any, function: Any) -> None:
@@ -71,7 +62,7 @@ def check_data(loader: Any, iterations: Any, function: Any) -> None:
         raise ConfigError(f"calib_iteration: got {iterations!r}, expected a whole number >= 1")
 
 
-def samples_in_batch(adaptor: KerasAdaptor) -> int:
+def samples_in_batch(adaptor: GraphAdaptor) -> int:
     """How many samples the first batch of the adaptor's data has."""
     return int(adaptor.info.get("batch_size") or 1)
 

@@ -10,6 +10,7 @@ from torch import nn
 from torch.fx import GraphModule
 
 from neural_compressor.algorithms.qat import trained
+from neural_compressor.config.base import either
 from neural_compressor.config.composed import config_of
 from neural_compressor.errors import ConfigError
 from neural_compressor.schemes import OpKey, Plan
@@ -88,12 +89,13 @@ def prepare_qat(
     inplace: bool = True,
     example_inputs: Any = None,
     *,
+    mapping: Any = None,
     learned_step_size: bool = False,
 ) -> nn.Module:
     """Make ``model`` round as the quantized model will: train it next, in a loop of your own, then :func:`convert` it.
 
-    ``quant_config`` may be a scheme of :class:`AutoRoundConfig` for linear layers but the output head, as in
-    ``{nn.Linear: "MXFP4"}``; without it that is MXFP8.
+    ``quant_config``, ``mapping`` by another name, may be a scheme of :class:`AutoRoundConfig` for linear layers but the
+    output head, as in ``{nn.Linear: "MXFP4"}``; without it that is MXFP8.
     With ``example_inputs`` batch normalisation is folded first, so that the trained weights are those the kernels will see.
     ``learned_step_size`` trains the scales too (LSQ): make the optimizer after this call, so that it has them.
     :func:`finalize_calibration` keeps the ranges of activations as they are from there on.
@@ -101,6 +103,7 @@ def prepare_qat(
     Of an exported model a graph of its own is returned, which shares the weights where ``inplace`` is True. Its batch
     normalisation is folded and it has no dropout: it was exported in evaluation mode.
     """
+    quant_config = either(quant_config, mapping, "prepare_qat", ("quant_config", "mapping"))
     quant_config = config_of(trained_scheme(quant_config), "torch")
     is_graph = is_exported(model)
     if is_graph:

@@ -350,22 +350,22 @@ class FP8Config(TorchConfig):
     # -- files ------------------------------------------------------------------------------------------------------
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+    def from_dict(cls, config_dict: Mapping[str, Any]) -> Self:
         """Read what :meth:`to_dict` writes, or a JSON file of the fields alone."""
-        given = dict(data)
+        given = dict(config_dict)
         for name, usual in _OF_FILES.items():
             if given.pop(name, usual) != usual:
-                raise ConfigError(f"FP8Config.{name}: got {data[name]!r}, expected {usual!r}")
+                raise ConfigError(f"FP8Config.{name}: got {config_dict[name]!r}, expected {usual!r}")
         if given.pop("dump_stats_xlsx_path", None) is not None:
             logger.info("FP8Config: dump_stats_xlsx_path is not read, statistics are written as JSON")
         texts = {"True": True, "False": False}  # as tools write flags into config.json
         return super().from_dict({name: texts.get(v, v) if isinstance(v, str) else v for name, v in given.items()})
 
     @classmethod
-    def from_json_file(cls, path: str | os.PathLike[str]) -> Self:
+    def from_json_file(cls, filename: str | os.PathLike[str]) -> Self:
         """Read a JSON file of the fields."""
-        new = super().from_json_file(path)
-        new._json_file = os.fspath(path)
+        new = super().from_json_file(filename)
+        new._json_file = os.fspath(filename)
         return new
 
     @property

@@ -1,4 +1,4 @@
-"""Try configurations on a Keras model until one keeps the accuracy promise."""
+"""Try configurations on a Keras model or a SavedModel until one keeps the accuracy promise."""
 
 from __future__ import annotations
 
@@ -11,18 +11,15 @@ from neural_compressor.errors import ConfigError
 from neural_compressor.report.run_report import RunReport
 from neural_compressor.strategy.base import Proposal
 from neural_compressor.strategy.listed import candidates
-from neural_compressor.tensorflow.adaptor import KerasAdaptor
 from neural_compressor.tensorflow.adaptor.requirements import require_tensorflow
-from neural_compressor.tensorflow.quantization.model import Model
+from neural_compressor.tensorflow.quantization.config import get_all_config_set
+from neural_compressor.tensorflow.quantization.model import Model, ready_model
 from neural_compressor.tensorflow.quantization.plans import composed, plan_for
-from neural_compressor.tensorflow.quantization.quantize import (
-    check_data,
-    checked_model,
-    plan_needs_data,
-    samples_in_batch,
-)
+from neural_compressor.tensorflow.quantization.quantize import check_data, plan_needs_data, samples_in_batch
 from neural_compressor.tuning.evaluator import require_repeatable, with_arguments
 from neural_compressor.tuning.loop import tune
+
+__all__ = ["TuningConfig", "autotune", "get_all_config_set"]
 
 
 def autotune(
@@ -43,7 +40,6 @@ def autotune(
     where the promise was not kept.
     """
     require_tensorflow()
-    model = checked_model(model)
     if not isinstance(tune_config, TuningConfig):
         raise ConfigError(
             f"tune_config is a {type(tune_config).__name__}; expected TuningConfig(config_set=...), with what is to be tried"
@@ -52,7 +48,7 @@ def autotune(
     if calib_dataloader is not None:
         require_repeatable(calib_dataloader, "calib_dataloader")
     workspace = str(options.folder(tune_config.workspace))
-    adaptor = KerasAdaptor({"dataloader": calib_dataloader, "workspace": workspace})
+    adaptor, model = ready_model(model, {"dataloader": calib_dataloader, "workspace": workspace})
     capability = adaptor.query_fw_capability(model)
     size = calib_iteration * samples_in_batch(adaptor)
     has_data = calib_dataloader is not None or calib_func is not None

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from contextlib import ExitStack
 from importlib import import_module
+from importlib.util import find_spec
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -26,14 +27,24 @@ def _own_cache_folder(tmp_path_factory):
         yield
 
 
-@pytest.fixture(autouse=True)
-def _kernels_by_table():
-    """What a plan holds, and which kernel runs it, must not depend on how busy the machine is."""
+@pytest.fixture(scope="session", autouse=True)
+def _kernels_by_table(_own_cache_folder):
+    """What a plan holds, and which kernel runs it, must not depend on how busy the machine is.
+
+    For the session, as fixtures of modules quantize too, and whether or not a test is the first to import the framework.
+    """
     with ExitStack() as stack:
         for framework, race in _RACES.items():
-            if framework in sys.modules:
+            if find_spec(framework):
                 stack.enter_context(import_module(race).racing(None))
         yield
+
+
+@pytest.fixture(autouse=True)
+def _nothing_compiled():
+    """Dynamo gives up on a function that the process has compiled eight times, for whichever models."""
+    if "torch._dynamo" in sys.modules:
+        sys.modules["torch"].compiler.reset()
 
 
 @pytest.fixture

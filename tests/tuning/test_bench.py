@@ -1,4 +1,5 @@
 import dataclasses
+import os
 from contextlib import nullcontext
 
 import numpy as np
@@ -29,6 +30,7 @@ def test_without_an_evaluator_there_is_no_accuracy():
     assert measured.latency_ms > 0
 
 
+@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="the system keeps one peak for all")
 def test_the_footprint_is_what_a_prediction_needs():
     measured = Bench(Hungry(), EVALUATOR, example_batch=1, with_footprint=True).measure(ToyModel(COSTS))
     assert 30 * 2**20 < measured.footprint_bytes < 80 * 2**20

@@ -100,9 +100,7 @@ def test_a_model_is_compiled_where_gradients_are_on():
         model, [x], "static", op_name_dict={"0": {"weight": {"dtype": "fp32"}, "activation": {"dtype": "fp32"}}}
     )
     assert type(new[0]) is nn.Linear
-    torch.compiler.reset()
     torch.testing.assert_close(torch.compile(new, fullgraph=True, backend="aot_eager")(x), new(x))
-    torch.compiler.reset()
 
 
 def test_an_exported_model_is_stored():
@@ -118,11 +116,9 @@ def test_an_exported_model_is_stored():
 
 def test_a_model_is_compiled_as_one_graph(case):
     model, x, _, new = case
-    torch.compiler.reset()
     with torch.no_grad():
         found = torch.compile(new, fullgraph=True, backend="aot_eager")(x)
         near(found, new(x), model(x))
-    torch.compiler.reset()
 
 
 def test_weight_only_layers_are_not_written_to_onnx():
@@ -289,7 +285,6 @@ def test_weight_only_layers_are_compiled_where_gradients_are_on():
     array = rtn(torch.randn(32, 64), TensorScheme(dtype("int4"), granularity=PerGroup(32)))
     layer, x = WeightOnlyLinear.from_layer(nn.Linear(64, 32), LayerResult(array)).eval(), torch.randn(3, 64)
     model = nn.Sequential(nn.Linear(64, 64), layer)
-    torch.compiler.reset()
     found = torch.compile(model, fullgraph=True, backend="aot_eager")(x)
     # The low-bit kernel, which has no gradients of its own, may round activations.
     expected = model(x)
@@ -299,7 +294,6 @@ def test_weight_only_layers_are_compiled_where_gradients_are_on():
     model[0].weight.grad = None
     model(x).square().sum().backward()
     torch.testing.assert_close(compiled, model[0].weight.grad, rtol=2e-2, atol=2e-2 * float(compiled.abs().max()))
-    torch.compiler.reset()
 
 
 @pytest.mark.parametrize(

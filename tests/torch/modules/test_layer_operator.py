@@ -2,7 +2,6 @@
 
 import copy
 
-import pytest
 import torch
 from torch import nn
 
@@ -24,13 +23,6 @@ class Gated(nn.Module):
 
     def forward(self, x):
         return self.down(self.gate(x).relu() * self.up(x))
-
-
-@pytest.fixture(autouse=True)
-def _fresh():
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
 
 
 def test_the_graph_is_whole_and_computes_the_same():

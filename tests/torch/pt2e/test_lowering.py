@@ -61,14 +61,14 @@ def test_only_quantized_graphs_are_compiled(mlp):
 
 @pytest.mark.slow
 class TestCompiled:
-    def test_the_steps_as_printed(self, cnn):
+    def test_the_steps_as_printed(self, cnn, monkeypatch):
         """With gradients on, as nobody turns them off in the published example."""
         from torch._dynamo.utils import counters
         from torch._inductor import config
 
         x = torch.randn(4, 3, 8, 8)
         q_model = quantized(cnn, x)
-        config.freezing = True
+        monkeypatch.setattr(config, "freezing", True)
         counters.clear()
         torch._dynamo.reset()
         opt_model = torch.compile(q_model)

@@ -22,14 +22,19 @@ _TRAINED = 1200
 
 @pytest.fixture(scope="module")
 def network(kit: Kit, digits: tuple[np.ndarray, np.ndarray]) -> ir.Model:
-    """Three convolutions with batch norms, one of them beside a shortcut, and a layer on top."""
+    """Three convolutions with batch norms, one of them beside a shortcut, and a layer on top.
+
+    Trained in float64: in float32 every CPU would round its way to a network of its own, and lose points of its own.
+    """
     torch = pytest.importorskip("torch")
     nn = torch.nn
     torch.manual_seed(0)
     convs = nn.ModuleList(
         [nn.Conv2d(1, 12, 3, padding=1), nn.Conv2d(12, 24, 3, padding=1), nn.Conv2d(24, 24, 3, padding=1)]
     )
-    norms, top = nn.ModuleList([nn.BatchNorm2d(c.out_channels) for c in convs]), nn.Linear(24, 10)
+    norms, top = nn.ModuleList([nn.BatchNorm2d(c.out_channels) for c in convs]), nn.Linear(24, 10).double()
+    convs.double()
+    norms.double()
 
     def forward(x: object) -> object:
         a = nn.functional.max_pool2d(torch.relu(norms[0](convs[0](x))), 2)
@@ -37,7 +42,7 @@ def network(kit: Kit, digits: tuple[np.ndarray, np.ndarray]) -> ir.Model:
         c = torch.relu(norms[2](convs[2](b)) + b)
         return top(c.mean((2, 3)))
 
-    images = torch.from_numpy(digits[0][:_TRAINED].reshape(-1, 1, 8, 8))
+    images = torch.from_numpy(digits[0][:_TRAINED].reshape(-1, 1, 8, 8)).double()
     labels = torch.from_numpy(digits[1][:_TRAINED])
     weights = [*convs.parameters(), *norms.parameters(), *top.parameters()]
     optimizer = torch.optim.Adam(weights, lr=0.01)

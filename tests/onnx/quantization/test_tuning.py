@@ -156,6 +156,13 @@ def test_data_comes_from_the_call(digits, accuracy, data, tmp_path):
         autotune(digits[0], TuningConfig(sets, workspace=tmp_path / "other"), accuracy)
 
 
+def test_configurations_that_differ_in_data_alone_are_refused(digits, accuracy, reader, tmp_path):
+    readers = [reader([{"pixels": digits[1][i : i + 8]}]) for i in (0, 8)]
+    tuning = TuningConfig([StaticQuantConfig(each) for each in readers], workspace=tmp_path)
+    with pytest.raises(ConfigError, match="differs from an earlier configuration in its data alone"):
+        autotune(digits[0], tuning, accuracy)
+
+
 def test_lower_may_be_better(digits, tmp_path):
     def loss(path):
         bits = [a.i for node in onnx.load(path).graph.node for a in node.attribute if a.name == "bits"]

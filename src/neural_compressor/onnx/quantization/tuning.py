@@ -46,7 +46,16 @@ def resolutions(executor: Executor, configs: Sequence[Composition], level: Any, 
             raise NothingToQuantizeError("what it could quantize is too little to matter")
         return resolution
 
-    return [resolution for _, resolution in candidates(configs, made)]
+    found = [resolution for _, resolution in candidates(configs, made)]
+    data: dict[Plan, list[int]] = {}
+    for each in found:
+        readers = [id(reader) for reader in each.readers.values()]
+        if data.setdefault(each.plan, readers) != readers:
+            raise ConfigError(
+                f"{each.label}: it differs from an earlier configuration in its data alone, and a plan is tried once; "
+                "give each data reader an autotune of its own, in a workspace of its own"
+            )
+    return found
 
 
 class _ListedPlans(ONNXRTAdaptor):

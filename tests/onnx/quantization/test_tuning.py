@@ -159,7 +159,7 @@ def test_data_comes_from_the_call(digits, accuracy, data, tmp_path):
 def test_configurations_that_differ_in_data_alone_are_refused(digits, accuracy, reader, tmp_path):
     readers = [reader([{"pixels": digits[1][i : i + 8]}]) for i in (0, 8)]
     tuning = TuningConfig([StaticQuantConfig(each) for each in readers], workspace=tmp_path)
-    with pytest.raises(ConfigError, match="differs from an earlier configuration in its data alone"):
+    with pytest.raises(ConfigError, match="differs from an earlier one in its calibration_data_reader alone"):
         autotune(digits[0], tuning, accuracy)
 
 

@@ -18,7 +18,7 @@ from neural_compressor.onnx.adaptor.onnxrt import ONNXRTAdaptor
 from neural_compressor.onnx.executor import Executor, RunOptions
 from neural_compressor.onnx.files.model_file import read_model, weight_bytes, write_model
 from neural_compressor.onnx.files.scratch import scratch_folder
-from neural_compressor.onnx.quantization.config import TuningConfig
+from neural_compressor.onnx.quantization.config import OnnxConfig, TuningConfig
 from neural_compressor.onnx.quantization.resolution import Resolution, resolve
 from neural_compressor.onnx.quantization.selection import require_onnx
 from neural_compressor.onnx.quantization.source_model import Source, read_float_model
@@ -46,16 +46,7 @@ def resolutions(executor: Executor, configs: Sequence[Composition], level: Any, 
             raise NothingToQuantizeError("what it could quantize is too little to matter")
         return resolution
 
-    found = [resolution for _, resolution in candidates(configs, made)]
-    data: dict[Plan, list[int]] = {}
-    for each in found:
-        readers = [id(reader) for reader in each.readers.values()]
-        if data.setdefault(each.plan, readers) != readers:
-            raise ConfigError(
-                f"{each.label}: it differs from an earlier configuration in its data alone, and a plan is tried once; "
-                "give each data reader an autotune of its own, in a workspace of its own"
-            )
-    return found
+    return [resolution for _, resolution in candidates(configs, made)]
 
 
 class _ListedPlans(ONNXRTAdaptor):
@@ -113,6 +104,11 @@ def autotune(
             f"got {tune_config!r}, expected a TuningConfig, such as TuningConfig(config_set=[RTNConfig()])"
         )
     configs = tune_config.candidates()
+    if _readers(tune_config.config_set) != _readers(tune_config.expand()):
+        raise ConfigError(
+            "TuningConfig.config_set: a configuration differs from an earlier one in its calibration_data_reader alone, and "
+            "is tried once; give each reader an autotune of its own, in a workspace of its own"
+        )
     for config in configs:
         require_onnx(config)
     executor = Executor(read_float_model(model_input))
@@ -131,6 +127,11 @@ def autotune(
     logger.log(logging.INFO if result.satisfied else logging.WARNING, "%s", result.verdict)
     onnx.helper.set_model_props(best, {**{p.key: p.value for p in best.metadata_props}, VERDICT: result.verdict})
     return best  # type: ignore[no-any-return]
+
+
+def _readers(configs: Iterable[Composition]) -> set[int]:
+    parts = (part for config in configs for part in config.parts if isinstance(part, OnnxConfig))
+    return {id(part.reader) for part in parts if part.reader is not None}
 
 
 class _OnFile:

@@ -76,7 +76,7 @@ def config_request(
     ``said`` is what of it the user set; by default what the configuration says of that.
     """
     if not any("weight" in each for each in configs):
-        wanted = replace(wanted, weight=None)
+        wanted = replace(wanted, weight=None, method=None)
     if not wanted.is_float and wanted.weight is not None and all(map(_looks_up, configs)):
         wanted = replace(wanted, activation=None)  # what is said of activations is not about it
     said = config.said if said is None else said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import array_api_compat
@@ -64,6 +65,17 @@ def in_order(x: Array) -> Array:
     True
     """
     return array_namespace(x).reshape(array_namespace(x).reshape(x, (-1,)), x.shape)
+
+
+def as_bits(x: Array, dtype: Any) -> Array:
+    """The memory of ``x`` read as another type of its size: ``x.view(dtype)``, which ``torch.jit.trace`` cannot hold.
+
+    >>> as_bits(np.float32([1.0]), np.int32).tolist() == [127 << 23]
+    True
+    """
+    if is_torch_array(x) and sys.modules["torch"].jit.is_tracing():
+        return sys.modules["torch"].view_copy(x, dtype=dtype)
+    return x.view(dtype)
 
 
 def in_runs(x: Array, length: int) -> Array:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from array_api_compat import device
 
 from neural_compressor.dtypes import Binades, DType
-from neural_compressor.schemes.arrays import Array, array_namespace, like
+from neural_compressor.schemes.arrays import Array, array_namespace, as_bits, like
 from neural_compressor.schemes.rounding import round_to_whole
 
 _Table = npt.NDArray[Any]
@@ -43,7 +43,7 @@ def encode(x: Array, kind: DType, rounding: str = "even") -> Array:
         magnitude = _in_table(xp.abs(x), kind)
     else:
         binade, digits = _binade_and_digits(xp.abs(x), kind, kind.binades, rounding)
-        above_lowest = (binade.view(xp.int32) >> 23) - (127 + kind.binades.lowest)
+        above_lowest = (as_bits(binade, xp.int32) >> 23) - (127 + kind.binades.lowest)
         magnitude = xp.astype(digits, xp.int32) + (above_lowest << kind.binades.mantissa)
     codes = xp.astype(magnitude, code_dtype(xp, kind))
     return codes + xp.astype(xp.signbit(x), codes.dtype) * (1 << (kind.bits - 1))
@@ -88,7 +88,7 @@ def _binade_and_digits(x: Array, kind: DType, binades: Binades, rounding: str) -
     """The power of two below ``x`` (not below the smallest normal number), and ``x`` in units of its last digit."""
     xp = array_namespace(x)
     x = xp.astype(xp.clip(x, -kind.max, kind.max), xp.float32, copy=False)
-    power = xp.astype(x.view(xp.int32) & _EXPONENT_FIELD, xp.int32, copy=False).view(xp.float32)
+    power = as_bits(xp.astype(as_bits(x, xp.int32) & _EXPONENT_FIELD, xp.int32, copy=False), xp.float32)
     binade = xp.astype(xp.clip(power, 2.0**binades.lowest, None), xp.float32, copy=False)
     return binade, round_to_whole(x / (binade * 2.0**-binades.mantissa), rounding)
 

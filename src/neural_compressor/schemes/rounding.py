@@ -6,7 +6,7 @@ import math
 
 from array_api_compat import device
 
-from neural_compressor.schemes.arrays import Array, array_namespace
+from neural_compressor.schemes.arrays import Array, array_namespace, as_bits
 
 ROUNDINGS = ("even", "nearest", "floor", "dither")
 """``even`` and ``nearest`` differ in ties alone, which go to the even number and away from zero. ``floor`` cuts digits off.
@@ -40,7 +40,7 @@ def _uniform(x: Array) -> Array:
     """A number from 0 up to 1 for each of ``x``, made of its bits and its place: nothing to seed, the same everywhere."""
     xp = array_namespace(x)
     place = xp.reshape(xp.arange(math.prod(x.shape), dtype=xp.int64, device=device(x)), x.shape)
-    mixed = (xp.astype(x.view(xp.int32) & _MAGNITUDE, xp.int64) ^ (place * _ODD)) & _WORD
+    mixed = (xp.astype(as_bits(x, xp.int32) & _MAGNITUDE, xp.int64) ^ (place * _ODD)) & _WORD
     for shift in (16, 13, 16):  # the finalizer of MurmurHash3
         mixed = ((mixed ^ (mixed >> shift)) * _MIX) & _WORD
     return xp.astype(mixed >> 8, xp.float32) * 2.0**-24

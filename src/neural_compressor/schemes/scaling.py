@@ -12,7 +12,7 @@ import numpy as np
 from neural_compressor.dtypes import DType
 from neural_compressor.errors import ConfigError
 from neural_compressor.registry import close_matches
-from neural_compressor.schemes.arrays import Array, array_namespace, like
+from neural_compressor.schemes.arrays import Array, array_namespace, as_bits, like
 from neural_compressor.schemes.grid import step_size
 
 VALUES = ("maxabs", "opt", "unit")
@@ -118,5 +118,5 @@ class Scaling:
 def _power_of_two(x: Array) -> Array:
     """The smallest powers of two not below positive float32 numbers: their exponent, one more if there is a fraction."""
     xp = array_namespace(x)
-    bits = xp.reshape(xp.clip(xp.astype(x, xp.float32, copy=False), None, LARGEST_POWER), (-1,)).view(xp.int32)
-    return xp.reshape(((bits + 0x7FFFFF) & 0x7F800000).view(xp.float32), x.shape)
+    bits = as_bits(xp.reshape(xp.clip(xp.astype(x, xp.float32, copy=False), None, LARGEST_POWER), (-1,)), xp.int32)
+    return xp.reshape(as_bits((bits + 0x7FFFFF) & 0x7F800000, xp.float32), x.shape)

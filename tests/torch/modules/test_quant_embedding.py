@@ -61,3 +61,45 @@ def test_max_norm_is_refused(scheme):
 def test_unknown_rows_are_errors(scheme):
     with pytest.raises(IndexError):
         quantized_module(nn.Embedding(10, 16), scheme("int4 channel"))(torch.tensor([10]))
+
+
+BAGS = {
+    "rows": ({"mode": "sum"}, lambda: (torch.tensor([[3, 3, 9], [0, 2, 1]]),)),
+    "offsets": ({"mode": "mean"}, lambda: (torch.tensor([3, 3, 9, 0, 2]), torch.tensor([0, 2, 2]))),
+    "last offset": ({"include_last_offset": True}, lambda: (torch.tensor([3, 3, 9]), torch.tensor([0, 2, 3]))),
+    "padding": ({"mode": "max", "padding_idx": 3}, lambda: (torch.tensor([[3, 3, 9], [0, 2, 1]]),)),
+    "weights": ({"mode": "sum"}, lambda: (torch.tensor([[3, 3, 9]]), None, torch.tensor([[0.5, 2.0, -1.0]]))),
+}
+
+
+class _Inside(nn.Module):
+    def __init__(self, part):
+        super().__init__()
+        self.part = part
+
+    def forward(self, *given):
+        return self.part(*given)
+
+
+def _exported(q, given):
+    return torch.export.export(_Inside(q), given).module()
+
+
+GRAPHS = {
+    "compiled": lambda q, given: torch.compile(q, fullgraph=True, backend="aot_eager"),
+    "exported": _exported,
+    "traced": lambda q, given: torch.jit.trace(q, tuple(x for x in given if x is not None)),
+}
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+@pytest.mark.parametrize("bag", BAGS)
+def test_a_bag_in_a_graph_is_what_the_dequantized_table_gives(scheme, bag, graph):
+    options, given = BAGS[bag]
+    if bag == "weights" and graph == "traced":
+        pytest.skip("torch.jit.trace takes no None between tensors")
+    module = nn.EmbeddingBag(10, 6, **options).requires_grad_(False)
+    q = quantized_module(module, scheme("fp8_e4m3 channel"))
+    module.weight.copy_(q.dequantized_weight())
+    y = GRAPHS[graph](q, given())(*(x for x in given() if x is not None or graph != "traced"))
+    torch.testing.assert_close(y, module(*given()), rtol=1e-6, atol=1e-6)

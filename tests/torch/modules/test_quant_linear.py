@@ -195,3 +195,11 @@ def test_repr_tells_type_and_kernel(scheme):
     assert repr(q) == (
         "QuantLinear(in_features=4, out_features=3, int4, activation=uint4, mode=static, kernel='simulated', relu=True)"
     )
+
+
+@pytest.mark.parametrize(("weight", "activation"), [("fp8_e4m3 tensor", "fp8_e4m3"), ("mxfp4", "mxfp8_e4m3")])
+def test_eight_bit_floats_and_blocks_can_be_traced(scheme, weight, activation):
+    q = quantized_module(nn.Linear(64, 20), scheme(weight, activation, "dynamic")).requires_grad_(False)
+    traced = torch.jit.trace(q, torch.randn(3, 64))
+    x = torch.randn(3, 64)
+    assert torch.equal(traced(x), q(x))

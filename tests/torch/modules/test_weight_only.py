@@ -21,6 +21,10 @@ from neural_compressor.torch.modules import WeightOnlyLinear
 INT4 = TensorScheme(dtype("int4"), granularity=PerGroup(32))
 UINT4 = TensorScheme(dtype("uint4"), False, PerGroup(32))
 NF4 = TensorScheme(dtype("nf4"), granularity=PerGroup(32))
+WEIGHTS = {
+    **{name: {"dtype": name, "group_size": 32} for name in ("int4", "int8", "nf4")},
+    **{name: {"dtype": name} for name in ("mxfp4", "nvfp4")},
+}
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 
 
@@ -359,3 +363,23 @@ def test_casts_do_not_round_scales_and_moves_settle_anew():
     assert layer._prepacked == []
     assert layer(torch.randn(1, 64).half()).dtype == torch.float16
     assert layer.to("meta").simulated
+
+
+# -- graphs -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["int4", "int8", "mxfp4", "nvfp4", "nf4"])
+def test_a_trace_computes_and_holds_no_results(name):
+    layer = WeightOnlyLinear.from_float(nn.Linear(64, 32), OpScheme.from_dict({"weight": WEIGHTS[name]}))
+    traced = torch.jit.trace(layer, torch.randn(3, 64), check_trace=False)
+    x = torch.randn(5, 64)
+    assert error(traced(x), F.linear(x, layer.dequantized_weight(), layer.bias)) < 1e-6
+
+
+@pytest.mark.parametrize("name", ["int4", "int8", "mxfp4", "nvfp4", "nf4"])
+def test_an_exported_layer_takes_any_number_of_rows(name):
+    layer = WeightOnlyLinear.from_float(nn.Linear(64, 32), OpScheme.from_dict({"weight": WEIGHTS[name]}))
+    rows = ({0: torch.export.Dim.DYNAMIC},)
+    exported = torch.export.export(nn.Sequential(layer), (torch.randn(3, 64),), dynamic_shapes=rows).module()
+    x = torch.randn(5, 64)
+    assert error(exported(x), F.linear(x, layer.dequantized_weight(), layer.bias)) < 1e-6

@@ -13,6 +13,7 @@ from torch import nn
 
 from neural_compressor.errors import CalibrationError, ConfigError
 from neural_compressor.schemes import Plan
+from neural_compressor.torch import functional
 from neural_compressor.torch.modules.half import HalfModule
 from neural_compressor.torch.modules.linear import QuantLinear
 from neural_compressor.torch.modules.weight_only import WeightOnlyLinear
@@ -289,3 +290,30 @@ def test_the_output_head_stays_in_float_below_8_bits_unless_it_is_named(element:
         assert "set_local" in new.quantization.reasons["head", "Linear"]
     named = MXQuantConfig(w_dtype=element, act_dtype=element).set_local("head", MXQuantConfig(w_dtype=element))
     assert isinstance(quantize(LanguageModel(), named).head, QuantLinear)
+
+
+@pytest.mark.parametrize("w_algo", ["minmax", "mse", "gptq", "autoround"])
+def test_products_without_a_weight_stay_in_float_with_the_reason_whatever_finds_weights(w_algo: str) -> None:
+    class Products(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc, self.product = nn.Linear(32, 32), functional.MatMul()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.product(self.fc(x), x.transpose(-1, -2))
+
+    config = MXQuantConfig(w_dtype="fp4", act_dtype="fp4", w_algo=w_algo)
+    model = quantize(Products().eval(), config, run_fn=lambda m: m(torch.randn(2, 40, 32)), quiet=True)
+    assert isinstance(model.fc, QuantLinear)
+    assert "MatMul" in model.quantization.reasons[("product", "MatMul")]
+
+
+@pytest.mark.parametrize("w_dtype", ["int8", "fp8_e4m3", "fp4", "nvfp4"])
+def test_a_trace_of_torch_computes_the_same(w_dtype: str) -> None:
+    layer = quantize(
+        nn.Sequential(nn.Linear(48, 8)).eval(), MXQuantConfig(w_dtype=w_dtype, act_dtype=w_dtype), quiet=True
+    )
+    with torch.no_grad():
+        traced = torch.jit.trace(layer, torch.randn(3, 48))
+        x = torch.randn(3, 48)
+        assert torch.equal(traced(x), layer(x))

@@ -168,7 +168,14 @@ def test_what_is_left_in_float_is_listed():
     assert "(4, 8, 8) that Experts works with directly" in reason
 
 
-def test_a_layer_that_calibration_missed_is_left_and_listed(caplog):
+MISSING = {
+    "gptq": GPTQConfig(group_size=8),
+    "nvfp4 inputs": StaticQuantConfig(w_dtype="nvfp4", act_dtype="nvfp4"),
+}
+
+
+@pytest.mark.parametrize("config", MISSING.values(), ids=MISSING)
+def test_a_layer_that_calibration_missed_is_left_and_listed(config, caplog):
     class Branch(nn.Module):
         def __init__(self):
             super().__init__()
@@ -177,8 +184,8 @@ def test_a_layer_that_calibration_missed_is_left_and_listed(caplog):
         def forward(self, x, use_b=False):
             return self.b(x) if use_b else self.a(x)
 
-    model = quantize(Branch(), GPTQConfig(group_size=8), run_fn=lambda m: m(torch.randn(4, 8)))
-    assert quantized_names(model) == {"a"}
+    model = quantize(Branch(), config, run_fn=lambda m: m(torch.randn(4, 8)))
+    assert [isinstance(layer, QuantModule) for layer in (model.a, model.b)] == [True, False]
     assert model.quantization.reasons["b", "Linear"] == "calibration never reached it"
     assert "'b'" in caplog.text
 

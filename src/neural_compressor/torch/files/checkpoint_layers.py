@@ -17,6 +17,7 @@ from neural_compressor.torch.batches import feed_each, layer_input
 from neural_compressor.torch.hooks import evaluating, forward_replaced, hooked
 from neural_compressor.torch.modules import QuantModule, WeightOnlyLinear
 from neural_compressor.torch.modules.activation import calibrated_qparams
+from neural_compressor.torch.modules.base import finite
 from neural_compressor.torch.modules.kernels.integer import kernel_pairs, safe_weight
 from neural_compressor.torch.modules.linear import QuantLinear
 from neural_compressor.torch.modules.matrix_stack import QuantMatrixStack
@@ -96,12 +97,16 @@ def _takes_own_tensor_scale(scheme: OpScheme) -> bool:
 
 def module_of(layer: Layer, module: nn.Module) -> QuantModule:
     """The quantized layer that takes the place of ``module``, of which only the shape is read."""
+    bias = None if layer.bias is None else torch.as_tensor(layer.bias)
+    if bias is not None and not bias.is_floating_point():
+        raise FormatError(f"its bias is stored as {bias.dtype}; a bias is in float")
     if isinstance(layer, LinearWeight):
-        return WeightOnlyLinear.from_layer(module, LayerResult(layer.to_quantized(), layer.order), bias=layer.bias)
+        return WeightOnlyLinear.from_layer(module, LayerResult(layer.to_quantized(), layer.order), bias=bias)
     if layer.activation is None:
-        return WeightOnlyLinear.from_layer(module, LayerResult(in_groups(layer.weight)), bias=layer.bias)
+        return WeightOnlyLinear.from_layer(module, LayerResult(in_groups(layer.weight)), bias=bias)
+    bias = None if bias is None else finite(bias, "the bias")  # whatever float type: integer kernels read float32
     state = {"weight_packed": (packed := layer.weight.pack()).data, "weight_scale": packed.scale}
-    state |= {"weight_tensor_scale": packed.tensor_scale, "bias": layer.bias}
+    state |= {"weight_tensor_scale": packed.tensor_scale, "bias": bias}
     state |= {"input_scale": layer.input_scale, "input_zero_point": layer.input_zero_point}
     scheme = OpScheme(_known_weight(layer), layer.activation, layer.mode)
     return QuantLinear.from_state(module, scheme, {name: each for name, each in state.items() if each is not None})

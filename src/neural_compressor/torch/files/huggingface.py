@@ -174,6 +174,24 @@ def _without_unused(model: nn.Module, found: Mapping[str, _T]) -> dict[str, _T]:
     return {name: value for name, value in found.items() if name not in unused}
 
 
+def _check_floats(model: nn.Module, stored: Mapping[str, torch.Tensor], checkpoint: QuantizedCheckpoint) -> None:
+    """Refuse tensors besides those of quantized layers that are codes, or of another shape than ``model`` has there."""
+    places = model.state_dict()
+    for name, tensor in stored.items():
+        place, file = places.get(name), checkpoint.tensors.files.get(name, checkpoint.folder)
+        is_number = place is not None and place.is_floating_point() and not tensor.is_floating_point()
+        if is_number or str(tensor.dtype).startswith("torch.float8"):
+            raise FormatError(
+                f"{file}: tensor {name!r} is stored as {tensor.dtype}, and no scale for it is there; a "
+                f"{checkpoint.format.name} checkpoint has {', '.join(checkpoint.format.parts)} of a layer"
+            )
+        if place is not None and tuple(tensor.shape) != tuple(place.shape):
+            raise FormatError(
+                f"{file}: tensor {name!r} has the shape {tuple(tensor.shape)}, and a {type(model).__name__} has "
+                f"{tuple(place.shape)} there"
+            )
+
+
 def _convert(folder: Path, model: nn.Module, dtype: torch.dtype | None) -> nn.Module:
     schemes: dict[OpKey, OpScheme] = {}
     with QuantizedCheckpoint(folder) as checkpoint:
@@ -200,12 +218,7 @@ def _convert(folder: Path, model: nn.Module, dtype: torch.dtype | None) -> nn.Mo
             schemes[name, type(modules[name]).__name__] = layer.scheme
         rest = _without_unused(model, dict.fromkeys(checkpoint.others))
         others = biases | {name: checkpoint.tensors[name] for name in rest}
-        for name, tensor in others.items():
-            if str(tensor.dtype).startswith("torch.float8"):
-                raise FormatError(
-                    f"{checkpoint.tensors.files[name]}: tensor {name!r} is stored as {tensor.dtype}, and no scale for it "
-                    f"is there; a {checkpoint.format.name} checkpoint has {', '.join(checkpoint.format.parts)} of a layer"
-                )
+        _check_floats(model, others, checkpoint)
     if dtype is not None:
         others = {name: t.to(dtype) if t.is_floating_point() else t for name, t in others.items()}
     if isinstance(output_head(model), QuantModule):  # which T5 ties whatever its configuration says

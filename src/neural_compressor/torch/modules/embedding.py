@@ -16,6 +16,7 @@ from neural_compressor.schemes.ranges import scale_granularity
 from neural_compressor.torch.modules.base import QUANT_MODULES
 from neural_compressor.torch.modules.input_change import InputChange
 from neural_compressor.torch.modules.layer_operator import is_compiled
+from neural_compressor.torch.modules.portable import makes_graph
 from neural_compressor.torch.modules.weighted import WeightedModule
 
 
@@ -80,16 +81,16 @@ class QuantEmbeddingBag(QuantEmbedding):
         self.mode, self.include_last_offset = module.mode, module.include_last_offset
 
     def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
-        wanted, places = torch.unique(input, return_inverse=True)
-        if not wanted.numel():
-            wanted = wanted.new_zeros(1)
-        table = _rows_of(self._packed(), wanted).unpack().dequantize().to(self.dtype)
-        padding = None
-        if self.padding_idx is not None and bool((found := wanted == self.padding_idx).any()):
-            padding = int(found.nonzero()[0])
+        has_gradients = per_sample_weights is not None and per_sample_weights.requires_grad and torch.is_grad_enabled()
+        if is_compiled() and not has_gradients:
+            return self._as_operator(*(x for x in (input, offsets, per_sample_weights) if x is not None))
+        if makes_graph():  # how many different rows are looked up is not known there
+            places, table, padding = input, self._packed().unpack().dequantize(), self.padding_idx
+        else:
+            places, table, padding = self._rows_for(input)
         y = F.embedding_bag(
             places,
-            table,
+            table.to(self.dtype),
             offsets,
             mode=self.mode,
             per_sample_weights=per_sample_weights,
@@ -97,6 +98,29 @@ class QuantEmbeddingBag(QuantEmbedding):
             padding_idx=padding,
         )
         return y.relu() if self.relu else y
+
+    def _rows_for(self, input: Tensor) -> tuple[Tensor, Tensor, int | None]:
+        """Where each place of ``input`` finds its row, the rows looked up, and which of these is the padding, if any."""
+        wanted, places = torch.unique(input, return_inverse=True)
+        if not wanted.numel():
+            wanted = wanted.new_zeros(1)
+        padding = None
+        if self.padding_idx is not None and bool((found := wanted == self.padding_idx).any()):
+            padding = int(found.nonzero()[0])
+        return places, _rows_of(self._packed(), wanted).unpack().dequantize(), padding
+
+    def operator_outputs(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        return [self.forward(inputs[0], **_named(inputs[1:]))]
+
+    def empty_outputs(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        offsets = _named(inputs[1:]).get("offsets")
+        bags = inputs[0].shape[0] if offsets is None else offsets.shape[0] - int(self.include_last_offset)
+        return [inputs[0].new_empty(bags, self.embedding_dim, dtype=self.dtype)]
+
+
+def _named(given: Sequence[Tensor]) -> dict[str, Tensor]:
+    """What an EmbeddingBag may be called with beside indices, told apart by its type."""
+    return {"per_sample_weights" if x.is_floating_point() else "offsets": x for x in given}
 
 
 def _rows_of(table: PackedArray, indices: Tensor) -> PackedArray:
@@ -106,4 +130,6 @@ def _rows_of(table: PackedArray, indices: Tensor) -> PackedArray:
     if not shared:
         assert isinstance(scale, Tensor)
         scale, zero = scale[indices], None if zero is None else zero[indices]
-    return replace(table, data=table.data[indices], scale=scale, zero_point=zero, shape=(len(indices), table.shape[1]))
+    return replace(
+        table, data=table.data[indices], scale=scale, zero_point=zero, shape=(indices.shape[0], table.shape[1])
+    )

@@ -28,7 +28,7 @@ from neural_compressor.torch.modules.packed_weight import (
     parameter_names,
     stored_parameter,
 )
-from neural_compressor.torch.modules.portable import is_leaving, makes_graph
+from neural_compressor.torch.modules.portable import makes_graph
 from neural_compressor.torch.modules.shared_input import SharedInput
 from neural_compressor.torch.modules.weighted import WeightedModule
 
@@ -266,14 +266,12 @@ class WeightOnlyLinear(WeightedModule):
         if input.shape[-1] != inputs:
             raise QuantizationError(f"a layer of {inputs} inputs cannot take a tensor of {tuple(input.shape)}")
         # A decoding step has hundreds of such calls: what changes nothing is not asked for.
-        leaving = False
-        if makes_graph():
-            if is_compiled():
-                outputs: list[Tensor] = call_layer([input], self._number)
-                return outputs[0]
-            leaving = is_leaving()
+        leaving = makes_graph()
+        if leaving and is_compiled():
+            outputs: list[Tensor] = call_layer([input], self._number)
+            return outputs[0]
         rows = input.numel() // inputs
-        # Low-bit kernels have no gradients, and cannot leave this process.
+        # Low-bit kernels have no gradients, and cannot leave this process: a trace would hold their results as constants.
         if rows > self._most_rows or leaving or not rows or (input.requires_grad and torch.is_grad_enabled()):
             y = self._float_product(input, leaving)
         else:
@@ -306,7 +304,7 @@ class WeightOnlyLinear(WeightedModule):
 
     def _float_product(self, input: Tensor, leaving: bool) -> Tensor:
         rows = input if input.dim() == 2 else input.reshape(-1, self.in_features)
-        if not len(rows):
+        if not rows.shape[0]:
             return input.new_empty(*input.shape[:-1], self.out_features)
         if not leaving:
             self.shared_input.note(self, input)

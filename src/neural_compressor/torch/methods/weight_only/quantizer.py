@@ -60,7 +60,9 @@ class WeightOnlyQuantizer:
         # What runs beside a method that is calibrated in float32 is part of what that one sees.
         exact = not (self._is_fast_at_bf16() and all(option(self.ops[name], "amp") for name in waiting))
         groups = LayerGroups(self.model, self.ops, self.source, self.ranges, exact)
-        for names in self._together([name for name in self.ops if name not in waiting]):
+        blind = [name for name in self.ops if name not in waiting]
+        groups.note_missed(filter(self._lacks_range, blind))
+        for names in self._together([name for name in blind if name not in groups.missed]):
             for name in names:
                 groups.fill(name if not name or is_parameter(self.model, name) else f"{name}.")
                 open_stacks(self.model, [name])
@@ -74,6 +76,11 @@ class WeightOnlyQuantizer:
         if self.source is not None:
             self.source.finish(self.model)
         return groups.missed
+
+    def _lacks_range(self, name: str) -> bool:
+        """Whether a layer is to have the scale that data gave its input, and there is none."""
+        op = self.ops[name]
+        return op.mode == "static" and op.activation is not None and name not in self.ranges
 
     def _is_fast_at_bf16(self) -> bool:
         """Whether the devices of the model are; weights still to be read come to the CPU."""

@@ -35,7 +35,7 @@ def dequantized_product(x: Tensor, weight: StoredWeight, dtype: torch.dtype) -> 
     matrices = ((rows, part.dequantize().to(dtype)) for rows, part in parts)
     if x.requires_grad and torch.is_grad_enabled():
         return torch.cat([F.linear(x, matrix) for _, matrix in matrices], dim=1)
-    product = x.new_empty(len(x), weight.shape[0])
+    product = x.new_empty(x.shape[0], weight.shape[0])
     for rows, matrix in matrices:
         torch.mm(x, matrix.T, out=product[:, rows])
     return product

@@ -14,6 +14,7 @@ from torch import Tensor
 from neural_compressor.dtypes import DType
 from neural_compressor.errors import FormatError
 from neural_compressor.schemes import PackedArray, PerGroup, PerTensor, TensorScheme
+from neural_compressor.schemes.arrays import as_bits
 from neural_compressor.schemes.grid import code_dtype, decode
 from neural_compressor.schemes.packing import packed_bytes
 from neural_compressor.schemes.ranges import scale_granularity, scale_shape
@@ -110,7 +111,8 @@ class StoredWeight:
         """What the codes say before zero and scale: float32 of the matrix's shape."""
         kind = self.scheme.dtype.element_type
         if kind.is_integer and kind.bits == 8:
-            return self.data.view(torch.int8 if kind.signed else torch.uint8).float()
+            codes: Tensor = as_bits(self.data, torch.int8 if kind.signed else torch.uint8)
+            return codes.float()
         if kind.bits in (1, 2, 4, 8):
             return _looked_up(self.data, _byte_table(kind, self.data.device))[:, : self.shape[1]]
         packed = PackedArray(self.data, None, None, None, TensorScheme(kind), self.shape)

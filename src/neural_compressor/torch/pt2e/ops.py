@@ -44,7 +44,7 @@ _NO_INT8_FORM: dict[Any, tuple[str, str]] = {
     _aten.embedding_bag.padding_idx: ("EmbeddingBag", "a look-up, of which an exported graph has no int8 form"),
     _aten.bilinear.default: ("Bilinear", "Inductor has no int8 form of it"),
 }
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+_FLOATS = (torch.float32, torch.bfloat16)
 _PRODUCTS = (
     *(
         "matmul",
@@ -167,9 +167,7 @@ def _against(node: Node) -> str:
         return "its weight is computed in the forward, so that no codes of it can be stored"
     value = x.meta.get("val") if isinstance(x, Node) else None
     if not isinstance(value, torch.Tensor) or value.dtype not in _FLOATS:
-        return (
-            f"its input is {getattr(value, 'dtype', 'no tensor')}; there are kernels for float32, bfloat16 and float16"
-        )
+        return f"its input is {getattr(value, 'dtype', 'no tensor')}; Inductor quantizes float32 and bfloat16"
     return ""
 
 

@@ -65,6 +65,7 @@ _PRODUCT = "a product of two activations; only layers with a weight are quantize
 _STORED = (
     "a product with a weight that is not, as it is stored, the factor on the right; only such a one is a linear layer"
 )
+_APART = "it runs in a graph of its own (a branch, a loop, or under autocast), which stays in float"
 _MODULES = {
     *(f"torch.nn.modules.conv.{name}" for name in ("Conv1d", "Conv2d", "Conv3d")),
     *(f"torch.nn.modules.conv.ConvTranspose{n}d" for n in (1, 2, 3)),
@@ -104,6 +105,14 @@ def find_graph_ops(model: GraphModule, quantized: bool = False) -> tuple[dict[Op
             skipped.setdefault((name, kind), reason)
         else:
             ops.setdefault((name, kind), []).append(node)
+    modules = dict(model.named_modules())
+    for own, inner in model.named_children():
+        for name, kind in (
+            (key for found in find_graph_ops(inner) for key in found) if isinstance(inner, GraphModule) else ()
+        ):
+            key = (name if name in modules else f"{own}.{name}", kind)
+            if key not in ops:
+                skipped.setdefault(key, _APART)
     for key in [key for key in ops if key in skipped]:
         del ops[key]  # a layer is called in two ways, and one of them has no int8 form
     return ops, skipped

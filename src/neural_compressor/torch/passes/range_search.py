@@ -177,8 +177,8 @@ class _Search:
                     if "inplace" not in str(error):
                         raise
                     raise CalibrationError(
-                        f"search_ranges: the model has no gradients: {str(error).split(';')[0]}. Let it write into no tensor "
-                        "that it has computed with, or leave the pass out (recipe range_search)"
+                        f"search_ranges: the model has no gradients: {str(error).split(';')[0]}. Let it write into "
+                        "no tensor that it has computed with, or leave the pass out (recipe range_search)"
                     ) from error
         for (site, tensor), *gradients in zip(kept, *directions, strict=True):
             if gradients[0] is not None:

@@ -259,6 +259,14 @@ def test_plans_it_is_not_for_are_refused(net, batches):
     with pytest.raises(CalibrationError, match="no gradient"):
         quantized(Chosen().eval(), [torch.randn(8, 4)], SEARCH, kinds={("inner", "Linear"): op()})
 
+    class Overwritten(Chosen):
+        def forward(self, x):
+            y = self.inner(x).sigmoid()
+            return y.mul_(2)
+
+    with pytest.raises(CalibrationError, match=r"has no gradients: .*inplace operation"):
+        quantized(Overwritten().eval(), [torch.randn(8, 4)], SEARCH, kinds={("inner", "Linear"): op()})
+
 
 def test_the_fronts_ask_for_the_same(net, batches, tmp_path):
     names = [step.name for step in with_recipes(Plan(passes=USUAL_PASSES), {"range_search": True}).passes]

@@ -6,7 +6,7 @@ from torch import nn
 
 from neural_compressor.errors import ConfigError
 from neural_compressor.torch.adaptor import PyTorchAdaptor
-from neural_compressor.torch.passes.survey import Survey
+from neural_compressor.torch.passes.survey import Survey, traced_functions, ways_through
 
 INT8 = {
     "weight": {"dtype": "int8", "scheme": "sym", "granularity": "per_channel", "algorithm": "minmax"},
@@ -242,6 +242,27 @@ def test_what_a_branch_may_part_is_not_folded_and_the_rest_is(kind, folded):
     survey.see(batches()[0])
     assert survey.structure.folded == folded
     assert bool(survey.structure.relus) == (kind in (Checked, Elsewhere))
+
+
+class Counts(Checked):
+    """A buffer that is another tensor behind each call."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls = self.calls + 1
+        return super().forward(x) if x.mean() > 0 else super().forward(-x)
+
+
+def test_a_buffer_that_the_forward_replaces_is_the_same_when_its_ways_are_known():
+    model = Counts().eval()
+    calls = model.calls
+    assert len(ways_through(model)) == 2
+    assert model.calls is calls
+    traced_functions(model)
+    assert model.calls is calls
 
 
 def test_what_is_quantized_already_is_refused():

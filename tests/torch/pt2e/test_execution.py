@@ -312,10 +312,11 @@ def test_bf16_models(mlp):
     torch.testing.assert_close(q_model(x).float(), model(x).float(), rtol=0, atol=0.1)
 
 
-def test_layers_of_float64_stay_in_float(mlp):
-    x = torch.randn(4, 16, dtype=torch.float64)
-    with pytest.raises(NothingToQuantizeError, match=r"\(Linear\): its input is torch.float64; there are kernels for"):
-        prepare(export(mlp.double(), x), StaticQuantConfig())
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_layers_of_what_inductor_does_not_quantize_stay_in_float(mlp, dtype):
+    x = torch.randn(4, 16, dtype=dtype)
+    with pytest.raises(NothingToQuantizeError, match=rf"\(Linear\): its input is {dtype}; Inductor quantizes"):
+        prepare(export(mlp.to(dtype), x), StaticQuantConfig())
 
 
 def test_weights_are_safe_where_pairs_are_added_in_16_bits(monkeypatch):

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from neural_compressor.errors import FormatError
 from neural_compressor.torch.export import export
 from neural_compressor.torch.quantization import (
     DynamicQuantConfig,
@@ -86,3 +87,59 @@ def test_training_changes_the_matrix_of_the_model():
     trained(x).square().sum().backward()
     optimizer.step()
     assert not torch.equal(model.first, before)
+
+
+class Contexts(nn.Module):
+    def __init__(self, enabled):
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b, self.c, self.enabled = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8), enabled
+
+    def forward(self, x):
+        x = self.a(x)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.enabled):
+            y = self.b(x)
+            with torch.enable_grad():
+                z = self.c(y.float())
+        return z.float() + y.float()
+
+
+def test_what_runs_without_autocast_is_part_of_the_graph(tmp_path):
+    model, x = Contexts(False).eval(), torch.randn(4, 8)
+    prepared = prepare(export(model, x), StaticQuantConfig().set_local("Linear", StaticQuantConfig()))
+    expected = prepared(x)
+    torch.testing.assert_close(expected, model(x))
+    q_model = convert(prepared)
+    assert [name for name, _ in q_model.quantization.plan] == ["a", "b", "c"]
+    q_model.save(tmp_path)
+    assert torch.equal(load(tmp_path)(x), q_model(x))
+
+
+def test_layers_that_run_under_autocast_are_listed(tmp_path):
+    model, x = Contexts(True).eval(), torch.randn(4, 8)
+    prepared = prepare(export(model, x), StaticQuantConfig().set_local("Linear", StaticQuantConfig()))
+    prepared(x)
+    q_model = convert(prepared)
+    assert [name for name, _ in q_model.quantization.plan] == ["a"]
+    assert {name for name, _ in q_model.quantization.reasons} == {"b", "c"}
+    with pytest.raises(FormatError, match=r"another one, 'submod_1'.*aoti"):
+        q_model.save(tmp_path)
+
+
+def test_layers_of_branches_and_loops_are_listed_and_others_quantized():
+    class Branches(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.c = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x):
+            x = torch.cond(x.sum() > 0, self.a, torch.neg, (x,))
+            _, x = torch.while_loop(lambda i, x: i < 2, lambda i, x: (i + 1, self.b(x)), (torch.tensor(0), x))
+            return self.c(x)
+
+    model, x = Branches().eval(), torch.randn(4, 8)
+    prepared = prepare(export(model, x), StaticQuantConfig().set_local("Linear", StaticQuantConfig()))
+    prepared(x)
+    done = convert(prepared).quantization
+    assert [name for name, _ in done.plan] == ["c"]
+    assert {name for name, _ in done.reasons} == {"true_graph_0.linear", "while_loop_body_graph_0.linear"}

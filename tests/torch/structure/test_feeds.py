@@ -52,12 +52,37 @@ def test_a_layer_that_also_reads_another_value_is_alone():
     [
         (nn.ReLU(), Feed(("q", "k", "v"), "norm")),
         (nn.ReLU6(), Feed(("q", "k", "v"), "norm", 6.0, "between")),
+        (nn.PReLU(), Feed(("q", "k", "v"), "norm")),
         (nn.Tanh(), Feed(("q", "k", "v"))),
     ],
-    ids=["relu", "relu6", "tanh"],
+    ids=["relu", "relu6", "prelu", "tanh"],
 )
 def test_only_what_is_homogeneous_may_stand_between(between, expected):
     assert traced(Attention(between=between))[0] == expected
+
+
+@pytest.mark.parametrize(
+    ("shared", "between"),
+    [
+        (nn.ReLU(), [Feed(("first",)), Feed(("second",), "first"), Feed(("third",), "second")]),
+        # Where a module clips is looked at by what it is given, in all of its calls.
+        (nn.ReLU6(), [Feed(("first",)), Feed(("second",)), Feed(("third",))]),
+    ],
+    ids=["relu", "relu6"],
+)
+def test_one_activation_may_stand_between_several_layers(shared, between):
+    class Shared(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second, self.third = (nn.Conv2d(4, 4, 1) for _ in range(3))
+            self.act = shared
+
+        def forward(self, x):
+            return self.third(self.act(self.second(self.act(self.first(x)))))
+
+    model = Shared()
+    trace = watch(model, torch.randn(2, 4, 4, 4))
+    assert feeds(model, [trace], ["first", "second", "third"]) == between
 
 
 def test_layers_that_part_in_one_run_are_no_group():

@@ -171,7 +171,15 @@ class _Search:
             directions = []
             for _ in range(_DIRECTIONS):
                 signs = [torch.randint(2, t.shape, generator=draw).to(t) * 2 - 1 for t in found]
-                directions.append(torch.autograd.grad(found, tensors, signs, retain_graph=True, allow_unused=True))
+                try:
+                    directions.append(torch.autograd.grad(found, tensors, signs, retain_graph=True, allow_unused=True))
+                except RuntimeError as error:
+                    if "inplace" not in str(error):
+                        raise
+                    raise CalibrationError(
+                        f"search_ranges: the model has no gradients: {str(error).split(';')[0]}. Let it write into "
+                        "no tensor that it has computed with, or leave the pass out (recipe range_search)"
+                    ) from error
         for (site, tensor), *gradients in zip(kept, *directions, strict=True):
             if gradients[0] is not None:
                 self._add(site, tensor.detach().float(), [gradient.float() for gradient in gradients])

@@ -23,6 +23,7 @@ from neural_compressor.torch.modules.function_products import (
     open_products,
     opened_products,
 )
+from neural_compressor.torch.modules.relay.tracing import attributes, restore
 from neural_compressor.torch.passes.fold import Structure, find_structure, fold
 from neural_compressor.torch.structure.ops import find_products
 from neural_compressor.torch.structure.watch import Call, Run, Trace, watch, watched
@@ -163,14 +164,13 @@ def ways_through(module: nn.Module) -> list[fx.Graph] | None:
     found: list[fx.Graph] = []
     tracer = _WayTracer()
     while not isinstance(module, nn.Sequential):
-        attributes = vars(module).copy()
+        before = attributes(module)
         try:
             found.append(tracer.trace(module))
         except Exception:  # noqa: BLE001 - code of the user's ran on things that are no tensors
             return None if tracer.outcomes else []
         finally:
-            vars(module).clear()
-            vars(module).update(attributes)
+            restore(before)
         if len(found) > _MOST_WAYS:
             return None
         if not tracer.turn():
@@ -195,14 +195,13 @@ def traced_functions(model: nn.Module) -> tuple[Trace, list[str]]:
 
 
 def _functions_of(module: nn.Module) -> list[str] | None:
-    attributes = vars(module).copy()
+    before = attributes(module)
     try:
         nodes = _WayTracer().trace(module).nodes
     except Exception:  # noqa: BLE001 - code of the user's ran on things that are no tensors
         return None
     finally:
-        vars(module).clear()
-        vars(module).update(attributes)
+        restore(before)
     called = [node.target for node in nodes if node.op in ("call_function", "call_method")]
     return [target if isinstance(target, str) else getattr(target, "__name__", "") for target in called]
 

@@ -31,7 +31,8 @@ from neural_compressor.torch.pt2e.exported import (
     set_state,
     state_of,
 )
-from neural_compressor.torch.pt2e.int8_forms import linear_products, number_padding, strip_checks
+from neural_compressor.torch.pt2e.in_place import read_behind_writes
+from neural_compressor.torch.pt2e.int8_forms import inline_contexts, linear_products, number_padding, strip_checks
 
 logger = logging.getLogger("neural_compressor")
 
@@ -79,7 +80,9 @@ def export(model: nn.Module, example_inputs: Any, dynamic_shapes: Any = None) ->
             return model
     new = program.module()
     set_state(new, state_of(new))
+    inline_contexts(new)
     strip_checks(new)
+    read_behind_writes(new)
     number_padding(new)
     linear_products(new)
     new.recompile()

@@ -136,6 +136,11 @@ def _stored(model: GraphModule) -> tuple[dict[str, str], dict[str, torch.Tensor]
             continue
         owner, _, own = node.target.rpartition(".")
         tensor = getattr(model.get_submodule(owner), own)
+        if isinstance(tensor, GraphModule):
+            raise FormatError(
+                f"the graph holds another one, {node.target!r} (a branch, a loop, or what runs under autocast), and only "
+                'tensors can be saved beside it; format="aoti" saves it compiled'
+            )
         if not isinstance(tensor, torch.Tensor):
             raise FormatError(
                 f"the graph holds {node.target!r} of type {type(tensor).__name__}; only tensors can be saved"

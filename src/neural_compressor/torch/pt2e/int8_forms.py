@@ -11,6 +11,36 @@ from torch.fx import GraphModule, Node
 _aten = torch.ops.aten
 
 
+def inline_contexts(model: GraphModule) -> None:
+    """Put what runs with autocast off, or with gradients, into the graph: it is a graph of its own, and computes the same.
+
+    What runs with autocast on stays apart.
+    """
+    for node in list(model.graph.nodes):
+        if node.target is torch.ops.higher_order.wrap_with_set_grad_enabled:
+            inner, given = node.args[1:2], node.args[2:]
+        elif node.target is torch.ops.higher_order.wrap_with_autocast and not node.args[2]:
+            inner, given = node.args[4:5], node.args[5:]
+        else:
+            continue
+        module = model.get_submodule(inner[0].target)
+        assert isinstance(module, GraphModule)
+        inline_contexts(module)
+        if any(each.op == "get_attr" for each in module.graph.nodes):
+            continue
+        with model.graph.inserting_before(node):
+            names = module.graph.find_nodes(op="placeholder")
+            found = model.graph.graph_copy(module.graph, dict(zip(names, given, strict=True)))
+        for user in list(node.users):
+            user.replace_all_uses_with(found[user.args[1]])  # type: ignore[index]
+            model.graph.erase_node(user)
+        model.graph.erase_node(node)
+        if not inner[0].users:
+            model.graph.erase_node(inner[0])
+            model.delete_submodule(inner[0].target)
+    model.recompile()
+
+
 def strip_checks(model: GraphModule) -> None:
     """Take out the assertions that export adds: inputs are checked before the graph, with messages that name them.
 

@@ -44,7 +44,7 @@ _NO_INT8_FORM: dict[Any, tuple[str, str]] = {
     _aten.embedding_bag.padding_idx: ("EmbeddingBag", "a look-up, of which an exported graph has no int8 form"),
     _aten.bilinear.default: ("Bilinear", "Inductor has no int8 form of it"),
 }
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+_FLOATS = (torch.float32, torch.bfloat16)
 _PRODUCTS = (
     *(
         "matmul",
@@ -65,6 +65,7 @@ _PRODUCT = "a product of two activations; only layers with a weight are quantize
 _STORED = (
     "a product with a weight that is not, as it is stored, the factor on the right; only such a one is a linear layer"
 )
+_APART = "it runs in a graph of its own (a branch, a loop, or under autocast), which stays in float"
 _MODULES = {
     *(f"torch.nn.modules.conv.{name}" for name in ("Conv1d", "Conv2d", "Conv3d")),
     *(f"torch.nn.modules.conv.ConvTranspose{n}d" for n in (1, 2, 3)),
@@ -104,6 +105,14 @@ def find_graph_ops(model: GraphModule, quantized: bool = False) -> tuple[dict[Op
             skipped.setdefault((name, kind), reason)
         else:
             ops.setdefault((name, kind), []).append(node)
+    modules = dict(model.named_modules())
+    for own, inner in model.named_children():
+        for name, kind in (
+            (key for found in find_graph_ops(inner) for key in found) if isinstance(inner, GraphModule) else ()
+        ):
+            key = (name if name in modules else f"{own}.{name}", kind)
+            if key not in ops:
+                skipped.setdefault(key, _APART)
     for key in [key for key in ops if key in skipped]:
         del ops[key]  # a layer is called in two ways, and one of them has no int8 form
     return ops, skipped
@@ -167,9 +176,7 @@ def _against(node: Node) -> str:
         return "its weight is computed in the forward, so that no codes of it can be stored"
     value = x.meta.get("val") if isinstance(x, Node) else None
     if not isinstance(value, torch.Tensor) or value.dtype not in _FLOATS:
-        return (
-            f"its input is {getattr(value, 'dtype', 'no tensor')}; there are kernels for float32, bfloat16 and float16"
-        )
+        return f"its input is {getattr(value, 'dtype', 'no tensor')}; Inductor quantizes float32 and bfloat16"
     return ""
 
 

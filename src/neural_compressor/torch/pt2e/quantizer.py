@@ -69,11 +69,15 @@ class PlanQuantizer(X86InductorQuantizer):  # type: ignore[misc]
         self._schemes, self._observers = schemes, observers
         self._layers: dict[Node, OpScheme] = {}
         self._specs: dict[Any, QuantizationSpec] = {}
+        self._graph: GraphModule | None = None
         self.nodes: dict[str, OpKey] = {}
         """The op that each annotated node is, by the name of the node."""
 
     def annotate(self, model: GraphModule) -> GraphModule:
-        """Write annotations into the nodes of ``model``."""
+        """Write annotations into the nodes of ``model``, the first that is given: torchao gives the bodies of loops, too."""
+        if self._graph not in (None, model):
+            return model
+        self._graph = model
         found = {node: key for key, nodes in find_graph_ops(model)[0].items() if key in self._schemes for node in nodes}
         self._layers = {node: self._schemes[key] for node, key in found.items()}
         kept = {node: node.meta.get("source_fn_stack") for node in model.graph.nodes}

@@ -27,7 +27,7 @@ _POOLS = (
     *(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d),
     *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d),
 )
-_HOMOGENEOUS = (nn.Identity, nn.ReLU, nn.LeakyReLU, dropout._DropoutNd, *_POOLS)
+_HOMOGENEOUS = (nn.Identity, nn.ReLU, nn.LeakyReLU, nn.PReLU, dropout._DropoutNd, *_POOLS)
 _FUNCTIONS = (
     "relu",
     "relu_",
@@ -126,15 +126,14 @@ def _source(
         writer = writers.get(number)
         if writer is None or len(writer.writes) != 1:
             return None
-        if writer.module is not None and len(trace.by_module[writer.module]) != 1:
-            return None
         module = None if writer.module is None else modules[writer.module]
+        runs_once = writer.module is None or len(trace.by_module[writer.module]) == 1
         if module is not None and _takes_scale(module, modules[readers[0]]):
-            return str(writer.module), cap, capped_by
+            return (str(writer.module), cap, capped_by) if runs_once else None
         if not _is_homogeneous(writer, module):
             return None
         if isinstance(module, nn.Hardtanh):
-            if cap < module.max_val:
+            if not runs_once or cap < module.max_val:
                 return None
             cap, capped_by = float(module.max_val), writer.module
         number, calls = writer.reads[0], {id(writer)}

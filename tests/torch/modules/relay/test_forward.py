@@ -141,6 +141,25 @@ def test_an_attribute_that_changes_is_noticed(quantized, without_relays):
     assert torch.equal(new(x), 2 * before)
 
 
+def test_a_buffer_that_the_forward_replaces_counts_calls_alone(quantized):
+    class Counted(Chain):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(()))
+            self.register_buffer("mean", torch.zeros(8))
+
+        def forward(self, x):
+            h = self.b(F.relu(self.a(x)))
+            self.calls += 1
+            self.mean.mul_(0.9).add_(h.mean(0) * 0.1)
+            return self.c(h - self.mean), self.calls
+
+    x = torch.randn(16, 8)
+    new = quantized(Counted(), x)
+    before = new.calls.item()
+    assert new(x)[1].item() == new.calls.item() == before + 1
+
+
 def test_a_module_that_is_replaced_is_noticed(quantized, without_relays):
     x = torch.randn(16, 8)
     new = quantized(Chain(), x)

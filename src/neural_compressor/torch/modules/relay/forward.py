@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from neural_compressor.schemes.error import sqnr_db
 from neural_compressor.torch.batches import feed, tensors_in
+from neural_compressor.torch.hooks import buffers_kept
 from neural_compressor.torch.modules import QuantConv2d, QuantModule
 from neural_compressor.torch.modules.relay.emission import assign
 from neural_compressor.torch.modules.relay.program import Builder
@@ -81,7 +82,7 @@ def relay(model: nn.Module, example: Any) -> Relays:
         for name, module in waiting:
             if name not in own:
                 module.forward = RelayedForward(module)
-        with torch.no_grad():
+        with torch.no_grad(), buffers_kept(model):
             feed(model, example)
         tried, waiting = waiting, []
         for name, module in tried:

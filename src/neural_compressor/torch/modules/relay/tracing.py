@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import operator
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,6 +47,10 @@ _FRESH_FUNCTIONS = (
     torch.relu,
     torch.cat,
 )
+
+
+Attributes = dict[nn.Module, dict[str, tuple[Any, Any]]]
+"""Of each module its attributes by name: each as it is, and what it holds where that is a container."""
 
 
 class TraceError(NeuralCompressorError):
@@ -145,7 +149,7 @@ def trace(root: nn.Module, given: Collection[str]) -> Traced:
     except Exception as error:
         raise TraceError(_said(error)) from error
     finally:
-        changed = _restore(root, before)
+        changed = restore(before)
     if changed:
         raise TraceError(f"its forward writes the attribute {changed!r}")
     traced = Traced(root, graph, tracer.opaque, [root, *tracer.inlined])
@@ -162,35 +166,39 @@ def plain(value: Any) -> Any:
     return value.copy() if type(value) in (list, dict, set) else value
 
 
-def attributes(root: nn.Module) -> dict[nn.Module, dict[str, Any]]:
+def attributes(root: nn.Module) -> Attributes:
     """The attributes of every module under ``root``."""
-    return {module: {k: plain(v) for k, v in vars(module).items()} for module in root.modules()}
+    return {module: {name: (value, plain(value)) for name, value in vars(module).items()} for module in root.modules()}
 
 
-def same(now: Any, then: Any) -> bool:
-    """Whether two attributes are the same object or equal."""
-    try:
-        return bool(now is then or now == then)
-    except (RuntimeError, ValueError):  # arrays and tensors are compared element by element
-        return False
-
-
-def _restore(root: nn.Module, before: Mapping[nn.Module, dict[str, Any]]) -> str:
-    """Undo what the tracing forward did to attributes; returns the name of one."""
+def restore(before: Attributes) -> str:
+    """Undo what a forward in the tracer did to attributes; returns the name of one that it changed."""
     changed = ""
     for module, known in before.items():
-        for name in [n for n in vars(module) if n not in known]:
-            del module.__dict__[name]
+        now = vars(module)
+        for name in [n for n in now if n not in known]:
+            del now[name]
             changed = name
-        for name, value in known.items():
-            if name not in vars(module) or not same(vars(module)[name], value):
-                now = vars(module).get(name)
-                if isinstance(now, list) and isinstance(value, list):
-                    now[:] = value
-                else:
-                    module.__dict__[name] = value
-                changed = name
+        for name, (value, content) in known.items():
+            if name in now and now[name] is value and _holds(value, content):
+                continue
+            now[name] = value
+            if type(value) is list:
+                value[:] = content
+            elif type(value) in (dict, set):
+                value.clear()
+                value.update(content)
+            changed = name
     return changed
+
+
+def _holds(value: Any, content: Any) -> bool:
+    """Whether what is in a container is the same objects: to compare proxies of the tracer would be traced too."""
+    if type(value) is dict:
+        return list(value) == list(content) and all(value[key] is content[key] for key in content)
+    if type(value) in (list, set):
+        return len(value) == len(content) and all(a is b for a, b in zip(value, content, strict=True))
+    return True
 
 
 # -- what must not be in a graph --------------------------------------------------------------------------------------------

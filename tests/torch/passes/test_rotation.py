@@ -237,6 +237,24 @@ def test_what_reads_images_was_not_seen_on_text():
         fold_rotation(model, [CALL])
 
 
+def test_a_kind_of_call_that_comes_late_is_looked_at():
+    class Turning(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.fc, self.head = nn.Embedding(9, 8), nn.Linear(8, 8), nn.Linear(8, 9)
+
+        def forward(self, ids, bounded=None):
+            x = self.embed(ids) + self.fc(self.embed(ids))
+            return self.head(x if bounded is None else torch.tanh(x))
+
+    torch.manual_seed(0)
+    call = ((torch.arange(4)[None],), {})
+    other = (call[0], {"bounded": True})
+    fold_rotation(Turning(), [call] * 6)
+    with pytest.raises(QuantizationError, match="tanh"):
+        fold_rotation(Turning(), [*[call] * 6, other])
+
+
 def test_a_weight_that_is_read_behind_the_back_leaves_the_model_as_it_was():
     class Peeking(nn.Module):
         def __init__(self):

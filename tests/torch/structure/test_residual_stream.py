@@ -251,6 +251,20 @@ def test_layers_that_the_data_did_not_reach_are_an_obstacle():
     assert "features" in stream.writers
 
 
+def test_a_parameter_whose_type_alone_was_read_was_not_used():
+    class WithToken(Model):
+        def __init__(self):
+            super().__init__()
+            self.token = nn.Parameter(torch.ones(1, 1, WIDTH))
+
+        def forward(self, ids, first=False):
+            x = self.embed(ids).to(self.token.dtype) + self.positions(ids % 9)
+            x = torch.cat([self.token.expand(len(x), -1, -1), x], dim=1) if first else x
+            return self.head(self.norm(self.blocks[1](self.blocks[0](x))))
+
+    assert any("did not use 'token'" in why for why in reasons(WithToken()))
+
+
 def test_a_parameter_that_functions_read_was_used():
     class Functional(Model):
         def __init__(self):

@@ -123,9 +123,10 @@ class _Recorder(TorchFunctionMode):
             self.renumber(tensor)
         return int(self._numbers[tensor])
 
-    def has_number(self, tensor: torch.Tensor) -> bool:
-        """Whether a call read or wrote it."""
-        return tensor in self._numbers
+    def read_among(self, tensors: Mapping[str, torch.Tensor]) -> frozenset[str]:
+        """The names of those whose values a call outside of leaf modules read."""
+        read = {number for call in self.trace.calls if call.module is None for number in call.reads}
+        return frozenset(name for name, tensor in tensors.items() if self._numbers.get(tensor) in read)
 
     def renumber(self, tensor: torch.Tensor) -> int:
         self._next += 1
@@ -236,7 +237,7 @@ def watch(
         with recorder:
             outputs = feed(model, inputs) if run is None else run()
             trace.outputs = frozenset(recorder.number(t) for t in tensors_in(outputs))
-    trace.parameters = frozenset(name for name, p in model.named_parameters() if recorder.has_number(p))
+    trace.parameters = recorder.read_among(dict(model.named_parameters()))
     return trace
 
 

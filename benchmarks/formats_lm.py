@@ -6,8 +6,8 @@
     python benchmarks/formats_lm.py --data DIR --cells nvfp4-w nvfp4-w-mse nvfp4-wa --eval-windows 8 --out cells.json
 
 ``-w`` quantizes weights alone, ``-wa`` activations too; then comes how weights are found: the range of each block, scales
-searched by squared error (``mse``), GPTQ, AutoRound. llm-compressor joins from an environment of its own, on the same
-tokens:
+searched by squared error (``mse``), GPTQ, AutoRound; with ``rotated`` a rotation is folded into them first. llm-compressor
+joins from an environment of its own, on the same tokens:
 
     python benchmarks/formats_lm.py --data DIR --llmc ENV/bin/python
 
@@ -59,13 +59,19 @@ def _methods(name: str, **given: Any) -> dict[str, Callable[[], Any]]:
         f"{name}-w-autoround": lambda: q.AutoRoundConfig(dtype=name, **given),
     }
 
-    def both(algo: str) -> Callable[[], Any]:
+    def both(algo: str, **more: Any) -> Callable[[], Any]:
         return lambda: q.MXQuantConfig(
-            w_dtype=element, act_dtype=element, w_algo=algo, round_method="even", out_dtype="float32"
+            w_dtype=element, act_dtype=element, w_algo=algo, round_method="even", out_dtype="float32", **more
         )
 
     for algo in ("minmax", "mse", "gptq", "autoround"):
         found[f"{name}-wa" + ("" if algo == "minmax" else f"-{algo}")] = both(algo)
+    found |= {
+        f"{name}-w-rotated": lambda: q.RTNConfig(dtype=name, hadamard="folded"),
+        f"{name}-w-gptq-rotated": lambda: q.GPTQConfig(dtype=name, hadamard="folded", percdamp=0.05),
+        f"{name}-wa-rotated": both("minmax", hadamard="folded"),
+        f"{name}-wa-gptq-rotated": both("gptq", hadamard="folded"),
+    }
     return found
 
 

@@ -146,6 +146,13 @@ def test_a_model_in_float64_gives_the_same_to_the_last_digits():
     torch.testing.assert_close(model(ids), expected, rtol=1e-11, atol=1e-11)
 
 
+def test_norms_that_compute_in_float32_are_no_fault_of_a_model_in_float64():
+    model = tiny(*CASES["llama"]).double()
+    expected = logits(model)
+    fold_rotation(model, [CALL])
+    assert_same(logits(model), expected)
+
+
 def test_half_precision_stays_near():
     model = tiny(*CASES["llama"]).bfloat16()
     expected = logits(model)
@@ -206,6 +213,46 @@ def test_what_cannot_be_turned_is_refused_with_the_reason(name):
     with pytest.raises(QuantizationError, match=f"cannot be folded into a {kind}ForCausalLM.*{reason}.*hadamard=True"):
         fold_rotation(model, [CALL])
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+
+
+def test_a_layer_whose_weight_is_made_before_each_call_is_named():
+    torch.manual_seed(0)
+    model = tiny(*CASES["llama"])
+    with pytest.warns(FutureWarning, match="weight_norm"):
+        torch.nn.utils.weight_norm(model.model.layers[0].self_attn.q_proj)
+    with pytest.raises(QuantizationError, match=r"Linear 'model\.layers\.0\.self_attn\.q_proj'"):
+        fold_rotation(model, [CALL])
+
+
+def test_what_reads_images_was_not_seen_on_text():
+    tower = {"hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = transformers.LlavaConfig(
+        text_config=transformers.LlamaConfig(**GROUPED),
+        vision_config=transformers.CLIPVisionConfig(**tower, image_size=16, patch_size=8),
+        image_token_index=5,
+    )
+    torch.manual_seed(0)
+    model = transformers.LlavaForConditionalGeneration(config).eval()
+    with pytest.raises(QuantizationError, match=r"did not use 'model\.multi_modal_projector\.linear_1\.weight'"):
+        fold_rotation(model, [CALL])
+
+
+def test_a_kind_of_call_that_comes_late_is_looked_at():
+    class Turning(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.fc, self.head = nn.Embedding(9, 8), nn.Linear(8, 8), nn.Linear(8, 9)
+
+        def forward(self, ids, bounded=None):
+            x = self.embed(ids) + self.fc(self.embed(ids))
+            return self.head(x if bounded is None else torch.tanh(x))
+
+    torch.manual_seed(0)
+    call = ((torch.arange(4)[None],), {})
+    other = (call[0], {"bounded": True})
+    fold_rotation(Turning(), [call] * 6)
+    with pytest.raises(QuantizationError, match="tanh"):
+        fold_rotation(Turning(), [*[call] * 6, other])
 
 
 def test_a_weight_that_is_read_behind_the_back_leaves_the_model_as_it_was():

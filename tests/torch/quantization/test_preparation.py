@@ -6,7 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from neural_compressor.errors import CalibrationError, ConfigError, QuantizationError, WorkspaceError
+from neural_compressor.errors import (
+    CalibrationError,
+    ConfigError,
+    NothingToQuantizeError,
+    QuantizationError,
+    WorkspaceError,
+)
 from neural_compressor.torch.modules import QuantModule, WeightOnlyLinear
 from neural_compressor.torch.quantization import (
     AutoRoundConfig,
@@ -413,3 +419,14 @@ def test_convert_takes_the_schemes_that_prepare_qat_was_given():
     with pytest.raises(ConfigError, match="prepared with"):
         convert(model, {nn.Linear: "MXFP8"})
     assert isinstance(convert(model, schemes, quiet=True)[0], QuantModule)
+
+
+def test_a_model_of_subclassed_layers_alone_is_refused_with_the_reason():
+    class Own(nn.Linear):
+        pass
+
+    model = nn.Sequential(nn.Embedding(4, 8), Own(8, 8))
+    with pytest.raises(
+        NothingToQuantizeError, match=r"no linear layer.*'1' \(Own\): a subclass of Linear with behaviour of"
+    ):
+        prepare(model, RTNConfig())

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from neural_compressor.torch.structure.ops import find_ops, is_parameter, not_weight_only, op_type
+from neural_compressor.torch.structure.ops import find_ops, is_parameter, not_weight_only, op_type, outer_blocks
 
 
 class Experts(nn.Module):
@@ -80,3 +80,14 @@ def test_layers_without_a_weight_of_floats_are_left_and_listed(layer, said):
     ops, left = find_ops(nn.Sequential(nn.Linear(8, 8), layer()))
     assert list(ops) == [("0", "Linear")]
     assert said in next(why for (name, _), why in left.items() if name == "1")
+
+
+@pytest.mark.parametrize("stages", ["lists", "sequentials"])
+def test_blocks_inside_of_others_are_counted_once(stages):
+    def stage():
+        blocks = [nn.Sequential(nn.Linear(2, 2)) for _ in range(2)]
+        return nn.ModuleList(blocks) if stages == "lists" else nn.Sequential(*blocks)
+
+    model = nn.ModuleList([stage(), stage()])
+    layers = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    assert outer_blocks(model, layers) == (["0.0", "0.1", "1.0", "1.1"] if stages == "lists" else ["0", "1"])

@@ -117,7 +117,8 @@ def test_a_number_by_which_all_is_multiplied_is_none():
     class Scaled(Block):
         def forward(self, x):
             gate = torch.sigmoid(x.detach().new_zeros(x.shape[0], 1, 1))
-            return x * 0.5 + self.attention(self.norm1(x)) * torch.tensor(2.0) * gate
+            x = x * 0.5 + self.attention(self.norm1(x)) * torch.tensor(2.0) * gate
+            return x + self.down(self.act(self.up(self.norm2(x))))
 
     assert spaces_of(Model(Scaled))[0].can_turn
 
@@ -167,7 +168,7 @@ def test_a_module_that_looks_at_shapes_alone_is_no_obstacle():
         def forward(self, ids):
             x = self.embed(ids)
             self.rotary(x, torch.arange(ids.shape[1]))
-            return self.head(self.norm(self.blocks[0](x)))
+            return self.head(self.norm(self.blocks[1](self.blocks[0](x + self.positions(ids % 9)))))
 
     assert spaces_of(WithRotary())[0].can_turn
 
@@ -182,7 +183,7 @@ def test_means_that_are_subtracted_are_noted():
 def test_ways_that_differ_from_call_to_call_are_put_together():
     class Branching(Model):
         def forward(self, ids):
-            x = self.blocks[0](self.embed(ids))
+            x = self.blocks[1](self.blocks[0](self.embed(ids) + self.positions(ids % 9)))
             x = torch.sin(x) if ids.shape[1] > 5 else x
             return self.head(self.norm(x))
 
@@ -195,7 +196,7 @@ def test_ways_that_differ_from_call_to_call_are_put_together():
 def test_a_layer_that_is_given_nothing_is_no_obstacle():
     class Empty(Model):
         def forward(self, ids):
-            x = self.norm(self.blocks[0](self.embed(ids)))
+            x = self.norm(self.blocks[1](self.blocks[0](self.embed(ids) + self.positions(ids % 9))))
             self.head(x[:, :0])
             return self.head(x)
 
@@ -227,3 +228,51 @@ def test_a_module_that_fails_on_other_inputs_is_an_obstacle():
             return self.head(self.choosy(self.blocks[0](self.embed(ids))))
 
     assert any("Choosy 'choosy'" in why for why in reasons(WithChoosy()))
+
+
+def test_layers_that_the_data_did_not_reach_are_an_obstacle():
+    class Seeing(Model):
+        """Takes features of images too, which it puts in front."""
+
+        def __init__(self):
+            super().__init__()
+            self.features = nn.Linear(5, WIDTH)
+
+        def forward(self, ids, image=None):
+            x = self.embed(ids) + self.positions(ids % 9)
+            x = x if image is None else torch.cat([self.features(image), x], dim=1)
+            return self.head(self.norm(self.blocks[1](self.blocks[0](x))))
+
+    model, image = Seeing().eval(), torch.randn(2, 3, 5)
+    (found,) = find_spaces(model, [IDS])[0].obstacles
+    assert "the data did not use 'features.weight' and 1 more parameters of that width" in found
+    stream = find_spaces(model, [IDS, (IDS[0], {"image": image})])[0]
+    assert stream.can_turn
+    assert "features" in stream.writers
+
+
+def test_a_parameter_whose_type_alone_was_read_was_not_used():
+    class WithToken(Model):
+        def __init__(self):
+            super().__init__()
+            self.token = nn.Parameter(torch.ones(1, 1, WIDTH))
+
+        def forward(self, ids, first=False):
+            x = self.embed(ids).to(self.token.dtype) + self.positions(ids % 9)
+            x = torch.cat([self.token.expand(len(x), -1, -1), x], dim=1) if first else x
+            return self.head(self.norm(self.blocks[1](self.blocks[0](x))))
+
+    assert any("did not use 'token'" in why for why in reasons(WithToken()))
+
+
+def test_a_parameter_that_functions_read_was_used():
+    class Functional(Model):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, ids):
+            x = super().forward(ids)
+            return x + nn.functional.linear(torch.ones(WIDTH), self.inner.weight, self.inner.bias).sum()
+
+    assert spaces_of(Functional())[0].can_turn

@@ -17,6 +17,7 @@ from typing import Annotated
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+from torch.utils._pytree import tree_structure
 
 from neural_compressor.algorithms import Orthogonal
 from neural_compressor.errors import CalibrationError, ConfigError, QuantizationError
@@ -95,7 +96,7 @@ def fold_rotation(model: nn.Module, calls: Sequence[Arguments], seed: int = 0) -
     if not calls:
         raise QuantizationError("a rotation is folded where the model was seen to allow it: run it on data first")
     _require_values(model)
-    samples = [cut for call in calls[:PROVEN_ON] if (cut := _short(call)) is not None]
+    samples = [cut for call in _different(calls)[:PROVEN_ON] if (cut := _short(call)) is not None]
     with evaluating(model):
         spaces = find_spaces(model, samples)
         stream, others = _checked(model, spaces)
@@ -114,6 +115,15 @@ def _require_values(model: nn.Module) -> None:
             f"a rotation cannot be folded into {empty!r}, which has no values (meta device): the whole model is turned "
             "before its first layer is quantized, so load its weights, or rotate at run time (hadamard=True)"
         )
+
+
+def _different(calls: Sequence[Arguments]) -> list[Arguments]:
+    """``calls``, with the first of each kind of arguments in front: one with images may run what others do not."""
+    first: dict[str, Arguments] = {}
+    for call in calls:
+        first.setdefault(str(tree_structure(call)), call)
+    chosen = {id(call) for call in first.values()}
+    return [*first.values(), *(call for call in calls if id(call) not in chosen)]
 
 
 def _short(call: Arguments) -> Arguments | None:

@@ -173,10 +173,12 @@ def _is_static_integer(scheme: OpScheme) -> bool:
 
 
 def _nothing(model: nn.Module, has_ops: bool, left: Mapping[OpKey, str], reasons: list[str]) -> NothingToQuantizeError:
-    linear_alone = reasons and all("weight-only algorithms quantize linear layers" in reason for reason in reasons)
+    other = "weight-only algorithms quantize linear layers"
+    linear_alone = reasons and all(other in reason for reason in reasons)
     if not has_ops or linear_alone:
         what = "linear layer whose weight could be quantized" if has_ops else "layer that could be quantized"
-        first = "" if has_ops else next((f"; op {name!r} ({kind}): {why}" for (name, kind), why in left.items()), "")
+        telling = sorted(left.items(), key=lambda each: other in each[1])
+        first = next((f"; op {name!r} ({kind}): {why}" for (name, kind), why in telling), "")
         return NothingToQuantizeError(f"a model of type {type(model).__name__} has no {what}{first}")
     if reasons:
         return NothingToQuantizeError(f"nothing in the model can be quantized as the configuration says: {reasons[0]}")

@@ -58,7 +58,9 @@ def called(module: Callable[[], Any]) -> Any:
 
 
 def known_form(module: nn.Module) -> LayerForm | None:
-    """The form of a linear layer or an embedding."""
+    """The form of a linear layer or an embedding, unless something else makes its weight (``weight_norm``)."""
+    if not isinstance(getattr(module, "weight", None), nn.Parameter):
+        return None
     if isinstance(module, nn.Embedding):
         return LayerForm(outputs=(("weight", 1),))
     if not is_linear(module):

@@ -33,11 +33,12 @@ logger = logging.getLogger("neural_compressor")
 @dataclass(frozen=True)
 class ModuleForms:
     """The modules that are seen as one call, by name: layers, modules that commute with turns of their input (norms), and
-    those that give the same whatever the floats of their inputs are (rotary embeddings)."""
+    those that give the same whatever the floats of their inputs are (rotary embeddings); the parameters that no run used."""
 
     layers: Mapping[str, LayerForm]
     norms: Mapping[str, NormForm]
     blind: frozenset[str]
+    unused: tuple[str, ...] = ()
 
 
 def tried_modules(model: nn.Module, calls: Sequence[Arguments]) -> tuple[ModuleForms, list[Trace]]:
@@ -48,7 +49,17 @@ def tried_modules(model: nn.Module, calls: Sequence[Arguments]) -> tuple[ModuleF
         watch(model, call, leaves, run=lambda call=call: call_block(model, call))  # type: ignore[misc]
         for call in calls
     ]
-    return ModuleForms(layers, _norm_forms(leaves, traces, layers), frozenset(blind)), traces
+    unused = _unused_parameters(model, leaves, traces)
+    return ModuleForms(layers, _norm_forms(leaves, traces, layers), frozenset(blind), unused), traces
+
+
+def _unused_parameters(model: nn.Module, leaves: Mapping[str, nn.Module], traces: Iterable[Trace]) -> tuple[str, ...]:
+    """The parameters of modules that no run called, and that no function read either."""
+    own, used = dict(model.named_parameters()), set[int]()
+    for trace in traces:
+        used |= {id(p) for name in trace.by_module for p in leaves[name].parameters()}
+        used |= {id(own[name]) for name in trace.parameters}
+    return tuple(name for name, p in own.items() if id(p) not in used)
 
 
 def _leaves(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:

@@ -279,8 +279,9 @@ def outer_blocks(model: nn.Module, layers: Collection[str]) -> list[str]:
     """
     found: list[str] = []
     for path in repeated_blocks(model):
-        container = path.rpartition(".")[0]
-        inside_another = any(container.startswith(f"{block}.") for block in found)
+        if isinstance(model.get_submodule(path), nn.ModuleList):
+            continue  # which is never called: what is in it is
+        inside_another = any(path.startswith(f"{block}.") for block in found)
         if not inside_another and any(layer.startswith(f"{path}.") for layer in layers):
             found.append(path)
     return found

@@ -87,6 +87,7 @@ class _Finder:
 
     def __init__(self, modules: Mapping[str, nn.Module], forms: ModuleForms) -> None:
         self._modules, self._layers, self._forms, self._blind = modules, forms.layers, forms.norms, forms.blind
+        self._unused = {name: modules[""].get_parameter(name).shape for name in forms.unused}
         self._parents: dict[Node, Node] = {}
         self._widths: dict[Node, int] = {}
         self._obstacles: dict[Node, dict[str, None]] = {}
@@ -228,8 +229,18 @@ class _Finder:
             norms = {name: self._forms[name] for side, name in nodes if side == "norm"}
             writers = tuple(name for side, name in nodes if side == "out")
             obstacles = [*self._obstacles.get(root, {}), *self._without_place(readers, norms)]
-            forms = {name: self._layers[name] for name in (*writers, *readers)}
-            yield Space(self._widths.get(root, 0), writers, readers, norms, forms, tuple(obstacles))
+            forms, width = {name: self._layers[name] for name in (*writers, *readers)}, self._widths.get(root, 0)
+            yield Space(width, writers, readers, norms, forms, tuple(obstacles or self._not_seen(width)))
+
+    def _not_seen(self, width: int) -> Iterator[str]:
+        """Parameters that other data may turn out to read or write the space with, and that would not be turned."""
+        fitting = [name for name, shape in self._unused.items() if width in shape]
+        if fitting:
+            more = f" and {len(fitting) - 1} more parameters" if len(fitting) > 1 else ""
+            yield (
+                f"the data did not use {fitting[0]!r}{more} of that width, which may read or write it on other data; "
+                "calibrate on data that uses them, or take them out of the model"
+            )
 
     def _without_place(self, readers: Mapping[str, str | None], norms: Mapping[str, NormForm]) -> Iterator[str]:
         """Biases of norms that have to go into layers without one, and cannot stay either."""

@@ -58,7 +58,7 @@ class Trace:
     """What was seen of one run of a model.
 
     ``within`` are functions that a leaf module of the user's own called; that is one call among ``calls``. ``shapes`` are
-    those of all tensors, by number.
+    those of all tensors, by number; ``parameters`` are the names of those that functions read outside of leaf modules.
     """
 
     calls: list[Call] = field(default_factory=list)
@@ -66,6 +66,7 @@ class Trace:
     shapes: dict[int, tuple[int, ...]] = field(default_factory=dict)
     inputs: frozenset[int] = frozenset()
     outputs: frozenset[int] = frozenset()
+    parameters: frozenset[str] = frozenset()
 
     @property
     def path(self) -> tuple[Any, ...]:
@@ -121,6 +122,11 @@ class _Recorder(TorchFunctionMode):
         if tensor not in self._numbers:
             self.renumber(tensor)
         return int(self._numbers[tensor])
+
+    def read_among(self, tensors: Mapping[str, torch.Tensor]) -> frozenset[str]:
+        """The names of those whose values a call outside of leaf modules read."""
+        read = {number for call in self.trace.calls if call.module is None for number in call.reads}
+        return frozenset(name for name, tensor in tensors.items() if self._numbers.get(tensor) in read)
 
     def renumber(self, tensor: torch.Tensor) -> int:
         self._next += 1
@@ -231,6 +237,7 @@ def watch(
         with recorder:
             outputs = feed(model, inputs) if run is None else run()
             trace.outputs = frozenset(recorder.number(t) for t in tensors_in(outputs))
+    trace.parameters = recorder.read_among(dict(model.named_parameters()))
     return trace
 
 

@@ -293,9 +293,8 @@ def _close(a: torch.Tensor, b: torch.Tensor) -> bool:
         return False
     if not b.is_floating_point():
         return True  # where the floats that it comes from are as good as equal, so is what is counted or chosen by them
-    eps = max(
-        torch.finfo(b.dtype).eps, torch.finfo(torch.float32).eps
-    )  # norms compute in float32 in float64 models too
+    # Norms compute in float32 in models of float64, too.
+    eps = max(torch.finfo(kind).eps for kind in (b.dtype, torch.float32))
     allowed = min(_ROUNDING * eps, 0.1)
     finite = torch.isfinite(b)
     if not torch.equal(torch.isfinite(a), finite):

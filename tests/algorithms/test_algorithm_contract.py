@@ -66,7 +66,7 @@ class TestAWQ(AlgorithmContract):
 
 
 class TestTEQ(AlgorithmContract):
-    # Training magnifies what differs in the last digit: after ten steps nothing is seen of it, after twenty up to 8% of codes.
+    # Training magnifies what differs in the last digit: nothing is seen of it after ten steps, 8% of the codes after twenty.
     algorithm, options = "teq", {"steps": 10}
 
 

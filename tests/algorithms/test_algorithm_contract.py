@@ -66,8 +66,8 @@ class TestAWQ(AlgorithmContract):
 
 
 class TestTEQ(AlgorithmContract):
-    # Training magnifies what differs in the last digit.
-    algorithm, options, differing = "teq", {"steps": 20}, 0.15
+    # Training magnifies what differs in the last digit: nothing is seen of it after ten steps, 8% of the codes after twenty.
+    algorithm, options = "teq", {"steps": 10}
 
 
 class TestHQQ(AlgorithmContract):

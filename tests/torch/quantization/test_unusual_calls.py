@@ -144,12 +144,13 @@ def test_a_scale_goes_into_one_of_two_normalisations_that_share_their_gain(confi
     for block in model:
         block.norm.weight = gain
     original = copy.deepcopy(model)
-    made = q.quantize(model, config(bits=8, group_size=8, folding=True), run_fn=lambda m: m(x), quiet=True)
+    # With 8 bits TEQ finds a better scale than none in some two of three draws that differ by a millionth; with 6 in all.
+    made = q.quantize(model, config(bits=6, group_size=8, folding=True), run_fn=lambda m: m(x), quiet=True)
     made.save(tmp_path / "m")
     with torch.no_grad():
         found, wanted = made(x), original(x)
         assert not torch.equal(made[0].norm.weight, original[0].norm.weight), "a scale went into it"
-        assert float((found - wanted).norm() / wanted.norm()) < 0.01
+        assert float((found - wanted).norm() / wanted.norm()) < 0.04
         assert torch.equal(q.load(tmp_path / "m", original)(x), found)
 
 

@@ -156,4 +156,6 @@ def test_a_graph_inside_of_one_that_stays_apart_is_not_exported(caplog):
 
     model, x = Nested(True).eval(), torch.randn(4, 8)
     assert export(model, x) is model
-    assert "Nested cannot be exported: a branch, a loop, or what runs under autocast is inside of another" in caplog.text
+    assert (
+        "Nested cannot be exported: a branch, a loop, or what runs under autocast is inside of another" in caplog.text
+    )

@@ -40,11 +40,11 @@ class OptimizedModel:
                 )
         if config is None:
             return load(model_name_or_path, format="huggingface")
-        name = next(iter(getattr(config, "architectures", None) or ()), None)
-        kind = getattr(transformers, str(name), None)
+        architecture = next(iter(getattr(config, "architectures", None) or ()), None)
+        kind = getattr(transformers, str(architecture), None)
         if kind is None:
             raise ConfigError(
-                f"from_pretrained: config.architectures names {name!r}, which transformers does not have; leave config "
-                "out, and that of the folder counts"
+                f"from_pretrained: config.architectures names {architecture!r}, which transformers does not have; leave "
+                "config out, and that of the folder counts"
             )
         return load(model_name_or_path, kind(config), format="huggingface")

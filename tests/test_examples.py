@@ -1,5 +1,7 @@
 """The scripts of ``examples/`` start, are listed in its README, and print there what they print here."""
 
+import ast
+import inspect
 import os
 import re
 import runpy
@@ -47,6 +49,19 @@ def test_it_compiles_and_has_help(script, monkeypatch, capsys):
         runpy.run_path(str(EXAMPLES / script), run_name="__main__")
     assert stopped.value.code == 0
     assert "usage:" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("script", ["models.py", "quickstart.py", *SCRIPTS])
+def test_it_calls_functions_with_arguments_that_they_have(script):
+    tree = ast.parse((EXAMPLES / script).read_text(encoding="utf-8"))
+    ours = [n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and "neural_compressor" in (n.module or "")]
+    found = {}
+    exec("\n".join(map(ast.unparse, ours)), found)
+    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        name, *inside = ast.unparse(call.func).split(".")
+        if name in found and len(inside) < 2:
+            function = getattr(found[name], inside[0]) if inside else found[name]
+            inspect.signature(function).bind_partial(**{each.arg: None for each in call.keywords if each.arg})
 
 
 @pytest.fixture(scope="module")

@@ -20,8 +20,8 @@ parser.add_argument("--output", type=Path, default=Path("out/weight_only"), help
 args = parser.parse_args()
 
 model, tokenizer = initialize_model_and_tokenizer(args.model)
-calib_dataloader = get_dataloader(tokenizer, seqlen=128, dataset_name=args.calibration, bs=2, nsamples=32)
-test = get_dataloader(tokenizer, seqlen=128, dataset_name=args.test, bs=1, nsamples=8)
+calib_dataloader = get_dataloader(tokenizer, seqlen=128, dataset_name=args.calibration, bs=2, n_samples=32)
+test = get_dataloader(tokenizer, seqlen=128, dataset_name=args.test, bs=1, n_samples=8)
 
 
 @torch.no_grad()

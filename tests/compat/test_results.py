@@ -180,3 +180,6 @@ def test_a_folder_for_hugging_face_is_read_back(tmp_path, named):
         assert torch.equal(found(**batch).logits, made.model(**batch).logits)
     with pytest.raises(ConfigError, match="got revision='v2'; it reads the folder"):
         OptimizedModel.from_pretrained(tmp_path / "out", revision="v2")
+    config.architectures = None
+    with pytest.raises(ConfigError, match=r"config\.architectures names None"):
+        OptimizedModel.from_pretrained(tmp_path / "out", config)

@@ -38,5 +38,13 @@ class OptimizedModel:
                 raise ConfigError(
                     f"from_pretrained: got {name}={value!r}; it reads the folder of a quantized model as it is"
                 )
-        original = None if config is None else getattr(transformers, config.architectures[0])(config)
-        return load(model_name_or_path, original, format="huggingface")
+        if config is None:
+            return load(model_name_or_path, format="huggingface")
+        architecture = next(iter(getattr(config, "architectures", None) or ()), None)
+        kind = getattr(transformers, str(architecture), None)
+        if kind is None:
+            raise ConfigError(
+                f"from_pretrained: config.architectures names {architecture!r}, which transformers does not have; leave "
+                "config out, and that of the folder counts"
+            )
+        return load(model_name_or_path, kind(config), format="huggingface")

@@ -249,10 +249,11 @@ def test_a_kind_of_call_that_comes_late_is_looked_at():
 
     torch.manual_seed(0)
     call = ((torch.arange(4)[None],), {})
-    other = (call[0], {"bounded": True})
     fold_rotation(Turning(), [call] * 6)
-    with pytest.raises(QuantizationError, match="tanh"):
-        fold_rotation(Turning(), [*[call] * 6, other])
+    for without in ({}, {"bounded": None}):
+        calls = [(call[0], given) for given in [without] * 6 + [{"bounded": True}]]
+        with pytest.raises(QuantizationError, match="tanh"):
+            fold_rotation(Turning(), calls)
 
 
 def test_a_weight_that_is_read_behind_the_back_leaves_the_model_as_it_was():

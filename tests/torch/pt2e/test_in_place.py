@@ -110,3 +110,79 @@ def test_a_write_that_gives_what_it_wrote_into_is_read_itself():
     *_, last = (node for node in graph.nodes if node.target is torch.ops.aten.conv2d.default)
     assert last.args[0].target is torch.ops.aten.relu_.default
     assert torch.ops.aten.alias.default not in [node.target for node in graph.nodes]
+
+
+class Convolutions(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b, self.c = (nn.Conv2d(4, 4, 3, padding=1) for _ in range(3))
+        self.top = nn.Linear(256, 8)
+        self.register_buffer("total", torch.zeros(2, 4, 8, 8))
+
+
+class SumBehindPart(Convolutions):
+    def forward(self, x):
+        y = self.a(x)
+        y[:, :2] = 50
+        y += self.b(x)
+        return self.c(y.relu_())
+
+
+class SumUnderView(Convolutions):
+    def forward(self, x):
+        y = self.a(x)
+        rows = y.view(2, -1)
+        y += self.b(x)
+        return self.top(rows) + self.c(y).sum()
+
+
+class SumInBuffer(Convolutions):
+    def forward(self, x):
+        self.total.zero_()
+        self.total += self.a(x)
+        self.total += self.b(x)
+        return self.c(self.total)
+
+
+class SumInGiven(Convolutions):
+    def forward(self, x):
+        x += self.a(x)
+        return self.c(x)
+
+
+class FlatBehindPart(Convolutions):
+    def forward(self, x):
+        y = self.a(x)
+        y[:, :2] = 50
+        return self.top(y.flatten(1))
+
+
+@pytest.mark.parametrize("kind", [SumBehindPart, SumUnderView, SumInBuffer, SumInGiven, FlatBehindPart])
+@torch.no_grad()
+def test_what_is_written_into_is_no_copy(kind):
+    model, x = kind().eval(), torch.randn(2, 4, 8, 8)
+    given, float_model = x.clone(), copy.deepcopy(model)
+    expected = [float_model(given), given, float_model.total]
+    prepared = prepare(export(model, x.clone()), StaticQuantConfig())
+    prepared(x.clone())
+    q_model = convert(prepared)
+    given = x.clone()
+    found = [q_model(given), given, getattr(q_model, "total", float_model.total)]
+    for value, wanted in zip(found, expected, strict=True):
+        assert (value - wanted).norm() <= 0.03 * wanted.norm()
+
+
+def test_a_sum_that_is_written_into_a_result_takes_int8():
+    class Residual(Convolutions):
+        def forward(self, x):
+            x = self.a(x).relu_()
+            y = self.b(x)
+            y += x
+            return self.c(y.relu_())
+
+    x = torch.randn(2, 4, 8, 8)
+    prepared = prepare(export(Residual().eval(), x), StaticQuantConfig())
+    prepared(x)
+    (add,) = (node for node in convert(prepared).graph.nodes if node.target is torch.ops.aten.add_.Tensor)
+    assert "dequantize_per_tensor" in str(add.args[1].target)

@@ -143,3 +143,19 @@ def test_layers_of_branches_and_loops_are_listed_and_others_quantized():
     done = convert(prepared).quantization
     assert [name for name, _ in done.plan] == ["c"]
     assert {name for name, _ in done.reasons} == {"true_graph_0.linear", "while_loop_body_graph_0.linear"}
+
+
+def test_a_graph_inside_of_one_that_stays_apart_is_not_exported(caplog):
+    class Nested(Contexts):
+        def forward(self, x):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                x = self.a(x)
+                with torch.autocast("cpu", enabled=False):
+                    x = self.b(x.float())
+            return self.c(x)
+
+    model, x = Nested(True).eval(), torch.randn(4, 8)
+    assert export(model, x) is model
+    assert (
+        "Nested cannot be exported: a branch, a loop, or what runs under autocast is inside of another" in caplog.text
+    )

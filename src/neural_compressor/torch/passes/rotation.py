@@ -17,7 +17,7 @@ from typing import Annotated
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.utils._pytree import tree_structure
+from torch.utils._pytree import tree_map
 
 from neural_compressor.algorithms import Orthogonal
 from neural_compressor.errors import CalibrationError, ConfigError, QuantizationError
@@ -121,7 +121,7 @@ def _different(calls: Sequence[Arguments]) -> list[Arguments]:
     """``calls``, with the first of each kind of arguments in front: one with images may run what others do not."""
     first: dict[str, Arguments] = {}
     for call in calls:
-        first.setdefault(str(tree_structure(call)), call)
+        first.setdefault(str(tree_map(type, call)), call)  # None, too, is a leaf
     chosen = {id(call) for call in first.values()}
     return [*first.values(), *(call for call in calls if id(call) not in chosen)]
 

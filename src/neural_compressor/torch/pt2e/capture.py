@@ -32,7 +32,13 @@ from neural_compressor.torch.pt2e.exported import (
     state_of,
 )
 from neural_compressor.torch.pt2e.in_place import read_behind_writes
-from neural_compressor.torch.pt2e.int8_forms import inline_contexts, linear_products, number_padding, strip_checks
+from neural_compressor.torch.pt2e.int8_forms import (
+    holds_nested_graphs,
+    inline_contexts,
+    linear_products,
+    number_padding,
+    strip_checks,
+)
 
 logger = logging.getLogger("neural_compressor")
 
@@ -72,15 +78,12 @@ def export(model: nn.Module, example_inputs: Any, dynamic_shapes: Any = None) ->
         except Exception as error:
             if dynamic_shapes is not None and _is_about_shapes(error):
                 raise ConfigError(f"export: dynamic_shapes do not fit the model: {_first_line(error)}") from error
-            logger.warning(
-                "%s cannot be exported: %s. It is returned as it is: prepare and convert quantize it with eager kernels",
-                type(model).__name__,
-                failure(model, error),
-            )
-            return model
+            return _as_it_is(model, failure(model, error))
     new = program.module()
     set_state(new, state_of(new))
     inline_contexts(new)
+    if holds_nested_graphs(new):  # of which torchao's conversion loses the inner one
+        return _as_it_is(model, "a branch, a loop, or what runs under autocast is inside of another")
     strip_checks(new)
     read_behind_writes(new)
     number_padding(new)
@@ -91,6 +94,15 @@ def export(model: nn.Module, example_inputs: Any, dynamic_shapes: Any = None) ->
         logger.info("exported %s: %s", type(model).__name__, fixed)
     remember_source(new, Source(model, given, dynamic_shapes, dict(model.named_parameters())))
     return mark(new, known)
+
+
+def _as_it_is(model: nn.Module, why: str) -> nn.Module:
+    logger.warning(
+        "%s cannot be exported: %s. It is returned as it is: prepare and convert quantize it with eager kernels",
+        type(model).__name__,
+        why,
+    )
+    return model
 
 
 def arguments_of(example_inputs: Any) -> Inputs:

@@ -27,7 +27,7 @@ def read_behind_writes(model: GraphModule) -> None:
     written: dict[Hashable, int] = {}
     aliases: dict[Node, tuple[Node, int]] = {}
     for node, at in order.items():
-        writes = [source for source, info in _arguments(node) if info is not None and info.is_write]
+        writes = _written(node)
         if node.op == "call_function" and not writes and not _shares(node):
             for source in node.all_input_nodes:
                 alias, seen = aliases.get(source, (source, order[source]))
@@ -44,6 +44,31 @@ def read_behind_writes(model: GraphModule) -> None:
         if writes and _gives_what_it_writes(node):
             behind = {user for user in writes[0].users if order.get(user, -1) > at}
             writes[0].replace_all_uses_with(node, delete_user_cb=behind.__contains__)
+
+
+def shared_memory(model: GraphModule) -> set[Node]:
+    """The nodes whose memory is written where others see it: a view, a stored tensor, the caller.
+
+    Quantized they would be copies, and what is written into these is lost on the others. Writes one behind the other, each
+    into what the last one gives, are seen by nobody else.
+    """
+    memory: dict[Node, frozenset[Hashable]] = {}
+    seen: set[Hashable] = set()
+    shared: set[Hashable] = set()
+    for node in model.graph.nodes:
+        memory[node] = _memory(node, memory)
+        written = frozenset().union(*(memory[source] for source in _written(node)))
+        shared |= written & seen
+        if not written or not _gives_what_it_writes(node):
+            seen |= written
+            if node.op in ("placeholder", "get_attr") or _shares(node):
+                seen |= memory[node]
+    return {node for node, places in memory.items() if places & shared}
+
+
+def _written(node: Node) -> list[Node]:
+    """What an operator writes into."""
+    return [source for source, info in _arguments(node) if info is not None and info.is_write]
 
 
 def _arguments(node: Node) -> Iterator[tuple[Node, Any]]:

@@ -41,6 +41,12 @@ def inline_contexts(model: GraphModule) -> None:
     model.recompile()
 
 
+def holds_nested_graphs(model: GraphModule) -> bool:
+    """Whether a graph of its own, such as a branch, holds another one."""
+    inner = (each for each in model.children() if isinstance(each, GraphModule))
+    return any(isinstance(each, GraphModule) for graph in inner for each in graph.children())
+
+
 def strip_checks(model: GraphModule) -> None:
     """Take out the assertions that export adds: inputs are checked before the graph, with messages that name them.
 

@@ -20,6 +20,7 @@ from torchao.quantization.pt2e.quantizer.x86_inductor_quantizer import (
 
 from neural_compressor.schemes import OpKey, OpScheme, TensorScheme
 from neural_compressor.schemes.affine import integer_limits
+from neural_compressor.torch.pt2e.in_place import shared_memory
 from neural_compressor.torch.pt2e.observers import BatchObserver, RangeObserver, WeightObserver
 from neural_compressor.torch.pt2e.ops import find_graph_ops, kind_of
 
@@ -68,6 +69,7 @@ class PlanQuantizer(X86InductorQuantizer):  # type: ignore[misc]
         super().__init__()
         self._schemes, self._observers = schemes, observers
         self._layers: dict[Node, OpScheme] = {}
+        self._shared: set[Node] = set()
         self._specs: dict[Any, QuantizationSpec] = {}
         self._graph: GraphModule | None = None
         self.nodes: dict[str, OpKey] = {}
@@ -80,6 +82,7 @@ class PlanQuantizer(X86InductorQuantizer):  # type: ignore[misc]
         self._graph = model
         found = {node: key for key, nodes in find_graph_ops(model)[0].items() if key in self._schemes for node in nodes}
         self._layers = {node: self._schemes[key] for node, key in found.items()}
+        self._shared = shared_memory(model)
         kept = {node: node.meta.get("source_fn_stack") for node in model.graph.nodes}
         for node in model.graph.nodes:
             node.meta["source_fn_stack"] = [(node.name, self._source(node))]
@@ -113,7 +116,7 @@ class PlanQuantizer(X86InductorQuantizer):  # type: ignore[misc]
 
     def _source(self, node: Node) -> Any:
         if node.target in (_aten.add.Tensor, _aten.add_.Tensor):
-            return operator.add if _adds_alike(node) else node.target
+            return operator.add if _adds_alike(node) and node not in self._shared else node.target
         if kind_of(node) and node not in self._layers:
             return node.target
         return _SOURCES.get(node.target, node.target)
@@ -122,7 +125,7 @@ class PlanQuantizer(X86InductorQuantizer):  # type: ignore[misc]
         """Pooling and the like that hand on to static layers alone, with the scheme of the first: int8 can go through."""
         found: dict[Node, OpScheme] = {}
         for node in reversed(model.graph.nodes):
-            if node.target not in int8_in_int8_out_ops or not node.users:
+            if node.target not in int8_in_int8_out_ops or not node.users or node in self._shared:
                 continue
             behind = [self._layers.get(user, found.get(user)) for user in node.users]
             if all(scheme is not None and scheme.mode == "static" for scheme in behind) and behind[0] is not None:

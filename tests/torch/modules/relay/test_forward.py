@@ -141,6 +141,13 @@ def test_an_attribute_that_changes_is_noticed(quantized, without_relays):
     assert torch.equal(new(x), 2 * before)
 
 
+def test_a_set_that_its_copy_has_in_another_order_has_not_changed(quantized):
+    model, x = Chain(), torch.randn(16, 8)
+    model.kept = {1001 * i for i in range(20)}
+    assert list(model.kept) != list(model.kept.copy())
+    assert quantized(model, x).quantization.relays.modules == [""]
+
+
 def test_a_buffer_that_the_forward_replaces_counts_calls_alone(quantized):
     class Counted(Chain):
         def __init__(self):

@@ -430,3 +430,13 @@ def test_a_model_of_subclassed_layers_alone_is_refused_with_the_reason():
         NothingToQuantizeError, match=r"no linear layer.*'1' \(Own\): a subclass of Linear with behaviour of"
     ):
         prepare(model, RTNConfig())
+
+
+@pytest.mark.parametrize("config", [StaticQuantConfig(), GPTQConfig(group_size=8)], ids=["static", "gptq"])
+def test_a_model_is_copied_before_and_after_its_calibration_and_not_meanwhile(mlp, config):
+    prepared, x = prepare(mlp, config), torch.randn(64, 16)
+    prepared(x)
+    with pytest.raises(ConfigError, match="being calibrated cannot be copied"):
+        copy.deepcopy(prepared)
+    twin = copy.deepcopy(finalize_calibration(prepared))
+    assert torch.equal(convert(twin)(x), convert(prepared)(x))

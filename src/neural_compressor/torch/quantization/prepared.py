@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from torch import nn
 
 from neural_compressor.errors import ConfigError
 from neural_compressor.torch.checks import PREPARED
+from neural_compressor.torch.executor import Execution
 from neural_compressor.torch.modules.function_products import close_products
 from neural_compressor.torch.quantization.autoround_runs import Export
 from neural_compressor.torch.quantization.fp8_runs import FP8Run
@@ -49,6 +51,15 @@ class Prepared:
         """How often the model ran meanwhile."""
         runs: int = self.execution.runs
         return runs if self.run is None else max(runs, self.run.runs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Prepared:
+        if isinstance(self.execution, Execution) and self.execution.is_listening:
+            raise ConfigError(
+                "a model that is being calibrated cannot be copied: hooks on it feed the calibration of this model alone; "
+                "copy the float model and prepare that, or call finalize_calibration first"
+            )
+        held = {each.name: copy.deepcopy(getattr(self, each.name), memo) for each in fields(self)}
+        return Prepared(**held)
 
     def stop(self) -> None:
         """End of calibration; statistics are written."""

@@ -113,7 +113,7 @@ _OF_DOWNLOADS = (
     "low_cpu_mem_usage",
     "cache_dir",
 )
-"""Arguments that change nothing where a folder is read."""
+"""Arguments that change nothing where a folder of one of transformers' own models is read."""
 
 
 def _dtype_alone(args: tuple[Any, ...], kwargs: dict[str, Any], why: str) -> Any:

@@ -14,6 +14,7 @@ from neural_compressor.torch.modules.kernels.fp8 import (
     Fp8Kernel,
     InputRule,
     codes_of,
+    largest_of,
     scale_of,
     scaled_product,
 )
@@ -73,6 +74,28 @@ def test_codes_by_a_reciprocal_are_those_of_a_division():
     scale = scale_of(values.abs().amax(-1, keepdim=True), rule)
     divided = (values / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
     assert torch.equal(codes_of(values, scale, rule).view(torch.uint8), divided.view(torch.uint8))
+
+
+@pytest.mark.parametrize("kind", [E4M3, E5M2], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("scaling", [None, POW2])
+def test_compiled_codes_are_those_of_the_eager_layer(kind, scaling):
+    ends = torch.tensor(
+        [0.0, -0.0, 1e-9, 447.0, 448.0, 449.0, 463.9, 464.0, 57344.0, 61440.0, 1e30, torch.inf, torch.nan]
+    )
+    values, rule = torch.cat([ends, -ends, torch.randn(999) * 300]), InputRule.of(tensor(kind, scaling=scaling))
+    for scale in (torch.tensor(1.0), torch.tensor(4.0), torch.tensor(torch.nan)):
+        codes = torch.compile(codes_of, backend="eager", fullgraph=True)(values, scale, rule)
+        assert torch.equal(codes.view(torch.uint8), codes_of(values, scale, rule).view(torch.uint8))
+
+
+def test_the_largest_magnitude_is_nan_where_there_is_one_and_infinite_where_there_is_no_nan():
+    values = torch.randn(5, 64, generator=torch.Generator().manual_seed(0))
+    values[1, 3], values[2, 5], values[3, 7], values[3, 8], values[4] = -500.0, -torch.inf, torch.nan, torch.inf, -0.0
+    expected = values.abs().amax(-1)
+    assert torch.equal(largest_of(values, -1).nan_to_num(-1.0), expected.nan_to_num(-1.0))
+    assert largest_of(values[:3], None) == torch.inf
+    assert largest_of(values[:2], None) == 500.0
+    assert largest_of(-values, None).isnan()
 
 
 @pytest.mark.parametrize("name", SCHEMES)

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.skipif(
 )
 E4M3 = dtype("fp8_e4m3")
 HW = Scaling("maxabs", "gaudi3", 0.25)
+FEW = Scaling("maxabs", "gaudi2", 0.25)
 
 
 def tensor(**more):
@@ -26,6 +27,7 @@ def tensor(**more):
 SCHEMES = {
     "tensor": OpScheme(tensor(), tensor(), "static"),
     "tensor, hw": OpScheme(tensor(scaling=HW), tensor(scaling=HW), "static"),
+    "tensor, few scales": OpScheme(tensor(scaling=FEW), tensor(scaling=FEW), "static"),
     "channel": OpScheme(tensor(granularity=PER_CHANNEL), tensor(), "static"),
     "token": OpScheme(tensor(granularity=PER_CHANNEL), tensor(granularity=PER_TOKEN), "dynamic"),
     "token, hw": OpScheme(tensor(scaling=HW), tensor(granularity=PER_TOKEN, scaling=HW), "dynamic"),

@@ -15,6 +15,7 @@ from neural_compressor.torch.modules.kernels.fp8 import (
     InputRule,
     codes_of,
     largest_of,
+    quantized_rows,
     scale_of,
     scaled_product,
 )
@@ -86,6 +87,21 @@ def test_compiled_codes_are_those_of_the_eager_layer(kind, scaling):
     for scale in (torch.tensor(1.0), torch.tensor(4.0), torch.tensor(torch.nan)):
         codes = torch.compile(codes_of, backend="eager", fullgraph=True)(values, scale, rule)
         assert torch.equal(codes.view(torch.uint8), codes_of(values, scale, rule).view(torch.uint8))
+
+
+@pytest.mark.parametrize("rounding", ["none", "pow2", "gaudi3"])
+@pytest.mark.parametrize("kind", [E4M3, E5M2], ids=lambda kind: kind.name)
+def test_a_scale_that_is_found_leaves_no_value_beyond_the_largest(kind, rounding):
+    values = (
+        torch.randn(4096, 32, generator=torch.Generator().manual_seed(0))
+        * 2 ** torch.linspace(-140, 120, 4096)[:, None]
+    )
+    rule = InputRule.of(tensor(kind, granularity=PER_TOKEN, scaling=Scaling("maxabs", rounding)))
+    codes, scale = quantized_rows(values, None, rule)
+    expected = (values.double() / scale).clamp(-rule.largest, rule.largest).float().to(rule.dtype)
+    assert not codes.float().isnan().any()
+    same = codes.view(torch.uint8) == expected.view(torch.uint8)
+    assert same.float().mean() > 0.9999, "but for ties, which two roundings see differently"
 
 
 def test_the_largest_magnitude_is_nan_where_there_is_one_and_infinite_where_there_is_no_nan():

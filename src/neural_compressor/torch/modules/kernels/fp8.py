@@ -27,6 +27,8 @@ _BOUNDS = {"pow2": (_SMALLEST_STEP, LARGEST_POWER)} | {
 _ROUNDINGS = {"none", *_BOUNDS}
 _FEW_ROWS = 64
 """Up to so many rows an H200 multiplies faster with one scale each, and scales rows and outputs afterwards."""
+_WIDE_ROW = 8192
+"""From so many inputs on an H200 stores the product of a gate and reads it again faster than it computes it twice."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,11 @@ class InputRule:
     def scales_are_powers(self) -> bool:
         """Whether every scale is a power of two, so that its reciprocal has no error."""
         return self.is_unit or self.rounding in _BOUNDS
+
+    @property
+    def fits_all(self) -> bool:
+        """Whether a scale that is found for values leaves none of them beyond the largest number."""
+        return self.rounding in ("none", "pow2") and not self.is_unit
 
     @classmethod
     def of(cls, scheme: TensorScheme) -> InputRule:
@@ -134,13 +141,16 @@ def scale_of(magnitude: Tensor, rule: InputRule) -> Tensor:
     return torch.where(torch.isfinite(magnitude), scale, torch.nan)
 
 
-def codes_of(values: Tensor, scale: Tensor, rule: InputRule) -> Tensor:
+def codes_of(values: Tensor, scale: Tensor, rule: InputRule, none_beyond: bool = False) -> Tensor:
     """The nearest values of an 8-bit float to ``values / scale``, ties to even and none beyond the largest.
 
     Quantizing the product of a gate is bound by arithmetic on a GPU, where a division takes as long as several products, and
-    a compiled clamp, which asks at both ends whether it has NaN, twice as long as two comparisons.
+    a compiled clamp, which asks at both ends whether it has NaN, twice as long as two comparisons. ``none_beyond`` the
+    largest need neither.
     """
     scaled = values * scale.reciprocal() if rule.scales_are_powers else values / scale
+    if none_beyond:
+        return scaled.to(rule.dtype)
     if not torch.compiler.is_compiling():  # each operator is a pass over memory
         return scaled.clamp(-rule.largest, rule.largest).to(rule.dtype)
     scaled = torch.where(scaled > rule.largest, rule.largest, scaled)
@@ -159,15 +169,29 @@ def largest_of(rows: Tensor, axis: int | None) -> Tensor:
 
 def quantized_rows(rows: Tensor, input_scale: Tensor | None, rule: InputRule) -> tuple[Tensor, Tensor]:
     """The inputs as codes, and their scales: one in all, one a row (rows, 1), or one a group (rows, groups)."""
-    rows = rows.detach().float()
+    rows = rows.detach()
     if input_scale is not None:
-        return codes_of(rows, input_scale, rule), input_scale
+        return codes_of(rows.float(), input_scale, rule), input_scale
     if rule.group > 0:
-        groups = rows.reshape(rows.shape[0], -1, rule.group)
+        groups = rows.float().reshape(rows.shape[0], -1, rule.group)
         scale = scale_of(largest_of(groups, -1), rule)
-        return codes_of(groups, scale[..., None], rule).reshape(rows.shape), scale
-    scale = scale_of(largest_of(rows, -1)[:, None] if rule.group else largest_of(rows, None), rule)
-    return codes_of(rows, scale, rule), scale
+        return codes_of(groups, scale[..., None], rule, rule.fits_all).reshape(rows.shape), scale
+    values = _stored(rows).float()
+    scale = scale_of(largest_of(values, -1)[:, None] if rule.group else largest_of(values, None), rule)
+    return codes_of(values, scale, rule, rule.fits_all), scale
+
+
+def _stored(rows: Tensor) -> Tensor:
+    """``rows`` as they are, which the compiler keeps in memory if they are wide.
+
+    What is before wide rows, such as a gate, it would compute twice: for the largest, and for the codes once they are known.
+    """
+    if not torch.compiler.is_compiling() or rows.shape[-1] < _WIDE_ROW:
+        return rows
+    # What is viewed by its strides has to be in memory. Of a view the compiler would take the memory from its beginning on,
+    # and a product is none.
+    whole = (rows * 1.0).contiguous()
+    return whole.as_strided(whole.shape, whole.stride())
 
 
 # -- torch._scaled_mm ---------------------------------------------------------------------------------------------------

@@ -154,6 +154,23 @@ def test_the_compiler_sees_through_a_layer(name):
     assert not any("call_layer" in target for target in found)
 
 
+@pytest.mark.slow  # the compiler takes its time
+def test_what_the_compiler_keeps_in_memory_are_the_rows_wherever_they_are(monkeypatch):
+    monkeypatch.setattr(fp8, "_WIDE_ROW", 16)
+    rule = InputRule.of(tensor(granularity=PER_TOKEN, scaling=POW2))
+
+    def values(x):
+        doubled = x * 2
+        places = [x[3:], x[:, 16:48], x.t(), doubled[2:], doubled[:, 32:], doubled.chunk(2, -1)[1], x[:1].expand(5, 64)]
+        places.append(doubled.view(4, 8, 64).transpose(0, 1).reshape(32, 64))
+        found = [quantized_rows(rows, None, rule) for rows in places]
+        return [codes.float() * scale for codes, scale in found]
+
+    x = torch.randn(36, 70, generator=torch.Generator().manual_seed(0))[4:, 6:]
+    for y, expected in zip(torch.compile(values, fullgraph=True)(x), values(x), strict=True):
+        assert torch.equal(y, expected)
+
+
 def test_which_weights_a_kernel_takes():
     rows, blocks = FP8_KERNELS
     assert rows.takes(SCHEMES["tensor"], (16, 32))

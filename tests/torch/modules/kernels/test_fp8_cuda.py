@@ -67,6 +67,23 @@ def test_compiled_it_is_the_same(name):
     assert (y - expected).float().norm() / expected.float().norm() < 2e-2
 
 
+@pytest.mark.slow  # the compiler takes its time
+@pytest.mark.parametrize("name", ["tensor, hw", "token, hw", "token"])
+def test_compiled_after_a_gate_that_is_a_part_of_a_tensor_it_is_the_same(name):
+    torch.manual_seed(0)
+    layer = quantized_module(nn.Linear(8192, 256), SCHEMES[name], [(-9.0, 9.0)]).cuda()
+
+    def gated(x):
+        gate, up = (nn.functional.silu(x[2:]) * x[2:]).chunk(2, -1)
+        return layer(gate) + layer(gate * up) + layer((x * 3)[2:, 8192:])
+
+    x = torch.randn(40, 16384, device="cuda", dtype=torch.bfloat16)
+    with torch.no_grad():
+        for rows in (x, x[:4]):
+            y, expected = torch.compile(gated, fullgraph=True, dynamic=False)(rows[:-1]), gated(rows[:-1])
+            assert (y - expected).float().norm() / expected.float().norm() < 2e-2
+
+
 def test_what_has_no_kernel_is_simulated_and_says_why():
     module = quantized_module(nn.Linear(40, 24), SCHEMES["tensor"], [(-3, 3)]).cuda()
     assert module.simulated

@@ -175,7 +175,7 @@ def quantized_rows(rows: Tensor, input_scale: Tensor | None, rule: InputRule) ->
     if rule.group > 0:
         groups = rows.float().reshape(rows.shape[0], -1, rule.group)
         scale = scale_of(largest_of(groups, -1), rule)
-        return codes_of(groups, scale[..., None], rule, rule.fits_all).reshape(rows.shape), scale
+        return codes_of(groups, scale[..., None], rule).reshape(rows.shape), scale
     values = _stored(rows).float()
     scale = scale_of(largest_of(values, -1)[:, None] if rule.group else largest_of(values, None), rule)
     return codes_of(values, scale, rule, rule.fits_all), scale

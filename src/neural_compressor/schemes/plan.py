@@ -48,6 +48,25 @@ class Plan(Mapping[OpKey, OpScheme]):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Plan) and self.to_json() == other.to_json()
 
+    def __str__(self) -> str:
+        return self.table()
+
+    def table(self, reasons: Mapping[OpKey, str] | None = None) -> str:
+        """A line for each op, then for each that stays in float with the reason why, and one for the passes.
+
+        >>> print(Plan({("fc", "Linear"): OpScheme()}, passes=[Pass("fold")]).table({("conv1", "Conv2d"): "no kernel"}))
+        fc     Linear  fp32
+        conv1  Conv2d  float: no kernel
+        passes: fold()
+        """
+        texts = {key: str(scheme) for key, scheme in self.ops.items()}
+        texts |= {key: f"float: {why}" for key, why in (reasons or {}).items()}
+        names, types = (max((len(key[part]) for key in texts), default=0) for part in (0, 1))
+        lines = [f"{name:{names}}  {kind:{types}}  {text}" for (name, kind), text in texts.items()]
+        if self.passes:
+            lines.append(f"passes: {', '.join(map(str, self.passes))}")
+        return "\n".join(lines)
+
     @property
     def digest(self) -> str:
         """Short stable identity of the plan."""

@@ -87,6 +87,21 @@ class TensorScheme:
         if self.scaling is not None and (self.dtype.is_integer or self.dtype.scale_type is not None or self.is_float):
             raise ConfigError(f"{self.dtype.name} has scales of its own kind; a scaling is for floats and codebooks")
 
+    def __str__(self) -> str:
+        """A line for people: what differs from the usual is named, and ``repr`` has all of it.
+
+        >>> print(TensorScheme(dtype("int4"), symmetric=False, granularity=PerGroup(32)))
+        int4 asym per_group 32
+        """
+        data = self.to_dict()
+        if not self.dtype.is_integer:
+            data.pop("scheme", None)
+        if self.algorithm == "minmax":
+            data.pop("algorithm", None)
+        words = [data.pop(name, "") for name in ("dtype", "scheme", "granularity", "group_size", "block_size")]
+        words += [f"{name}={_in_brief(value)}" for name, value in data.items()]
+        return " ".join(str(word) for word in words if word != "")
+
     @property
     def is_float(self) -> bool:
         """Whether values stay floating point without a scale (fp32, bf16, fp16)."""
@@ -144,6 +159,10 @@ class TensorScheme:
             **{name: cls.from_dict(data[name]) for name in ("scales", "zeros") if name in data},
             scaling=Scaling.from_dict(data["scaling"]) if "scaling" in data else None,
         )
+
+
+def _in_brief(value: Any) -> str:
+    return f"({', '.join(map(str, value.values()))})" if isinstance(value, Mapping) else str(value)
 
 
 def _granularity(data: Mapping[str, Any]) -> Granularity:
@@ -219,6 +238,18 @@ class OpScheme:
                 f"the method {self.method} chooses codes itself, and the weight is to be rounded {self.weight.rounding!r}; "
                 "use rtn, or ties to even"
             )
+
+    def __str__(self) -> str:
+        """A line for people.
+
+        >>> print(OpScheme(TensorScheme(dtype("int8")), TensorScheme(dtype("uint8"), symmetric=False), "static"))
+        static, weight int8 sym per_tensor, input uint8 asym per_tensor
+        """
+        if self.is_float:
+            return self.precision
+        parts = {"weight": self.weight, "input": self.activation, "output": self.output}
+        words = [f"{name} {tensor}" for name, tensor in parts.items() if tensor is not None]
+        return ", ".join([self.mode, *words, *([f"by {self.method}"] if self.method is not None else [])])
 
     @property
     def is_float(self) -> bool:

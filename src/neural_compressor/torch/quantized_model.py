@@ -31,6 +31,9 @@ class Quantization:
     reasons: dict[OpKey, str] = field(default_factory=dict)
     relays: Relays = field(default_factory=Relays)
 
+    def __str__(self) -> str:
+        return self.plan.table(self.reasons)
+
 
 def build(
     model: nn.Module,

@@ -54,7 +54,8 @@ def by_loop(row: list[float], name: str, tensor_peak: float) -> tuple[list[float
         else:
             largest = 127.0 if name == "mxint8" else float(ml_dtypes.finfo(ELEMENTS[name]).max)
             exponent = math.frexp(peak)[1] - 1 - (math.frexp(largest)[1] - 1)
-            scale = 2.0 ** max(min(exponent, 127), -127)
+            lowest = -127 - 6 if name == "mxint8" else -127  # an int8 is a number of 64ths
+            scale = 2.0 ** max(min(exponent, 127), lowest)
         step = np.float32(scale) * whole
         values += [float(np.float32(rounded(float(np.float32(v) / step), name)) * step) for v in part]
         scales.append(scale)
@@ -67,6 +68,8 @@ def test_blocks_are_quantized_as_specified(name: str) -> None:
     x = (rng.standard_normal((6, 75)) * np.exp2(rng.integers(-12, 12, (6, 75)))).astype(np.float32)
     x[1, :40] = 0.0
     x[2, 32:64] *= np.float32(1e-9)
+    x[3, :32] *= np.exp2(np.float32(-126) - np.log2(np.abs(x[3, :32]).max()))  # denormals too
+    x[4, :32] = np.float32(2.0**-149) * np.arange(-16, 16, dtype=np.float32)
     check(x, name)
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neural_compressor.dtypes import CodebookType, FloatType, IntType, dtype
-from neural_compressor.schemes.grid import decode, encode, nearest
+from neural_compressor.schemes.grid import decode, encode, nearest, step_size
 
 REFERENCES = {
     "fp8_e4m3": ml_dtypes.float8_e4m3fn,
@@ -113,3 +113,9 @@ def test_any_float_format_rounds_to_the_nearest(e: int, m: int, specials: str, s
     found = decode(encode(x, kind), kind).astype(np.float64)
     assert np.array_equal(np.abs(found - x), gaps.min(axis=1))
     assert np.array_equal(nearest(x, kind), found.astype(np.float32))
+
+
+def test_steps_are_finite_however_few_the_largest_number_has() -> None:
+    largest = torch.tensor([torch.finfo(torch.float32).max])
+    for steps in np.random.default_rng(0).random(1000):
+        assert torch.isfinite(step_size(largest, float(steps))).all()

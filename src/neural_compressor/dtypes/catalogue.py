@@ -126,5 +126,7 @@ for _element, _aliases in (
     register_dtype(BlockType(f"mx{_element.name}", _element, 32, e8m0), *_aliases)
 register_dtype(BlockType("mxfp4", fp4_e2m1, 32, e8m0), "mxfp4_e2m1")
 for _bits in (8, 4, 2):
-    register_dtype(BlockType(f"mxint{_bits}", IntType(_bits), 32, e8m0))
+    # OCP MX takes these integers for fixed-point numbers below 2, and a stored scale is that of them: steps are smaller.
+    _steps = replace(e8m0, name=f"e8m0_int{_bits}", bias=127 + _bits - 2)
+    register_dtype(BlockType(f"mxint{_bits}", IntType(_bits), 32, _steps))
 register_dtype(BlockType("nvfp4", fp4_e2m1, 16, fp8_e4m3, tensor_scale=True))

@@ -145,6 +145,6 @@ def step_size(extent: Array, steps: float) -> Array:
     [2.0, 1.0]
     """
     xp = array_namespace(extent)
-    size = xp.clip(xp.clip(extent, None, _LARGEST * min(steps, 1.0)) / steps, _SMALLEST_STEP, None)
+    size = xp.clip(xp.clip(extent, None, _LARGEST * min(steps, 1.0)) / steps, _SMALLEST_STEP, _LARGEST)
     # NumPy 1 makes a float64 of a single float32 and a Python number; so in the other places that round to the dtype.
     return xp.astype(xp.where(extent > 0, size, xp.ones_like(size)), extent.dtype, copy=False)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 
 import ml_dtypes
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from neural_compressor.errors import CalibrationError, ConfigError
 from neural_compressor.schemes import Plan
 from neural_compressor.torch import functional
+from neural_compressor.torch.files.checkpoint import CONFIG, WEIGHTS, checksum, sha256
 from neural_compressor.torch.modules.half import HalfModule
 from neural_compressor.torch.modules.linear import QuantLinear
 from neural_compressor.torch.modules.weight_only import WeightOnlyLinear
@@ -104,6 +107,7 @@ def net(inputs: int = 72, outputs: int = 5) -> nn.Sequential:
         model[0].weight.mul_(torch.exp2(torch.randint(-6, 6, (outputs, inputs))))
         model[0].weight[1, :40] = 0
         model[0].weight[2] = torch.randint(-64, 64, (inputs,)) / 16.0  # many ties
+        model[0].weight[3] *= 2.0**-124
     return model.eval()
 
 
@@ -192,6 +196,19 @@ def test_models_come_back_from_files(tmp_path, fields) -> None:
     plan = quantized.quantization.plan
     assert Plan.from_json(plan.to_json()) == plan
     save(quantized, tmp_path)
+    assert torch.equal(load(tmp_path, original_model=net(64))(x), quantized(x))
+
+
+@pytest.mark.parametrize("fields", [{}, {"w_dtype": "int4", "w_algo": "mse"}, {"w_dtype": "fp4"}])
+def test_files_whose_scales_are_those_of_the_codes_of_integers_are_read(tmp_path, fields) -> None:
+    """Up to version 2 the scale of an int8 that is stored as n was not that of n / 64."""
+    quantized, x = converted(net(64), MXQuantConfig(**fields)), inputs(count=64)
+    save(quantized, tmp_path)
+    tensors = load_file(tmp_path / WEIGHTS)
+    tensors["0.weight_scale"] -= {"int8": 6, "int4": 2}.get(fields.get("w_dtype", "int8"), 0)
+    save_file(tensors, tmp_path / WEIGHTS)
+    config = json.loads((tmp_path / CONFIG).read_text()) | {"version": 2, "sha256": sha256(tmp_path / WEIGHTS)}
+    (tmp_path / CONFIG).write_text(json.dumps(config | {"checksum": checksum(config)}))
     assert torch.equal(load(tmp_path, original_model=net(64))(x), quantized(x))
 
 

@@ -440,3 +440,17 @@ def test_a_model_is_copied_before_and_after_its_calibration_and_not_meanwhile(ml
         copy.deepcopy(prepared)
     twin = copy.deepcopy(finalize_calibration(prepared))
     assert torch.equal(convert(twin)(x), convert(prepared)(x))
+
+
+@pytest.mark.parametrize("wrap", [nn.DataParallel, nn.Sequential])
+def test_a_module_around_a_prepared_model_is_refused_with_where_that_is(mlp, wrap):
+    prepared = prepare(mlp, GPTQConfig())
+    outer = wrap(prepared)
+    outer(torch.randn(8, 16))
+    place = "model.module" if wrap is nn.DataParallel else "model.0"
+    calls = [convert, finalize_calibration]
+    calls += [lambda model, call=call: call(model, GPTQConfig()) for call in (convert, prepare)]
+    for call in calls:
+        with pytest.raises(ConfigError, match=rf"inside of this {wrap.__name__}: pass {place}"):
+            call(outer)
+    assert isinstance(convert(prepared)[0], QuantModule)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -26,6 +27,7 @@ from neural_compressor.formats.json_files import read_json
 from neural_compressor.formats.kv_cache import read_kv_scales
 from neural_compressor.paths import path_of
 from neural_compressor.schemes import Plan
+from neural_compressor.schemes.block import is_power_of_two_scale
 from neural_compressor.torch.checks import copy_of, require_module
 from neural_compressor.torch.modules import QuantModule
 from neural_compressor.torch.modules.build import replace_module
@@ -47,7 +49,7 @@ from neural_compressor.torch.structure.ties import untie_stored
 
 logger = logging.getLogger("neural_compressor")
 
-WEIGHTS, CONFIG, FORMAT, VERSION = "model.safetensors", "qconfig.json", "neural_compressor.torch", 2
+WEIGHTS, CONFIG, FORMAT, VERSION = "model.safetensors", "qconfig.json", "neural_compressor.torch", 3
 _WORTH_SHARING = 1024
 """Smaller tensors are stored as often as they come: many are equal by chance."""
 
@@ -131,6 +133,8 @@ def load_model(path: str | Path, model: nn.Module) -> nn.Module:
     try:
         for name, target in config.aliases.items():
             tensors[name] = tensors[target]
+        if config.version < 3:
+            _with_exponents_of_elements(tensors, done.plan)
         caches = {
             name: read_kv_scales({part: tensors.pop(f"{name}.{part}") for part in parts}, name, {})
             for name, parts in config.caches.items()
@@ -159,6 +163,18 @@ def load_model(path: str | Path, model: nn.Module) -> nn.Module:
     attach_kv_scales(new, caches)
     _tell_simulated(new)
     return new
+
+
+def _with_exponents_of_elements(tensors: dict[str, torch.Tensor], plan: Plan) -> None:
+    """Have scales of MX integers that are those of their codes, as files up to version 2 hold them, be those of elements."""
+    for (name, _), op in plan.items():
+        kind = None if op.weight is None else op.weight.dtype
+        if kind is None or kind.scale_type is None or not is_power_of_two_scale(kind.scale_type):
+            continue
+        lower = -127 - round(math.log2(kind.scale_type.grid[0]))
+        for scale in [each for each in tensors if each.startswith(f"{name}.") and each.endswith("weight_scale")]:
+            codes = tensors[scale]
+            tensors[scale] = torch.where(codes == 255, codes, codes + lower)  # 255 is NaN
 
 
 def _check_types(model: nn.Module, plan: Plan) -> None:

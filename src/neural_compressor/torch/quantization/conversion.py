@@ -24,7 +24,7 @@ from neural_compressor.torch.pt2e.records import graph_records
 from neural_compressor.torch.quantization.config.defaults import trained_scheme
 from neural_compressor.torch.quantization.fp8_runs import from_files
 from neural_compressor.torch.quantization.preparation import prepare
-from neural_compressor.torch.quantization.prepared import Prepared, made_float
+from neural_compressor.torch.quantization.prepared import Prepared, check_parts, made_float
 from neural_compressor.torch.quantization.saving import save
 from neural_compressor.torch.quantized_model import Quantization
 
@@ -50,6 +50,7 @@ def convert(
     require_module(model, "convert")
     prepared = Prepared.of(model)
     if prepared is None:
+        check_parts(model)
         if quant_config is None and isinstance(getattr(model, "quantization", None), Quantization):
             raise ConfigError("the model is quantized already: convert takes one that was prepared")
         if quant_config is None:

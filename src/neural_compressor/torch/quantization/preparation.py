@@ -27,7 +27,7 @@ from neural_compressor.torch.quantization.autoround_runs import Export, NamedDat
 from neural_compressor.torch.quantization.config.defaults import trained_scheme
 from neural_compressor.torch.quantization.fp8_runs import fp8_run
 from neural_compressor.torch.quantization.plans import plan_for
-from neural_compressor.torch.quantization.prepared import Prepared, abandoned_on_failure
+from neural_compressor.torch.quantization.prepared import Prepared, abandoned_on_failure, check_parts
 from neural_compressor.torch.quantization.products import (
     may_name_products,
     open_function_products,
@@ -130,6 +130,7 @@ def _planned(
     require_module(model, function)
     if Prepared.of(model) is not None:
         raise ConfigError("the model is prepared already: calibrate and convert it, or prepare the float model again")
+    check_parts(model)
     if isinstance(getattr(model, "quantization", None), Quantization):
         raise ConfigError(f"the model is quantized already; {function} takes a float model")
     if function == "prepare" and (device := target_of(quant_config, model)) is not None:

@@ -76,6 +76,16 @@ class Prepared:
         self.execution.abandon()
 
 
+def check_parts(model: nn.Module) -> None:
+    """Refuse a module around a prepared model, such as the wrappers of torch.nn.parallel."""
+    for name, part in model.named_modules():
+        if name and Prepared.of(part) is not None:
+            raise ConfigError(
+                f"what is prepared is model.{name}, a {type(part).__name__} inside of this {type(model).__name__}: pass "
+                f"model.{name}"
+            )
+
+
 def made_float(model: nn.Module) -> nn.Module:
     """A prepared model as the float model that it was."""
     delattr(model, PREPARED)
@@ -99,6 +109,7 @@ def finalize_calibration(model: nn.Module) -> nn.Module:
     """Stop collecting calibration data; a model in training keeps the ranges it has seen."""
     prepared = Prepared.of(model)
     if prepared is None:
+        check_parts(model)
         raise ConfigError("the model is not prepared: call prepare(model, quant_config) first")
     prepared.stop()
     if prepared.run is not None and not prepared.run.config.quantize:  # it was only measured

@@ -61,10 +61,11 @@ def on_cpu(monkeypatch, name):
 @pytest.mark.parametrize("rounding", ["none", "pow2", "gaudi3"])
 @pytest.mark.parametrize("kind", [E4M3, E5M2], ids=lambda kind: kind.name)
 def test_scales_are_those_of_the_scheme(kind, rounding):
-    magnitudes = torch.tensor([0.0, 1e-42, 1e-30, 1e-3, 0.4375, 1.0, 7.0, 448.0, 1e4, 3e38])
-    for backoff in (1.0, 0.25):
+    magnitudes = torch.tensor([0.0, 1e-42, 1e-30, 1e-3, 0.4375, 1.0, 7.0, 448.0, 1e4, 3e38, torch.finfo().max])
+    for backoff in (1.0, 0.25, 1e-3, 1e-6):
         scheme = TensorScheme(kind, scaling=Scaling("maxabs", rounding, backoff))
         found = scale_of(magnitudes, InputRule.of(scheme))
+        assert torch.isfinite(found).all()
         torch.testing.assert_close(found, scheme.scaling.scale(magnitudes, kind), rtol=0, atol=0)
         assert torch.isnan(scale_of(torch.tensor([torch.nan, torch.inf]), InputRule.of(scheme))).all()
 

@@ -72,8 +72,9 @@ def round_blocks_kernel(
     if is_power:
         exponent = (magnitude.to(tl.int32, bitcast=True) >> 23) - 127 - top
         exponent = tl.minimum(tl.maximum(exponent, first), last)
-        # The smallest power is no normal number: its only bit stands in the digits.
-        bits = tl.where(exponent > -127, (exponent + 127) << 23, 0x00400000)
+        # The smallest powers are no normal numbers: their only bit stands in the digits.
+        is_normal = exponent > -127
+        bits = tl.where(is_normal, exponent + 127, 1) << tl.where(is_normal, 23, exponent + 149)
         scale = bits.to(tl.float32, bitcast=True)
     else:
         wanted = tl.div_rn(tl.div_rn(magnitude, peak), whole)

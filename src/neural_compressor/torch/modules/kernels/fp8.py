@@ -18,7 +18,7 @@ from neural_compressor.torch.modules.kernels.table import Kernel, kernels_of, re
 
 TORCH_TYPES = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 """The types of torch whose bit patterns are the codes of ours."""
-_SMALLEST_STEP = 2.0**-126
+_SMALLEST_STEP, _LARGEST_STEP = 2.0**-126, torch.finfo(torch.float32).max
 _BLOCK = 128
 _BOUNDS = {"pow2": (_SMALLEST_STEP, LARGEST_POWER)} | {
     name: (device.scales[0], device.scales[-1]) for name, device in DEVICE_SCALES.items() if device.has_every_power
@@ -134,7 +134,7 @@ def scale_of(magnitude: Tensor, rule: InputRule) -> Tensor:
     """
     scale = torch.ones_like(magnitude)
     if not rule.is_unit:
-        scale = torch.where(magnitude > 0, (magnitude / rule.full_scale).clamp(min=_SMALLEST_STEP), 1.0)
+        scale = torch.where(magnitude > 0, (magnitude / rule.full_scale).clamp(_SMALLEST_STEP, _LARGEST_STEP), 1.0)
     if rule.rounding in _BOUNDS and not rule.is_unit:
         bits = scale.clamp(*_BOUNDS[rule.rounding]).view(torch.int32)
         scale = ((bits + 0x7FFFFF) & 0x7F800000).view(torch.float32)

@@ -26,6 +26,7 @@ from neural_compressor.torch.passes.scaling import (
 )
 from neural_compressor.torch.passes.survey import same_outputs
 from neural_compressor.torch.structure.feeds import Feed, feeds
+from neural_compressor.torch.structure.replay import in_two
 
 logger = logging.getLogger("neural_compressor")
 
@@ -46,7 +47,8 @@ class SmoothOptions(PassOptions):
     folding: bool = Field(default=False, description="scales go into the layer before, where that is exact")
     scale_sharing: bool = Field(default=False, description="layers that read the same value have the same scales")
     init_alpha: Share = Field(
-        default=0.5, description="what 'auto' tries first, as near as it may; kept where nothing is better"
+        default=0.5,
+        description="what 'auto' has, as near as it may, where nothing errs less on both halves of the data",
     )
     alpha_min: Share = Field(default=0.0, description="the least that 'auto' tries")
     alpha_max: Share = Field(default=1.0, description="the most that 'auto' tries")
@@ -116,6 +118,10 @@ class Smooth(ModelPass):
             more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
             logger.warning("nothing is smoothed: the plan has %s%s in float", ", ".join(names[:_NAMED]), more)
             return
+        if len(self.options.alphas()) > 1 and len(state.calls) == 1:
+            state = replace(state, calls=in_two(state.calls[0]))
+            if len(state.calls) == 1:
+                logger.warning("one sample does not tell which alpha is best: %s is taken", self.options.alphas()[0])
         assert state.survey is not None
         found = list(self._groups(feeds(state.model, state.survey.traces, layers)))
         seen = self._observed(state, found, with_samples=len(self.options.alphas()) > 1)

@@ -186,6 +186,77 @@ def test_a_convolution_takes_the_scale_of_the_next_one_up():
     assert decibels(net, found[0], batches) > decibels(net, found[1], batches) + 3
 
 
+def in_a_row(act):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(WIDTH, WIDTH), act, nn.Linear(WIDTH, WIDTH), act, nn.Linear(WIDTH, 8)).eval()
+    with torch.no_grad():
+        net[0].bias[:8] -= 0.6  # channels that hardly ever get through
+    return net
+
+
+@pytest.mark.parametrize("granularity", ["per_channel", "per_tensor"])
+@pytest.mark.parametrize("act", [nn.ReLU(), nn.LeakyReLU(0.1)], ids=["relu", "leaky"])
+def test_folding_costs_nothing_whatever_the_scales_of_the_layer_before(act, granularity, batches):
+    net = in_a_row(act)
+    found, kept = (
+        quantize(
+            copy.deepcopy(net),
+            SmoothQuantConfig(alpha=0.9, folding=folding, w_granularity=granularity),
+            run(batches),
+            quiet=True,
+        )
+        for folding in (True, False)
+    )
+    assert (found[2].input_multiplier is None) == (granularity == "per_channel")
+    assert decibels(net, found, batches) > decibels(net, kept, batches) - 0.5
+
+
+def watched(model, batches, **options):
+    """The model with scales in the layers before, and what is left to multiply."""
+    survey = Survey(model)
+    for x in batches:
+        survey.see(x)
+    ops = {(n, "Linear"): OpScheme.from_dict(STATIC) for n, m in model.named_modules() if isinstance(m, nn.Linear)}
+    state = PassState(model, Plan(ops), survey, calls=[((x,), {}) for x in batches])
+    read_pass(Pass("smooth", {"folding": True, **options})).before(state)
+    return state
+
+
+class Branching(nn.Module):
+    """What the first layer gives is read once more where ``when`` says so of the input."""
+
+    def __init__(self, when):
+        super().__init__()
+        self.a, self.b, self.when = nn.Linear(16, 16), nn.Linear(16, 16), when
+
+    def forward(self, x):
+        y = self.a(x)
+        return self.b(torch.relu(y) if self.when(x) else nn.functional.gelu(y))
+
+
+@pytest.mark.parametrize(
+    "when",
+    [lambda x: x.shape[0] < 9, lambda x: not bool((x > 5).any()), lambda x: len(x) > 1],
+    ids=["more samples", "values", "one sample"],
+)
+def test_a_branch_that_the_data_did_not_take_is_looked_for(when):
+    torch.manual_seed(0)
+    model = Branching(when).eval()
+    others = [torch.randn(n, 16) * k for n, k in ((4, 1), (12, 1), (1, 1), (4, 9))]
+    expected = [model(x).detach() for x in others]
+    state = watched(model, [torch.randn(4, 16).clamp(-2, 2) for _ in range(2)])
+    assert set(state.changes) == {"a", "b"}
+    for x, y in zip(others, expected, strict=True):
+        torch.testing.assert_close(model(x), y, rtol=1e-5, atol=1e-6)
+
+
+def test_scales_cancel_in_float64(net, batches):
+    model, data = net.double(), [x.double() for x in batches]
+    expected = model(data[0]).detach()
+    watched(model, data, alpha=0.7)
+    torch.testing.assert_close(model(data[0]), expected, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("scheme", [DYNAMIC, FP8], ids=["dynamic", "fp8"])
 def test_other_schemes_are_smoothed_too(net, batches, scheme):
     found = smoothed(net, batches, scheme)

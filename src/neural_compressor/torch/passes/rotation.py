@@ -9,7 +9,6 @@ arXiv 2404.00456, section 4; SliceGPT, arXiv 2401.15024, section 3.2).
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -17,7 +16,6 @@ from typing import Annotated, Any
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
 from neural_compressor.algorithms import Orthogonal
 from neural_compressor.errors import CalibrationError, ConfigError, QuantizationError
@@ -26,10 +24,10 @@ from neural_compressor.torch.batches import tensors_in
 from neural_compressor.torch.hooks import buffers_kept, evaluating
 from neural_compressor.torch.modules.weight_only import matrix_of
 from neural_compressor.torch.passes.model_pass import PASSES, ModelPass, PassOptions, PassState
-from neural_compressor.torch.passes.survey import same_outputs, sharing_weights
-from neural_compressor.torch.structure.call_variants import variants
-from neural_compressor.torch.structure.layer_form import LayerForm, ModuleCallError, called, turned_axis
-from neural_compressor.torch.structure.replay import Arguments, CalibrationLimit, call_block
+from neural_compressor.torch.passes.proof import TOKENS, Proof, first_of_each_kind, shortened
+from neural_compressor.torch.passes.survey import sharing_weights
+from neural_compressor.torch.structure.layer_form import LayerForm, turned_axis
+from neural_compressor.torch.structure.replay import Arguments, CalibrationLimit
 from neural_compressor.torch.structure.residual_stream import Space, find_spaces, takes_bias
 from neural_compressor.torch.structure.ties import forget_ties, set_parameter, tied_parameters
 
@@ -37,8 +35,6 @@ logger = logging.getLogger("neural_compressor")
 
 PROVEN_ON = 4
 """Calls of the model, one sample of each, on which the turned model has to give the same."""
-_TOKENS = 128
-"""Tokens of a sample that are enough for that."""
 _NAMED = 3
 """So many reasons are named in an error."""
 
@@ -98,15 +94,14 @@ def fold_rotation(model: nn.Module, calls: Sequence[Arguments], seed: int = 0) -
     if not calls:
         raise QuantizationError("a rotation is folded where the model was seen to allow it: run it on data first")
     _require_values(model)
-    samples = [cut for call in _different(calls)[:PROVEN_ON] if (cut := _short(call)) is not None]
+    samples = [cut for call in _different(calls)[:PROVEN_ON] if (cut := shortened(call)) is not None]
     with evaluating(model):
-        runs = [(call, _outputs(model, call)) for call in samples]
-        _require_finite(model, [output for _, output in runs])
-        runs += _other_runs(model, samples)
+        proof = Proof(model, samples)
+        _require_finite(model, proof.outputs[: len(samples)])
         with buffers_kept(model):
-            spaces = find_spaces(model, [*(call for call, _ in runs), *_longest(calls)])
+            spaces = find_spaces(model, [*proof.calls, *_longest(calls)])
         stream, others = _checked(model, spaces)
-        new, turned = _proven(model, stream, others, runs, seed)
+        new, turned = _proven(model, stream, others, proof, seed)
     untied = _put(model, new)
     if untied:
         logger.warning("%s shared one tensor, and have values of their own now", " and ".join(untied))
@@ -125,41 +120,17 @@ def _require_values(model: nn.Module) -> None:
 
 def _different(calls: Sequence[Arguments]) -> list[Arguments]:
     """``calls``, with the first of each kind of arguments in front: one with images may run what others do not."""
-    first = _first_of_each_kind(calls)
+    first = first_of_each_kind(calls)
     chosen = {id(call) for call in first}
     return [*first, *(call for call in calls if id(call) not in chosen)]
-
-
-def _first_of_each_kind(calls: Sequence[Arguments]) -> list[Arguments]:
-    first: dict[str, Arguments] = {}
-    for call in calls:
-        first.setdefault(str(tree_map(type, call)), call)  # None, too, is a leaf
-    return list(first.values())
-
-
-def _short(call: Arguments) -> Arguments | None:
-    """One sample of a call, and its first tokens where cutting these leaves no mask of another length."""
-    cuts = all(tensor.dim() <= 2 for tensor in tensors_in(call))
-    return CalibrationLimit(samples=1, tokens=_TOKENS if cuts else math.inf).cut(call, 0)
 
 
 def _longest(calls: Sequence[Arguments]) -> list[Arguments]:
     """One sample of the longest call with all of its tokens, if it has more than are compared."""
     sizes = [max((t.shape[1] for t in tensors_in(call) if t.dim() == 2), default=0) for call in calls]
     longest = calls[sizes.index(max(sizes))]
-    cut = CalibrationLimit(samples=1).cut(longest, 0) if max(sizes) > _TOKENS else None
+    cut = CalibrationLimit(samples=1).cut(longest, 0) if max(sizes) > TOKENS else None
     return [] if cut is None else [cut]
-
-
-def _other_runs(model: nn.Module, samples: Sequence[Arguments]) -> list[tuple[Arguments, Any]]:
-    """Calls of other shapes, of each kind in ``samples``, with what ``model`` gives: a forward may branch on these."""
-    runs = []
-    for call in (each for first in _first_of_each_kind(samples) for each in variants(first)):
-        try:
-            runs.append((call, called(lambda call=call: _outputs(model, call))))  # type: ignore[misc]
-        except ModuleCallError as error:
-            logger.debug("the model does not run on another shape of its data: %s", error)
-    return runs
 
 
 def _require_finite(model: nn.Module, outputs: Sequence[Any]) -> None:
@@ -194,14 +165,14 @@ def _checked(model: nn.Module, spaces: Sequence[Space]) -> tuple[Space, list[Spa
 
 
 def _proven(
-    model: nn.Module, stream: Space, others: list[Space], runs: Sequence[tuple[Arguments, Any]], seed: int
+    model: nn.Module, stream: Space, others: list[Space], proof: Proof, seed: int
 ) -> tuple[dict[str, Tensor], list[Space]]:
     """The new parameters with which the model gives the same, and the spaces beside the stream that they turn."""
     for turned in [others, []] if others else [[]]:
         new = turned_parameters(model, [stream, *turned], seed)
         trial = sharing_weights(model)
         _put(trial, new)
-        if all(same_outputs(_outputs(trial, call), expected) for call, expected in runs):
+        if proof.holds_for(trial):
             if len(turned) < len(others):
                 logger.warning("the values inside of blocks are not turned, as the model would give something else")
             return new, turned
@@ -210,11 +181,6 @@ def _proven(
         "else, so that some code reads a weight or a value in a way that watching it did not show. The model is left as "
         "it was; leave the rotation out, or rotate at run time (hadamard=True)"
     )
-
-
-def _outputs(model: nn.Module, call: Arguments) -> Any:
-    with buffers_kept(model):  # a forward that counts or remembers begins anew
-        return call_block(model, call)
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,13 @@ Change = Callable[[Tensor], Tensor]
 
 
 def variants(call: Arguments) -> Iterator[Arguments]:
-    """``call`` with one sample, twice as many, the last half of each in reverse, the first token alone, and twice as long.
+    """``call`` with twice as many samples, the last half of each in reverse, the first token alone, and twice as long.
 
     Values are those of the call, so that no index leaves its table; but positions may, where it is longer: that ends the
     context of an accelerator, and is for CPUs alone. A model need not be able to run on each.
 
     >>> [list(ids.shape) for (ids,), _ in variants(((torch.arange(10).reshape(2, 5),), {}))]
-    [[1, 5], [4, 5], [2, 2], [2, 1], [2, 10]]
+    [[4, 5], [2, 2], [2, 1], [2, 10]]
     """
     tensors = list(tensors_in(call))
     rows, length = batch_size(call), _length(tensors)
@@ -29,8 +29,6 @@ def variants(call: Arguments) -> Iterator[Arguments]:
         return independent(call, lambda t: change(t) if t.dim() > axis and t.shape[axis] == size else t)
 
     if any(t.dim() for t in tensors):
-        if rows > 1:
-            yield changed(0, rows, lambda t: t[:1])
         yield changed(0, rows, lambda t: torch.cat([t, t]))
     if length > 1:
         yield changed(1, length, lambda t: t[:, -(length // 2) :].flip(1))

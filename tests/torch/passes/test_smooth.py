@@ -336,6 +336,14 @@ def test_inputs_that_are_not_finite_are_an_error_that_names_the_layer(net, batch
         smoothed(net, [*batches, torch.full((1, 5, WIDTH), float("inf"))])
 
 
+def test_options_of_a_search_that_is_not_made_are_named(net, batches, caplog):
+    smoothed(net, batches, alpha=0.5, do_blockwise=True, alpha_min=0.2)
+    assert "alpha is 0.5, so that alpha_min, do_blockwise changes nothing" in caplog.text
+    caplog.clear()
+    smoothed(net, batches, alpha="auto", alpha_min=0.2, alpha_step=0.4)
+    assert "changes nothing" not in caplog.text
+
+
 def test_several_alphas_are_for_autotune(net):
     with pytest.raises(ConfigError, match="spans a space"):
         quantize(net, SmoothQuantConfig(alpha=[0.3, 0.5]), quiet=True)

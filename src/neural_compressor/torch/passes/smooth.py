@@ -32,6 +32,8 @@ logger = logging.getLogger("neural_compressor")
 
 _USUAL_TYPES = ("Linear", "Conv1D")
 _TYPES = (*_USUAL_TYPES, "Conv1d", "Conv2d", "Conv3d")
+_OF_SEARCH = ("init_alpha", "alpha_min", "alpha_max", "alpha_step", "shared_criterion", "do_blockwise")
+"""Options that say nothing where one alpha is given."""
 _NAMED = 3
 """So many layers are named in a warning."""
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -121,6 +123,11 @@ class Smooth(ModelPass):
             more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
             logger.warning("nothing is smoothed: the plan has %s%s in float", ", ".join(names[:_NAMED]), more)
             return
+        unread = [name for name in _OF_SEARCH if name in self.options.model_fields_set]
+        if len(self.options.alphas()) == 1 and unread:
+            logger.warning(
+                "alpha is %s, so that %s changes nothing; it is for 'auto'", self.options.alpha, ", ".join(unread)
+            )
         if len(self.options.alphas()) > 1 and len(state.calls) == 1:
             state = replace(state, calls=in_two(state.calls[0]))
             if len(state.calls) == 1:

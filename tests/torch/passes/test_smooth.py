@@ -121,6 +121,22 @@ def test_auto_does_not_fit_a_few_rows():
     assert auto > half
 
 
+def test_a_call_whose_samples_are_not_counted_by_rows_is_not_parted(caplog):
+    class Pairs(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.head = nn.Linear(16, 16), nn.Linear(16, 4)
+
+        def forward(self, texts, images):
+            return self.head(torch.relu(self.fc(texts)) + self.fc(images).unflatten(0, (len(texts), 2)).sum(1))
+
+    torch.manual_seed(0)
+    data = torch.randn(4, 16), torch.randn(8, 16)
+    found = quantize(Pairs(), SmoothQuantConfig(alpha="auto"), lambda model: model(*data), quiet=True)
+    assert "cannot be parted" in caplog.text
+    assert found.head.input_multiplier is not None
+
+
 def test_one_sample_chooses_nothing(net, batches, caplog):
     found = smoothed(net, [batches[0][:1]], alpha="auto")
     half = smoothed(net, [batches[0][:1]], alpha=0.5)

@@ -26,7 +26,8 @@ from neural_compressor.torch.passes.scaling import (
     scale_outputs,
 )
 from neural_compressor.torch.structure.feeds import Feed
-from neural_compressor.torch.structure.replay import in_two
+from neural_compressor.torch.structure.layer_form import ModuleCallError, called
+from neural_compressor.torch.structure.replay import Arguments, call_block, in_two
 
 logger = logging.getLogger("neural_compressor")
 
@@ -129,9 +130,12 @@ class Smooth(ModelPass):
                 "alpha is %s, so that %s changes nothing; it is for 'auto'", self.options.alpha, ", ".join(unread)
             )
         if len(self.options.alphas()) > 1 and len(state.calls) == 1:
-            state = replace(state, calls=in_two(state.calls[0]))
+            state = replace(state, calls=_parts(state.model, state.calls[0]))
             if len(state.calls) == 1:
-                logger.warning("one sample does not tell which alpha is best: %s is taken", self.options.alphas()[0])
+                said = self.options.alphas()[0]
+                logger.warning(
+                    "data of one sample, or that cannot be parted, does not tell which alpha is best: %s is taken", said
+                )
         assert state.survey is not None
         found = list(self._groups(state.survey.feeds(state.model, layers), _with_one_scale(state.plan)))
         seen = self._observed(state, found, with_samples=len(self.options.alphas()) > 1)
@@ -211,6 +215,17 @@ class Smooth(ModelPass):
 def _reads_quantized(op: OpScheme) -> bool:
     """Whether an op has a weight and an input that is quantized."""
     return op.activation is not None and not op.activation.is_float and op.weight is not None
+
+
+def _parts(model: nn.Module, call: Arguments) -> list[Arguments]:
+    """The halves of a call, if the model runs on each."""
+    halves = in_two(call)
+    try:
+        for half in halves:
+            called(lambda half=half: call_block(model, half))  # type: ignore[misc]
+    except ModuleCallError:
+        return [call]
+    return halves
 
 
 def _with_one_scale(plan: Plan) -> set[str]:

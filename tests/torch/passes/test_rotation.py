@@ -256,6 +256,119 @@ def test_a_kind_of_call_that_comes_late_is_looked_at():
             fold_rotation(Turning(), calls)
 
 
+class Branching(nn.Module):
+    """It does something else, or adds a buffer, where ``when`` says so of its ids."""
+
+    def __init__(self, when, buffer=False):
+        super().__init__()
+        self.embed, self.fc, self.head = nn.Embedding(9, 8), nn.Linear(8, 8), nn.Linear(8, 9)
+        self.when = when
+        if buffer:
+            self.register_buffer("table", torch.randn(500, 8))
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        if self.when(ids):
+            x = torch.tanh(x) if not hasattr(self, "table") else x + self.table[: ids.shape[1]]
+        return self.head(x + self.fc(x))
+
+
+BRANCHES = {
+    "longer": lambda ids: ids.shape[1] > 6,
+    "shorter": lambda ids: ids.shape[1] < 3,
+    "one sample": lambda ids: ids.shape[0] == 1,
+    "more samples": lambda ids: ids.shape[0] > 1,
+    "where it begins": lambda ids: bool(ids[0, 0] != 0),
+}
+
+
+@pytest.mark.parametrize("branch", BRANCHES)
+def test_a_branch_that_other_shapes_take_is_seen(branch):
+    call = ((torch.arange(5).repeat(2, 1),), {})
+    torch.manual_seed(0)
+    with pytest.raises(QuantizationError, match="tanh"):
+        fold_rotation(Branching(BRANCHES[branch]), [call])
+    with pytest.raises(QuantizationError, match="a parameter or constant is part of it"):
+        fold_rotation(Branching(BRANCHES[branch], buffer=True), [call])
+    fold_rotation(Branching(lambda ids: False), [call])
+
+
+def test_a_branch_on_all_tokens_of_the_longest_sample_is_seen():
+    calls = [((torch.zeros(1, length, dtype=torch.long),), {}) for length in (130, 400, 120)]
+    torch.manual_seed(0)
+    fold_rotation(Branching(lambda ids: ids.shape[1] > 400), calls)
+    with pytest.raises(QuantizationError, match="tanh"):
+        fold_rotation(Branching(lambda ids: ids.shape[1] > 390), calls)
+
+
+def test_a_buffer_that_the_data_did_not_use_is_refused_by_name():
+    torch.manual_seed(0)
+    call = ((torch.arange(5)[None],), {})
+    model = Branching(lambda ids: ids.shape[1] > 300, buffer=True)
+    with pytest.raises(QuantizationError, match=r"did not use 'table' of that width"):
+        fold_rotation(model, [call])
+    model.table = model.table[:, :7].clone()
+    fold_rotation(model, [call])
+
+
+def test_other_shapes_leave_no_trace_in_buffers():
+    class Counting(Branching):
+        def __init__(self):
+            super().__init__(lambda ids: False)
+            self.register_buffer("seen", torch.zeros(()))
+
+        def forward(self, ids):
+            self.seen += ids.numel()
+            return super().forward(ids) * (1 + self.seen)
+
+    torch.manual_seed(0)
+    model, ids = Counting(), torch.arange(5)[None]
+    expected = copy.deepcopy(model)(ids).detach()
+    fold_rotation(model, [((ids,), {})] * 2)
+    assert model.seen == 0
+    assert_same(model(ids).detach(), expected)
+
+
+@pytest.mark.parametrize("norm", [nn.RMSNorm, nn.LayerNorm])
+@pytest.mark.parametrize("bias", [True, False])
+def test_norms_of_the_values_of_single_heads(norm, bias):
+    class Heads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.v, self.o = nn.Embedding(9, 12), nn.Linear(12, 12), nn.Linear(12, 12, bias=bias)
+            self.norm, self.head = norm(4), nn.Linear(12, 9)
+
+        def forward(self, ids):
+            x = self.embed(ids)
+            v = self.norm(self.v(x).unflatten(-1, (3, 4)))
+            return self.head(x + self.o(v.flatten(2)))
+
+    torch.manual_seed(0)
+    model = Heads().double()
+    for parameter in model.parameters():
+        parameter.data.add_(torch.randn_like(parameter), alpha=0.3)
+    ids = torch.arange(8).reshape(2, 4)
+    expected = model(ids)
+    assert [space.width for space in fold_rotation(model, [((ids,), {})]).spaces] == [4]
+    torch.testing.assert_close(model(ids), expected, rtol=1e-11, atol=1e-11)
+
+
+def test_a_gain_that_a_layer_reads_in_parts_is_refused():
+    class Parts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.norm, self.fc = nn.Embedding(9, 12), nn.RMSNorm(12), nn.Linear(4, 4)
+            self.head = nn.Linear(12, 9)
+
+        def forward(self, ids):
+            x = self.embed(ids)
+            return self.head(x + self.fc(self.norm(x).unflatten(-1, (3, 4))).flatten(2))
+
+    torch.manual_seed(0)
+    with pytest.raises(QuantizationError, match=r"norm 'norm' has 12 gains, and 'fc' behind it reads fewer"):
+        fold_rotation(Parts(), [((torch.arange(8)[None],), {})])
+
+
 def test_a_weight_that_is_read_behind_the_back_leaves_the_model_as_it_was():
     class Peeking(nn.Module):
         def __init__(self):

@@ -245,7 +245,7 @@ def test_layers_that_the_data_did_not_reach_are_an_obstacle():
 
     model, image = Seeing().eval(), torch.randn(2, 3, 5)
     (found,) = find_spaces(model, [IDS])[0].obstacles
-    assert "the data did not use 'features.weight' and 1 more parameters of that width" in found
+    assert "the data did not use 'features.weight' and 1 more parameters or buffers of that width" in found
     stream = find_spaces(model, [IDS, (IDS[0], {"image": image})])[0]
     assert stream.can_turn
     assert "features" in stream.writers

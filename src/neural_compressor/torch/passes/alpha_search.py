@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
@@ -43,11 +43,15 @@ _COMBINED: dict[str, Callable[[Sequence[float]], float]] = {
 
 @dataclass(frozen=True)
 class ChannelInputs:
-    """What a layer was given: the least and largest value of each channel, and some of it whole to try things on."""
+    """What a layer was given: the least and largest value of each channel, and some of it whole to try things on.
+
+    ``halves`` are the same of every other call each; one only where the layer did not run in the other half.
+    """
 
     low: Tensor
     high: Tensor
     samples: tuple[Tensor, ...] = ()
+    halves: tuple[ChannelInputs, ...] = ()
 
     @property
     def absmax(self) -> Tensor:
@@ -57,8 +61,8 @@ class ChannelInputs:
     @classmethod
     def observed(cls, state: PassState, layers: Mapping[K, str], with_samples: bool) -> dict[K, ChannelInputs]:
         """Of each of ``layers`` that the calls of ``state`` reach."""
-        found: dict[K, ChannelInputs] = {}
-        share = max(_ROWS // max(len(state.calls), 1), 1)
+        halves: dict[tuple[K, int], ChannelInputs] = {}
+        share, done = max(_ROWS // max(len(state.calls), 1), 1), 0
 
         def see(key: K, module: nn.Module, args: Any, kwargs: Any) -> None:
             x = layer_input((args, kwargs)).detach().float()
@@ -68,24 +72,29 @@ class ChannelInputs:
             low, high = rows.amin(0), rows.amax(0)
             if not bool(torch.isfinite(torch.stack([low, high])).all()):
                 raise CalibrationError(f"op {layers[key]!r} is given NaN or Inf; smoothing takes finite inputs")
-            old = found.get(key)
+            old = halves.get((key, done % 2))
             kept = () if old is None else old.samples
             if with_samples:
                 kept += _part(module, x, rows, share, len(kept))
             if old is not None:
                 low, high = torch.minimum(low, old.low), torch.maximum(high, old.high)
-            found[key] = cls(low, high, kept)
+            halves[key, done % 2] = cls(low, high, kept)
 
         with hooked({key: state.model.get_submodule(name) for key, name in layers.items()}, before=see):
             for _ in state.replay():
-                pass
-        return found
+                done += 1
+        return {key: cls._of([halves[key, i] for i in (0, 1) if (key, i) in halves]) for key, _ in halves}
+
+    @classmethod
+    def _of(cls, halves: Sequence[ChannelInputs]) -> ChannelInputs:
+        low = torch.stack([half.low for half in halves]).amin(0)
+        return cls(low, torch.stack([half.high for half in halves]).amax(0), halves=tuple(halves))
 
 
 def _part(module: nn.Module, x: Tensor, rows: Tensor, share: int, kept: int) -> tuple[Tensor, ...]:
     if input_axis(module) != -1:
-        return (x[:1].clone(),) if kept < _IMAGES else ()
-    if kept * share >= _ROWS:
+        return (x[:1].clone(),) if 2 * kept < _IMAGES else ()
+    if 2 * kept * share >= _ROWS:
         return ()
     return (rows[:: max(len(rows) // share, 1)][:share].clone(),)
 
@@ -112,20 +121,25 @@ class AlphaSearch:
 
     @torch.no_grad()
     def of_layers(self, feed: Feed, alphas: Sequence[float]) -> float | None:
-        """The alpha that makes the error of what the layers of ``feed`` give least; None where none is better than none."""
+        """The alpha with which the layers of ``feed`` err least; None where none is better than none.
+
+        Scales and ranges are those of one half of the data, and errors those on the other: on the data that they are of,
+        nothing is cut off, which favours scales that fit every channel closely.
+        """
         seen = self._seen[feed]
+        if len(seen.halves) < 2:
+            return alphas[0]
         modules = {name: self._state.model.get_submodule(name) for name in feed.readers}
-        samples = {name: [x.to(module.weight.dtype) for x in seen.samples] for name, module in modules.items()}  # type: ignore[arg-type]
-        expected = {name: [module(x) for x in samples[name]] for name, module in modules.items()}
 
-        def error(alpha: float | None) -> float:
-            errors = []
-            for name, quantized in self._quantized(feed, alpha).items():
-                pairs = zip((quantized(x) for x in samples[name]), expected[name], strict=True)
-                errors.append(_relative_error(pairs))
-            return self._combined(errors)
+        def errors(alpha: float | None) -> Iterator[float]:
+            for fitted, held_out in zip(seen.halves, reversed(seen.halves), strict=True):
+                found = []
+                for name, quantized in self._quantized(feed, alpha, fitted).items():
+                    samples = [x.to(modules[name].weight.dtype) for x in held_out.samples]  # type: ignore[arg-type]
+                    found.append(_relative_error((quantized(x), modules[name](x)) for x in samples))
+                yield self._combined(found)
 
-        return _least(error, alphas)
+        return _least(errors, alphas)
 
     @torch.no_grad()
     def by_block(self, found: Sequence[Feed], alphas: Sequence[float]) -> dict[Feed, float | None]:
@@ -135,26 +149,25 @@ class AlphaSearch:
         calls, outputs = self._block_calls(blocks)
         chosen: dict[Feed, float | None] = {}
         for block, fed in inside.items():
-            if not fed or not calls.get(block):
+            if not fed or len(calls[block]) < _BLOCK_CALLS:
                 continue
             module = self._state.model.get_submodule(block)
 
-            def error(
+            def errors(
                 alpha: float | None, module: nn.Module = module, block: str = block, fed: Sequence[Feed] = fed
-            ) -> float:
+            ) -> list[float]:
                 with ExitStack() as stack:
                     for feed in fed:
-                        for name, new in self._quantized(feed, alpha).items():
+                        for name, new in self._quantized(feed, alpha, self._seen[feed]).items():
                             layer = self._state.model.get_submodule(name)
                             stack.enter_context(forward_replaced(layer, new.forward))
-                    new_outputs = [_first(call_block(module, call)) for call in calls[block]]
-                return _relative_error(zip(new_outputs, outputs[block], strict=True))
+                    found = [_first(call_block(module, call)) for call in calls[block]]
+                return [_relative_error([pair]) for pair in zip(found, outputs[block], strict=True)]
 
-            chosen |= dict.fromkeys(fed, _least(error, alphas))
+            chosen |= dict.fromkeys(fed, _least(errors, alphas))
         return chosen | {feed: self.of_layers(feed, alphas) for feed in found if feed not in chosen}
 
-    def _quantized(self, feed: Feed, alpha: float | None) -> dict[str, QuantModule]:
-        seen = self._seen[feed]
+    def _quantized(self, feed: Feed, alpha: float | None, seen: ChannelInputs) -> dict[str, QuantModule]:
         modules = {name: self._state.model.get_submodule(name) for name in feed.readers}
         change, low, high = None, seen.low, seen.high
         if alpha is not None:
@@ -191,12 +204,17 @@ def _ranges(scheme: OpScheme, low: Tensor, high: Tensor) -> list[tuple[Any, Any]
     return [observer.range(scheme.activation)]
 
 
-def _least(error: Callable[[float | None], float], alphas: Sequence[float]) -> float | None:
-    """Of equal ones the first; None, which is no smoothing, only where it is better than all."""
-    best, least = alphas[0], error(alphas[0])
+def _least(errors: Callable[[float | None], Iterable[float]], alphas: Sequence[float]) -> float | None:
+    """The first, unless another, or None (no smoothing), errs less on each of two parts of the data; then the best of these.
+
+    What errs less on one part alone does so by chance.
+    """
+    best, first = alphas[0], tuple(errors(alphas[0]))
+    least = sum(first)
     for alpha in (*alphas[1:], None):
-        if (found := error(alpha)) < least:
-            best, least = alpha, found  # type: ignore[assignment]
+        found = tuple(errors(alpha))
+        if sum(found) < least and all(one < other for one, other in zip(found, first, strict=True)):
+            best, least = alpha, sum(found)  # type: ignore[assignment]
     return best
 
 

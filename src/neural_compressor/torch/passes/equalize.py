@@ -16,6 +16,7 @@ from neural_compressor.registry import close_matches
 from neural_compressor.schemes import Plan
 from neural_compressor.torch.hooks import hooked
 from neural_compressor.torch.passes.model_pass import PASSES, ModelPass, PassOptions, PassState
+from neural_compressor.torch.passes.proof import Proof
 from neural_compressor.torch.passes.scaling import (
     input_reach,
     is_scalable,
@@ -25,8 +26,7 @@ from neural_compressor.torch.passes.scaling import (
     scale_inputs,
     scale_outputs,
 )
-from neural_compressor.torch.passes.survey import same_outputs
-from neural_compressor.torch.structure.feeds import Feed, feeds
+from neural_compressor.torch.structure.feeds import Feed
 
 logger = logging.getLogger("neural_compressor")
 
@@ -72,16 +72,16 @@ class Equalize(ModelPass):
     def before(self, state: PassState) -> None:
         assert state.survey is not None
         layers = self._layers(state.model, state.plan)
-        found = [feed for feed in feeds(state.model, state.survey.traces, layers) if feed.source in layers]
+        found = [feed for feed in state.survey.feeds(state.model, layers) if feed.source in layers]
         if not found:
             logger.warning("nothing to equalize: no layer alone feeds another through what is homogeneous")
             return
         least = self._least_scales(state, found)
-        expected = next(state.replay())
+        proof = Proof(state.model, state.calls[:1])
         names = {name for feed in found for name in (*feed.readers, str(feed.source))}
         kept = {name: parameters_of(state.model.get_submodule(name)) for name in names}
         self._equalize(state.model, found, least)
-        if not same_outputs(next(state.replay()), expected):
+        if not proof.holds_for(state.model):
             for name, parameters in kept.items():
                 restore_parameters(state.model.get_submodule(name), parameters)
             logger.warning("layers are not equalized: that changes the outputs")

@@ -9,26 +9,25 @@ arXiv 2404.00456, section 4; SliceGPT, arXiv 2401.15024, section 3.2).
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
 from neural_compressor.algorithms import Orthogonal
 from neural_compressor.errors import CalibrationError, ConfigError, QuantizationError
 from neural_compressor.schemes import Pass, Plan
 from neural_compressor.torch.batches import tensors_in
-from neural_compressor.torch.hooks import evaluating
+from neural_compressor.torch.hooks import buffers_kept, evaluating
 from neural_compressor.torch.modules.weight_only import matrix_of
 from neural_compressor.torch.passes.model_pass import PASSES, ModelPass, PassOptions, PassState
-from neural_compressor.torch.passes.survey import same_outputs, sharing_weights
+from neural_compressor.torch.passes.proof import TOKENS, Proof, first_of_each_kind, shortened
+from neural_compressor.torch.passes.survey import sharing_weights
 from neural_compressor.torch.structure.layer_form import LayerForm, turned_axis
-from neural_compressor.torch.structure.replay import Arguments, CalibrationLimit, call_block
+from neural_compressor.torch.structure.replay import Arguments, CalibrationLimit
 from neural_compressor.torch.structure.residual_stream import Space, find_spaces, takes_bias
 from neural_compressor.torch.structure.ties import forget_ties, set_parameter, tied_parameters
 
@@ -36,8 +35,6 @@ logger = logging.getLogger("neural_compressor")
 
 PROVEN_ON = 4
 """Calls of the model, one sample of each, on which the turned model has to give the same."""
-_TOKENS = 128
-"""Tokens of a sample that are enough for that."""
 _NAMED = 3
 """So many reasons are named in an error."""
 
@@ -89,18 +86,22 @@ class FoldedRotation:
 def fold_rotation(model: nn.Module, calls: Sequence[Arguments], seed: int = 0) -> FoldedRotation:
     """Turn the residual stream of ``model`` and the values of its heads, in place, by changing weights alone.
 
-    The structure is found, and the result is proven, on ``calls``: outputs must be those of the model before, up to
-    rounding. Where that does not hold, or the structure does not allow a turn, the model is left as it was, and the error
-    says why. Weights that were tied get values of their own; the configuration of a transformers model is told so.
+    The structure is found, and the result is proven, on ``calls`` and on variants of them in other numbers of samples and
+    tokens: outputs must be those of the model before, up to rounding. Where that does not hold, or the structure does not
+    allow a turn, the model is left as it was, and the error says why. Weights that were tied get values of their own; the
+    configuration of a transformers model is told so.
     """
     if not calls:
         raise QuantizationError("a rotation is folded where the model was seen to allow it: run it on data first")
     _require_values(model)
-    samples = [cut for call in _different(calls)[:PROVEN_ON] if (cut := _short(call)) is not None]
+    samples = [cut for call in _different(calls)[:PROVEN_ON] if (cut := shortened(call)) is not None]
     with evaluating(model):
-        spaces = find_spaces(model, samples)
+        proof = Proof(model, samples)
+        _require_finite(model, proof.outputs[: len(samples)])
+        with buffers_kept(model):
+            spaces = find_spaces(model, [*proof.calls, *_longest(calls)])
         stream, others = _checked(model, spaces)
-        new, turned = _proven(model, stream, others, samples, seed)
+        new, turned = _proven(model, stream, others, proof, seed)
     untied = _put(model, new)
     if untied:
         logger.warning("%s shared one tensor, and have values of their own now", " and ".join(untied))
@@ -119,17 +120,26 @@ def _require_values(model: nn.Module) -> None:
 
 def _different(calls: Sequence[Arguments]) -> list[Arguments]:
     """``calls``, with the first of each kind of arguments in front: one with images may run what others do not."""
-    first: dict[str, Arguments] = {}
-    for call in calls:
-        first.setdefault(str(tree_map(type, call)), call)  # None, too, is a leaf
-    chosen = {id(call) for call in first.values()}
-    return [*first.values(), *(call for call in calls if id(call) not in chosen)]
+    first = first_of_each_kind(calls)
+    chosen = {id(call) for call in first}
+    return [*first, *(call for call in calls if id(call) not in chosen)]
 
 
-def _short(call: Arguments) -> Arguments | None:
-    """One sample of a call, and its first tokens where cutting these leaves no mask of another length."""
-    cuts = all(tensor.dim() <= 2 for tensor in tensors_in(call))
-    return CalibrationLimit(samples=1, tokens=_TOKENS if cuts else math.inf).cut(call, 0)
+def _longest(calls: Sequence[Arguments]) -> list[Arguments]:
+    """One sample of the longest call with all of its tokens, if it has more than are compared."""
+    sizes = [max((t.shape[1] for t in tensors_in(call) if t.dim() == 2), default=0) for call in calls]
+    longest = calls[sizes.index(max(sizes))]
+    cut = CalibrationLimit(samples=1).cut(longest, 0) if max(sizes) > TOKENS else None
+    return [] if cut is None else [cut]
+
+
+def _require_finite(model: nn.Module, outputs: Sequence[Any]) -> None:
+    floats = [each for each in tensors_in(outputs) if each.is_floating_point() and each.dim() and each.numel()]
+    if not all(bool(torch.isfinite(each).any()) for each in floats):
+        raise CalibrationError(
+            f"an output of the {type(model).__name__} on the calibration data is NaN or Inf throughout, so that no rotation "
+            "can be proven; look for an overflow in the float model or bad values in the data"
+        )
 
 
 def _checked(model: nn.Module, spaces: Sequence[Space]) -> tuple[Space, list[Space]]:
@@ -155,21 +165,14 @@ def _checked(model: nn.Module, spaces: Sequence[Space]) -> tuple[Space, list[Spa
 
 
 def _proven(
-    model: nn.Module, stream: Space, others: list[Space], samples: Sequence[Arguments], seed: int
+    model: nn.Module, stream: Space, others: list[Space], proof: Proof, seed: int
 ) -> tuple[dict[str, Tensor], list[Space]]:
     """The new parameters with which the model gives the same, and the spaces beside the stream that they turn."""
-    expected = [call_block(model, call) for call in samples]
-    floats = [each for each in tensors_in(expected) if each.is_floating_point() and each.dim() and each.numel()]
-    if not all(bool(torch.isfinite(each).any()) for each in floats):
-        raise CalibrationError(
-            f"an output of the {type(model).__name__} on the calibration data is NaN or Inf throughout, so that no rotation "
-            "can be proven; look for an overflow in the float model or bad values in the data"
-        )
     for turned in [others, []] if others else [[]]:
         new = turned_parameters(model, [stream, *turned], seed)
         trial = sharing_weights(model)
         _put(trial, new)
-        if all(same_outputs(call_block(trial, call), out) for call, out in zip(samples, expected, strict=True)):
+        if proof.holds_for(trial):
             if len(turned) < len(others):
                 logger.warning("the values inside of blocks are not turned, as the model would give something else")
             return new, turned
@@ -237,7 +240,10 @@ def _turned_layer(
     both = {parameter for parameter, _ in form.outputs} if out is not None else set()
     if side is not None:
         if side.offset is not None:  # such layers are linear, and have a bias
-            new["bias"] = own["bias"].detach().double() + matrix_of(layer).double() @ side.offset
+            matrix = matrix_of(layer).double()
+            new["bias"] = own["bias"].detach().double() + matrix @ side.offset.repeat(
+                matrix.shape[1] // len(side.offset)
+            )
         for parameter, axis in form.inputs:
             kept = torch.float64 if parameter in both else own[parameter].dtype
             new[parameter] = turned_axis(own[parameter].detach(), axis, side.turn, kept, side.gain)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from neural_compressor.algorithms.smoothquant import alphas_between, check_alpha
 from neural_compressor.errors import ConfigError, NothingToQuantizeError
 from neural_compressor.registry import close_matches
-from neural_compressor.schemes import OpKey, OpScheme, Plan
+from neural_compressor.schemes import PER_TENSOR, OpKey, OpScheme, Plan
 from neural_compressor.torch.modules.input_change import InputChange
 from neural_compressor.torch.passes.alpha_search import AlphaSearch, ChannelInputs, Criterion, scale_of
 from neural_compressor.torch.passes.model_pass import PASSES, ModelPass, PassOptions, PassState
+from neural_compressor.torch.passes.proof import Proof
 from neural_compressor.torch.passes.scaling import (
     is_scalable,
     parameters_of,
@@ -24,13 +25,16 @@ from neural_compressor.torch.passes.scaling import (
     scale_inputs,
     scale_outputs,
 )
-from neural_compressor.torch.passes.survey import same_outputs
-from neural_compressor.torch.structure.feeds import Feed, feeds
+from neural_compressor.torch.structure.feeds import Feed
+from neural_compressor.torch.structure.layer_form import ModuleCallError, called
+from neural_compressor.torch.structure.replay import Arguments, call_block, in_two
 
 logger = logging.getLogger("neural_compressor")
 
 _USUAL_TYPES = ("Linear", "Conv1D")
 _TYPES = (*_USUAL_TYPES, "Conv1d", "Conv2d", "Conv3d")
+_OF_SEARCH = ("init_alpha", "alpha_min", "alpha_max", "alpha_step", "shared_criterion", "do_blockwise")
+"""Options that say nothing where one alpha is given."""
 _NAMED = 3
 """So many layers are named in a warning."""
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -43,10 +47,14 @@ class SmoothOptions(PassOptions):
         default=0.5,
         description="how much of the difference goes into the weights, 0 to 1; of a list, or with 'auto', what errs least",
     )
-    folding: bool = Field(default=False, description="scales go into the layer before, where that is exact")
+    folding: bool = Field(
+        default=False,
+        description="scales go into the layer before, where that is exact and its weight has a scale a channel",
+    )
     scale_sharing: bool = Field(default=False, description="layers that read the same value have the same scales")
     init_alpha: Share = Field(
-        default=0.5, description="what 'auto' tries first, as near as it may; kept where nothing is better"
+        default=0.5,
+        description="what 'auto' has, as near as it may, where nothing errs less on both halves of the data",
     )
     alpha_min: Share = Field(default=0.0, description="the least that 'auto' tries")
     alpha_max: Share = Field(default=1.0, description="the most that 'auto' tries")
@@ -116,8 +124,20 @@ class Smooth(ModelPass):
             more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
             logger.warning("nothing is smoothed: the plan has %s%s in float", ", ".join(names[:_NAMED]), more)
             return
+        unread = [name for name in _OF_SEARCH if name in self.options.model_fields_set]
+        if len(self.options.alphas()) == 1 and unread:
+            logger.warning(
+                "alpha is %s, so that %s changes nothing; it is for 'auto'", self.options.alpha, ", ".join(unread)
+            )
+        if len(self.options.alphas()) > 1 and len(state.calls) == 1:
+            state = replace(state, calls=_parts(state.model, state.calls[0]))
+            if len(state.calls) == 1:
+                said = self.options.alphas()[0]
+                logger.warning(
+                    "data of one sample, or that cannot be parted, does not tell which alpha is best: %s is taken", said
+                )
         assert state.survey is not None
-        found = list(self._groups(feeds(state.model, state.survey.traces, layers)))
+        found = list(self._groups(state.survey.feeds(state.model, layers), _with_one_scale(state.plan)))
         seen = self._observed(state, found, with_samples=len(self.options.alphas()) > 1)
         reached = [feed for feed in found if feed in seen]
         search = AlphaSearch(state, layers, seen, self.options.shared_criterion)
@@ -151,10 +171,14 @@ class Smooth(ModelPass):
     def _asks_for(self, key: OpKey) -> bool:
         return key[1] in self.options.op_types and (self.options.ops is None or key[0] in self.options.ops)
 
-    def _groups(self, found: Sequence[Feed]) -> Iterator[Feed]:
-        """Those that share a scale: what is folded has to, others do where they are asked to."""
+    def _groups(self, found: Sequence[Feed], with_one_scale: Collection[str]) -> Iterator[Feed]:
+        """Those that share a scale: what is folded has to, others do where they are asked to.
+
+        Folding divides each output channel of the layer before by a scale of its own. One scale for all of a weight has to
+        reach the channel that this makes largest, at the expense of all others.
+        """
         for feed in found:
-            folds = self.options.folding and feed.source is not None and feed.capped_by is None
+            folds = self.options.folding and feed.source not in (None, *with_one_scale) and feed.capped_by is None
             if folds or self.options.scale_sharing:
                 yield feed if folds else replace(feed, source=None)
             else:
@@ -172,14 +196,15 @@ class Smooth(ModelPass):
         folded = {feed for feed in scales if feed.source is not None}
         if not folded:
             return folded
-        expected = next(state.replay())
+        proof = Proof(state.model, state.calls[:1])
         names = {name for feed in folded for name in (*feed.readers, str(feed.source))}
         kept = {name: parameters_of(state.model.get_submodule(name)) for name in names}
         for feed in folded:
-            scale_outputs(state.model.get_submodule(str(feed.source)), 1 / scales[feed])
+            exact = scales[feed].double()  # so that the two cancel in models of float64
+            scale_outputs(state.model.get_submodule(str(feed.source)), 1 / exact)
             for name in feed.readers:
-                scale_inputs(state.model.get_submodule(name), scales[feed])
-        if same_outputs(next(state.replay()), expected):
+                scale_inputs(state.model.get_submodule(name), exact)
+        if proof.holds_for(state.model):
             return folded
         for name, parameters in kept.items():
             restore_parameters(state.model.get_submodule(name), parameters)
@@ -190,6 +215,23 @@ class Smooth(ModelPass):
 def _reads_quantized(op: OpScheme) -> bool:
     """Whether an op has a weight and an input that is quantized."""
     return op.activation is not None and not op.activation.is_float and op.weight is not None
+
+
+def _parts(model: nn.Module, call: Arguments) -> list[Arguments]:
+    """The halves of a call, if the model runs on each."""
+    halves = in_two(call)
+    try:
+        for half in halves:
+            called(lambda half=half: call_block(model, half))  # type: ignore[misc]
+    except ModuleCallError:
+        return [call]
+    return halves
+
+
+def _with_one_scale(plan: Plan) -> set[str]:
+    """The ops whose quantized weight has one scale for all channels."""
+    weights = {name: op.weight for (name, _), op in plan.items()}
+    return {name for name, w in weights.items() if w is not None and not w.is_float and w.granularity == PER_TENSOR}
 
 
 def _readers(found: Any) -> int:

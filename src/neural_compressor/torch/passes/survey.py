@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import linecache
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -25,6 +26,7 @@ from neural_compressor.torch.modules.function_products import (
 )
 from neural_compressor.torch.modules.relay.tracing import attributes, restore
 from neural_compressor.torch.passes.fold import Structure, find_structure, fold
+from neural_compressor.torch.structure.feeds import Feed, feeds
 from neural_compressor.torch.structure.ops import find_products
 from neural_compressor.torch.structure.watch import Call, Run, Trace, watch, watched
 
@@ -112,16 +114,20 @@ class Survey:
         relus = {name: relu for name, relu in found.relus.items() if not self._may_part(tails.get(name, name), relu)}
         self.structure = replace(found, relus=relus)
 
-    def _may_part(self, name: str, other: str) -> bool:
-        """Whether the forward that calls both modules may call the one without the other, on data not seen yet."""
-        shared = itertools.takewhile(
-            lambda pair: pair[0] == pair[1], zip(name.split("."), other.split("."), strict=False)
-        )
-        parent = ".".join(part for part, _ in shared)
+    def feeds(self, model: nn.Module, layers: Collection[str]) -> list[Feed]:
+        """The groups of ``layers`` of ``model`` that read one value, with what takes their scale up, on other data too."""
+        found = feeds(model, self.traces, layers)
+        return [Feed(f.readers) if f.source and self._may_part(f.source, *f.readers) else f for f in found]
+
+    def _may_part(self, name: str, *others: str) -> bool:
+        """Whether the forward that calls these modules may hand what ``name`` gives to none of ``others``, on other data."""
+        parts = zip(*(each.split(".") for each in (name, *others)), strict=False)
+        parent = ".".join(same[0] for same in itertools.takewhile(lambda same: len(set(same)) == 1, parts))
         if parent not in self._ways:
             self._ways[parent] = ways_through(self.model.get_submodule(parent))
         graphs, below = self._ways[parent], len(parent) + 1 if parent else 0
-        return graphs is None or any(not _follows(graph, name[below:], other[below:]) for graph in graphs)
+        inside = [other[below:] for other in others]
+        return graphs is None or any(not _follows(graph, name[below:], inside) for graph in graphs)
 
     def _compare(self, run: Run) -> None:
         """Give up folds that change what the model computes: those that do so alone, or else all of them."""
@@ -243,13 +249,14 @@ class _WayTracer(fx.Tracer):
         return bool(self.outcomes)
 
 
-def _follows(graph: fx.Graph, name: str, other: str) -> bool:
-    """Whether all that reads what ``name`` gives is ``other``; of a module inside one that is called, that one counts."""
+def _follows(graph: fx.Graph, name: str, others: Sequence[str]) -> bool:
+    """Whether all that reads what ``name`` gives are ``others``; of a module inside one that is called, that one counts."""
 
     def calls(node: fx.Node, module: str) -> bool:
         return node.op == "call_module" and f"{module}.".startswith(f"{node.target}.")
 
-    return all(calls(user, other) for node in graph.nodes if calls(node, name) for user in node.users)
+    users = (user for node in graph.nodes if calls(node, name) for user in node.users)
+    return all(any(calls(user, other) for other in others) for user in users)
 
 
 def _in_assertion() -> bool:

@@ -120,11 +120,15 @@ def turned_axis(
 ) -> Tensor:
     """``values`` with one axis multiplied by ``gain`` and turned, a few rows in float64 at a time; as ``dtype`` if given.
 
+    A ``gain`` that is shorter than the axis is that of each run of its length: of a norm of single heads.
+
     >>> turned_axis(torch.eye(6), 0, Orthogonal(6)).shape
     torch.Size([6, 6])
     """
     last = values.movedim(axis, -1)
     rows = last.reshape(-1, last.shape[-1])
+    if gain is not None:
+        gain = gain.repeat(rows.shape[-1] // len(gain))
     found = torch.empty_like(rows, dtype=dtype or values.dtype, memory_format=torch.contiguous_format)
     for part in row_blocks(rows):
         exact = rows[part].double()

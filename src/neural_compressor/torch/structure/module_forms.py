@@ -6,7 +6,7 @@ import copy
 import logging
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -33,12 +33,13 @@ logger = logging.getLogger("neural_compressor")
 @dataclass(frozen=True)
 class ModuleForms:
     """The modules that are seen as one call, by name: layers, modules that commute with turns of their input (norms), and
-    those that give the same whatever the floats of their inputs are (rotary embeddings); the parameters that no run used."""
+    those that give the same whatever the floats of their inputs are (rotary embeddings); the shapes of the parameters and
+    buffers that no run used."""
 
     layers: Mapping[str, LayerForm]
     norms: Mapping[str, NormForm]
     blind: frozenset[str]
-    unused: tuple[str, ...] = ()
+    unused: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 def tried_modules(model: nn.Module, calls: Sequence[Arguments]) -> tuple[ModuleForms, list[Trace]]:
@@ -49,17 +50,18 @@ def tried_modules(model: nn.Module, calls: Sequence[Arguments]) -> tuple[ModuleF
         watch(model, call, leaves, run=lambda call=call: call_block(model, call))  # type: ignore[misc]
         for call in calls
     ]
-    unused = _unused_parameters(model, leaves, traces)
+    unused = _unused(model, leaves, traces)
     return ModuleForms(layers, _norm_forms(leaves, traces, layers), frozenset(blind), unused), traces
 
 
-def _unused_parameters(model: nn.Module, leaves: Mapping[str, nn.Module], traces: Iterable[Trace]) -> tuple[str, ...]:
-    """The parameters of modules that no run called, and that no function read either."""
-    own, used = dict(model.named_parameters()), set[int]()
+def _unused(model: nn.Module, leaves: Mapping[str, nn.Module], traces: Iterable[Trace]) -> dict[str, tuple[int, ...]]:
+    """The parameters, and buffers of floats, of modules that no run called, and that no function read either."""
+    held, used = {**dict(model.named_parameters()), **dict(model.named_buffers())}, set[int]()
     for trace in traces:
-        used |= {id(p) for name in trace.by_module for p in leaves[name].parameters()}
-        used |= {id(own[name]) for name in trace.parameters}
-    return tuple(name for name, p in own.items() if id(p) not in used)
+        inside = [leaves[name] for name in trace.by_module]
+        used |= {id(t) for module in inside for t in (*module.parameters(), *module.buffers())}
+        used |= {id(held[name]) for name in trace.read if name in held}
+    return {name: tuple(t.shape) for name, t in held.items() if t.is_floating_point() and id(t) not in used}
 
 
 def _leaves(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:

@@ -162,6 +162,24 @@ class CalibrationLimit:
         return independent(call, used)
 
 
+def in_two(call: Arguments) -> list[Arguments]:
+    """The two halves of the samples of a call; a call of one sample alone.
+
+    >>> import torch
+    >>> [half[0][0].tolist() for half in in_two(((torch.arange(5),), {}))]
+    [[0, 1], [2, 3, 4]]
+    """
+    rows = batch_size(call)
+    if rows < 2:
+        return [call]
+    parts = slice(0, rows // 2), slice(rows // 2, None)
+    return [independent(call, lambda t, part=part: t[part] if _has(t, rows) else t) for part in parts]  # type: ignore[misc]
+
+
+def _has(tensor: Tensor, rows: int) -> bool:
+    return bool(tensor.dim()) and tensor.shape[0] == rows
+
+
 # -- outputs computed when somebody looks at them ---------------------------------------------------------------------
 
 

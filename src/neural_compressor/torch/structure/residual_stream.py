@@ -87,7 +87,7 @@ class _Finder:
 
     def __init__(self, modules: Mapping[str, nn.Module], forms: ModuleForms) -> None:
         self._modules, self._layers, self._forms, self._blind = modules, forms.layers, forms.norms, forms.blind
-        self._unused = {name: modules[""].get_parameter(name).shape for name in forms.unused}
+        self._unused = forms.unused
         self._parents: dict[Node, Node] = {}
         self._widths: dict[Node, int] = {}
         self._obstacles: dict[Node, dict[str, None]] = {}
@@ -233,20 +233,24 @@ class _Finder:
             yield Space(width, writers, readers, norms, forms, tuple(obstacles or self._not_seen(width)))
 
     def _not_seen(self, width: int) -> Iterator[str]:
-        """Parameters that other data may turn out to read or write the space with, and that would not be turned."""
+        """What other data may turn out to read or write the space with, and that would not be turned."""
         fitting = [name for name, shape in self._unused.items() if width in shape]
         if fitting:
-            more = f" and {len(fitting) - 1} more parameters" if len(fitting) > 1 else ""
+            more = f" and {len(fitting) - 1} more parameters or buffers" if len(fitting) > 1 else ""
             yield (
                 f"the data did not use {fitting[0]!r}{more} of that width, which may read or write it on other data; "
                 "calibrate on data that uses them, or take them out of the model"
             )
 
     def _without_place(self, readers: Mapping[str, str | None], norms: Mapping[str, NormForm]) -> Iterator[str]:
-        """Biases of norms that have to go into layers without one, and cannot stay either."""
+        """Gains of norms wider than what a layer behind reads, and biases that no layer takes up and that cannot stay."""
         for name, form in norms.items():
             bias, gain = getattr(self._modules[name], "bias", None), form.gain(self._modules[name])
             behind = [layer for layer, norm in readers.items() if norm == name]
+            for layer in behind:
+                module, inputs = self._modules[layer], self._layers[layer].inputs
+                if gain is not None and any(module.get_parameter(p).shape[axis] % len(gain) for p, axis in inputs):
+                    yield f"norm {name!r} has {len(gain)} gains, and {layer!r} behind it reads fewer values at a time"
             if not isinstance(bias, torch.Tensor) or gain is None or takes_bias(self._modules, behind):
                 continue
             if bool((gain == 0).any()):

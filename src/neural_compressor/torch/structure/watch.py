@@ -58,7 +58,8 @@ class Trace:
     """What was seen of one run of a model.
 
     ``within`` are functions that a leaf module of the user's own called; that is one call among ``calls``. ``shapes`` are
-    those of all tensors, by number; ``parameters`` are the names of those that functions read outside of leaf modules.
+    those of all tensors, by number; ``read`` are the names of the parameters and buffers that functions outside of leaf
+    modules read.
     """
 
     calls: list[Call] = field(default_factory=list)
@@ -66,7 +67,7 @@ class Trace:
     shapes: dict[int, tuple[int, ...]] = field(default_factory=dict)
     inputs: frozenset[int] = frozenset()
     outputs: frozenset[int] = frozenset()
-    parameters: frozenset[str] = frozenset()
+    read: frozenset[str] = frozenset()
 
     @property
     def path(self) -> tuple[Any, ...]:
@@ -116,6 +117,7 @@ class _Recorder(TorchFunctionMode):
         self.own_leaf: str | None = None
         self._numbers: Any = WeakIdKeyDictionary()
         self._valued: Any = WeakIdKeyDictionary()
+        self._read: Any = WeakIdKeyDictionary()
         self._next = 0
 
     def number(self, tensor: torch.Tensor) -> int:
@@ -124,9 +126,8 @@ class _Recorder(TorchFunctionMode):
         return int(self._numbers[tensor])
 
     def read_among(self, tensors: Mapping[str, torch.Tensor]) -> frozenset[str]:
-        """The names of those whose values a call outside of leaf modules read."""
-        read = {number for call in self.trace.calls if call.module is None for number in call.reads}
-        return frozenset(name for name, tensor in tensors.items() if self._numbers.get(tensor) in read)
+        """The names of those whose values a function outside of leaf modules read."""
+        return frozenset(name for name, tensor in tensors.items() if tensor in self._read)
 
     def renumber(self, tensor: torch.Tensor) -> int:
         self._next += 1
@@ -184,6 +185,7 @@ class _Recorder(TorchFunctionMode):
             self.trace.within.append(Call(target, None, (), (), inside=self.own_leaf, site=site))
         elif called != "__get__" or next(tensors_in(result), None) is not None:
             self.record(target, None, reads, result, site=site)
+            self._read.update(dict.fromkeys(tensors_in((args, kwargs)), True))
         return result
 
 
@@ -230,6 +232,7 @@ def watch(
     def end(*call: Any) -> None:
         recorder.scopes.pop()
 
+    held = {**dict(model.named_parameters()), **dict(model.named_buffers())}  # a forward may put others in their place
     others = {name: module for name, module in model.named_modules() if name and name not in leaves}
     with hooked(others, begin, end), hooked(leaves, enter, leave), torch.no_grad(), uncompiled(model):
         trace.inputs = frozenset(recorder.number(t) for t in tensors_in(inputs))
@@ -237,7 +240,7 @@ def watch(
         with recorder:
             outputs = feed(model, inputs) if run is None else run()
             trace.outputs = frozenset(recorder.number(t) for t in tensors_in(outputs))
-    trace.parameters = recorder.read_among(dict(model.named_parameters()))
+    trace.read = recorder.read_among(held)
     return trace
 
 

@@ -79,8 +79,4 @@ def plan_for(
 
 def _scheme(key: OpKey, configs: Sequence[Mapping[str, Any]], config: Any) -> tuple[OpScheme | None, str]:
     wanted: OpScheme = config.wanted
-    space = op_space(key, configs, config_request(config, wanted, configs))
-    if wanted.is_float:
-        found = space.in_precision(wanted.precision)
-        return found, f"the framework YAML lists no {key[1]} in {wanted.precision}"
-    return (space.quantized[0], "") if space.quantized else (None, space.reason)
+    return op_space(key, configs, config_request(config, wanted, configs)).nearest(key, wanted)

@@ -7,7 +7,6 @@ from typing import Any
 
 from neural_compressor.config.process_options import options
 from neural_compressor.config.tuning_config import TuningConfig
-from neural_compressor.errors import ConfigError
 from neural_compressor.report.run_report import RunReport
 from neural_compressor.strategy.base import Proposal
 from neural_compressor.strategy.listed import candidates
@@ -40,10 +39,7 @@ def autotune(
     where the promise was not kept.
     """
     require_tensorflow()
-    if not isinstance(tune_config, TuningConfig):
-        raise ConfigError(
-            f"tune_config is a {type(tune_config).__name__}; expected TuningConfig(config_set=...), with what is to be tried"
-        )
+    TuningConfig.require(tune_config)
     check_data(calib_dataloader, calib_iteration, calib_func)
     if calib_dataloader is not None:
         require_repeatable(calib_dataloader, "calib_dataloader")

@@ -64,10 +64,7 @@ def autotune(
         )
         example_inputs = None
     require_values(model)
-    if not isinstance(tune_config, TuningConfig):
-        raise ConfigError(
-            f"tune_config is a {type(tune_config).__name__}; expected TuningConfig(config_set=...), with what is to be tried"
-        )
+    TuningConfig.require(tune_config)
     configs = list(tune_config.candidates())
     # Of all, before those are left out that differ in their data or files alone.
     asked = [each for config in tune_config.config_set for each in config.expand()]

@@ -133,7 +133,7 @@ class PyTorchAdaptor(Adaptor):
         dataloader: Iterable[Any] | None = None,
         q_func: Callable[[nn.Module], Any] | None = None,
     ) -> nn.Module:
-        data = dataloader if dataloader is not None else self.info.get("dataloader")
+        data = self.data_or_own(dataloader)
         new = self._executed(self._plan(tune_cfg), model, data, q_func, with_example=True)
         self.tuning_cfg_to_fw(tune_cfg)
         return new
@@ -242,7 +242,7 @@ class PyTorchAdaptor(Adaptor):
 
     def _data_for(self, what: str, dataloader: Iterable[Any] | None) -> Iterable[Any]:
         """The data to measure on."""
-        data = dataloader if dataloader is not None else self.info.get("dataloader")
+        data = self.data_or_own(dataloader)
         if data is None:
             raise CalibrationError(f"{what} runs the model on data: pass a dataloader")
         return ReadAgain(data) if isinstance(data, Iterator) else data
@@ -373,7 +373,7 @@ class PyTorchAdaptor(Adaptor):
         """What is known of ``model``; it is watched, on ``data`` first of all, where that is nothing yet."""
         if self._known is not None and self._known.model is model:
             return self._known
-        return self._watched(model, data if data is not None else self.info.get("dataloader"))
+        return self._watched(model, self.data_or_own(data))
 
     def _watched(self, model: nn.Module, data: Iterable[Any] | None) -> FloatModel:
         self._known = FloatModel(model, self.info, data)

@@ -346,5 +346,4 @@ class ONNXRTAdaptor(Adaptor):
         self, size: int, dataloader: Iterable[Any] | None, q_func: Callable[[Any], Any] | None
     ) -> CalibrationData:
         assert self._floats is not None
-        loader = dataloader if dataloader is not None else self.info.get("dataloader")
-        return self._floats.calibration_data(size, loader, q_func, self._runner.predict)
+        return self._floats.calibration_data(size, self.data_or_own(dataloader), q_func, self._runner.predict)

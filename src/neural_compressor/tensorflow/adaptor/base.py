@@ -62,7 +62,7 @@ class GraphAdaptor(Adaptor):
         q_func: Callable[[Any], Any] | None = None,
     ) -> Any:
         executor = self._prepared(model)
-        loader = dataloader if dataloader is not None else self.info.get("dataloader")
+        loader = self.data_or_own(dataloader)
         self.info.setdefault("batch_size", getattr(loader, "batch_size", None) or 1)
         self.tuning_cfg_to_fw(tune_cfg)
         plan = with_recipes(Plan.from_tune_cfg(tune_cfg), tune_cfg.get("recipe_cfgs") or {})

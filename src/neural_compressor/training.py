@@ -11,6 +11,7 @@ from neural_compressor import config
 from neural_compressor.adaptor.contract import adaptor_for
 from neural_compressor.algorithms.qat import trained
 from neural_compressor.config import QuantizationAwareTrainingConfig
+from neural_compressor.config.validators import is_whole
 from neural_compressor.errors import ConfigError
 from neural_compressor.model import Model
 from neural_compressor.quantization import check_evaluation
@@ -107,7 +108,7 @@ class CompressionManager:
         """Count the epochs."""
         if self._session is None:
             raise ConfigError("on_epoch_begin() without on_train_begin(): call that before training")
-        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
+        if not is_whole(epoch) or epoch < 0:
             raise ConfigError(f"on_epoch_begin: got {epoch!r}, expected the number of the epoch, from 0 on")
         self._epochs += 1
         self._session.begin_epoch(epoch)

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from neural_compressor.config.validators import is_whole
 from neural_compressor.errors import CalibrationError, ConfigError
 from neural_compressor.report.terminal import print_ops
 from neural_compressor.tensorflow.adaptor.base import GraphAdaptor
@@ -58,7 +59,7 @@ def check_data(loader: Any, iterations: Any, function: Any) -> None:
         raise ConfigError("calib_func calibrates, and calib_dataloader would not be read: give one of them")
     if function is not None and not callable(function):
         raise ConfigError(f"calib_func is a {type(function).__name__}; it must be a function that takes the model")
-    if isinstance(iterations, bool) or not isinstance(iterations, int) or iterations < 1:
+    if not is_whole(iterations) or iterations < 1:
         raise ConfigError(f"calib_iteration: got {iterations!r}, expected a whole number >= 1")
 
 

@@ -17,9 +17,9 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
-from neural_compressor.adaptor.capability import get_optype_wise_ability
 from neural_compressor.adaptor.contract import Adaptor
-from neural_compressor.adaptor.records import Node, OpRecord, save_inspected, with_time_shares
+from neural_compressor.adaptor.inspection import save_inspected
+from neural_compressor.adaptor.records import Node, OpRecord, with_time_shares
 from neural_compressor.algorithms.qat import untrained
 from neural_compressor.config.exporting import Torch2ONNXConfig
 from neural_compressor.config.op_rule import read_rules
@@ -112,7 +112,7 @@ class PyTorchAdaptor(Adaptor):
         details = {key: copy.deepcopy(configs) for key, configs in opwise(self.query_handler, ops).items()}
         return {
             "opwise": details,
-            "optypewise": get_optype_wise_ability(details),
+            "optypewise": self.get_optype_wise_ability(details),
             "blocks": ops_by_block(model, list(ops)),
             "skipped": dict(self._skipped),
             "recipes": RECIPES,

@@ -10,7 +10,8 @@ import numpy as np
 
 from neural_compressor.adaptor.capability import op_configs
 from neural_compressor.adaptor.contract import Adaptor
-from neural_compressor.adaptor.records import OpRecord, save_inspected
+from neural_compressor.adaptor.inspection import save_inspected
+from neural_compressor.adaptor.records import OpRecord
 from neural_compressor.adaptor.user_code import calibrating
 from neural_compressor.config.process_options import options
 from neural_compressor.config.recipes import with_recipes

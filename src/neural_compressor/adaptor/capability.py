@@ -1,4 +1,4 @@
-"""From the framework YAML to the configs of the ops of a model."""
+"""Configs of the ops of a model, made of the framework YAML."""
 
 from __future__ import annotations
 

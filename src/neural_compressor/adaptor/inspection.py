@@ -1,4 +1,4 @@
-"""What ``inspect_tensor`` of an adaptor is asked for, and gives: weights and activations of ops, by name."""
+"""Weights and activations of ops by name, as ``inspect_tensor`` of every adaptor gives them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Starts the instances of a benchmark, has them begin at once, and gathers what they found."""
+"""``benchmark.fit``: starts the processes of a benchmark, has them begin at once, and gathers what they found."""
 
 from __future__ import annotations
 

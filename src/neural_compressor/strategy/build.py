@@ -1,4 +1,4 @@
-"""From a model's capability and a user's configuration to the tuning space."""
+"""The tuning space, built of a model's capability and a user's configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What passes and methods see of the tensors of a graph while calibration data runs; each keeps sums, not tensors."""
+"""Statistics of the tensors of a graph while calibration data runs, for passes and methods; sums, not tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is refused of a plan before any work: ops that the model does not have, and what the executor does not run."""
+"""Checks of a plan before any work: ops that the model does not have, and what the executor does not run, are refused."""
 
 from __future__ import annotations
 

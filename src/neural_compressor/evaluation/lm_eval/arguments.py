@@ -1,4 +1,4 @@
-"""What to evaluate, and how."""
+"""The arguments of lm-eval, validated."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""One record for each op of a quantized model: what it computes in, on which kernel, and how exactly; output errors of ops
-against the float model."""
+"""Records of the ops of a quantized ONNX model: precision, kernel, and errors against the float model."""
 
 from __future__ import annotations
 

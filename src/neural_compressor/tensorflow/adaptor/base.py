@@ -1,4 +1,4 @@
-"""What the adaptors of Keras models and of SavedModels share: plans run by the one executor, and what is told of them."""
+"""Base of the adaptors of Keras models and of SavedModels: plans run by the one executor, and records of the result."""
 
 from __future__ import annotations
 

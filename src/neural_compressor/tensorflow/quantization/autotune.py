@@ -1,4 +1,4 @@
-"""Try configurations on a Keras model or a SavedModel until one keeps the accuracy promise."""
+"""``autotune`` of Keras models and SavedModels: configurations tried until one keeps the accuracy promise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From configurations to a plan: the scheme of each op of a Keras model, and why the others stay in float."""
+"""Plans of configurations: the scheme of each op of a Keras model or SavedModel, and why the others stay in float."""
 
 from __future__ import annotations
 

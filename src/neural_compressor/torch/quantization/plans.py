@@ -1,4 +1,4 @@
-"""From a configuration to a plan: the scheme of each op of a model, and why the others stay in float."""
+"""Plans of configurations: the scheme of each op of a model, and why the others stay in float."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prepare, calibrate and convert in one call; the path by which existing programs import all of these too."""
+"""``quantize``: prepare, calibrate and convert in one call; existing programs import the three from here too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Try configurations until one keeps the accuracy promise."""
+"""``autotune``: configurations tried one after the other until one keeps the accuracy promise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""AutoRound."""
+"""The configuration of AutoRound."""
 
 from __future__ import annotations
 

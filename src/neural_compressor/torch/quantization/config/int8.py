@@ -1,4 +1,4 @@
-"""Integer weights and activations: static, dynamic, and static after smoothing the inputs of layers."""
+"""Configurations of integer weights and activations: static, dynamic, and SmoothQuant."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the configurations of weight-only algorithms share: the data type of weights, and scales that are quantized."""
+"""Bases of the configurations of weight-only algorithms: the data type of weights, and scales that are quantized."""
 
 from __future__ import annotations
 

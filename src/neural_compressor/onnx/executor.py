@@ -7,12 +7,12 @@ graph, smooth, static (with its corrections), weight-only, dynamic, half precisi
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import onnx_ir as ir
 
-from neural_compressor.adaptor.capability import check_no_method, check_weight_range
+from neural_compressor.adaptor.plan_check import check_known, check_no_method, check_weight_range, read_pass
 from neural_compressor.algorithms.smoothquant import alphas_between, check_alpha
 from neural_compressor.errors import CalibrationError, ConfigError
 from neural_compressor.onnx.files.quantization_record import QuantizationRecord, write_record
@@ -167,18 +167,9 @@ class Steps:
         self._read: dict[type[Any], Any] = {}
         self.changes: dict[Pass, Any] = {}
         for step in passes:
-            if step.name not in PASSES:
-                raise ConfigError(
-                    f"no pass over ONNX models is called {step.name!r}; {close_matches(step.name, PASSES)}"
-                )
-            kind = PASSES[step.name]
-            known = [each.name for each in fields(kind)]
-            for name in step.options:
-                if name not in known:
-                    raise ConfigError(f"the pass {step.name} has no {name!r}; {close_matches(name, known)}")
-            self._read[kind] = kind(**step.options)
-            if hasattr(kind, "change"):
-                self.changes[step] = self._read[kind]
+            read = self._read[PASSES[step.name]] = read_pass(step, PASSES, "ONNX models")
+            if hasattr(read, "change"):
+                self.changes[step] = read
 
     @property
     def origin(self) -> str:
@@ -316,11 +307,7 @@ class Executor:
 def _check(plan: Plan, model: ir.Model, options: RunOptions) -> None:
     known = {(str(node.name), node.op_type) for node in model.graph.all_nodes()}
     for key, scheme in plan.items():
-        if key not in known:
-            names = [name for name, kind in known if kind == key[1]] or [name for name, _ in known]
-            raise ConfigError(
-                f"the plan names {key[0]!r} ({key[1]}), which the model does not have; {close_matches(key[0], names)}"
-            )
+        check_known(key, known)
         if scheme.mode not in (*options.capabilities, "float"):
             raise ConfigError(f"the plan has {key[0]!r} as {scheme.mode}, which {options.provider} does not run")
         check_weight_range(scheme)

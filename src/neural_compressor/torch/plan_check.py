@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from neural_compressor.adaptor.capability import check_no_method, check_weight_range
+from neural_compressor.adaptor.plan_check import check_no_method, check_weight_range
 from neural_compressor.algorithms import options_of
 from neural_compressor.algorithms.qat import NAME as QAT
 from neural_compressor.algorithms.weight_qparams import has_full_range

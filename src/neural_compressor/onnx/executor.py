@@ -256,21 +256,20 @@ class Executor:
         steps, model = Steps(plan.passes), self.float_model(plan.passes)
         _check(plan, model, options)
         whole, plan = plan, without_stored(plan)
-        modes = {scheme.mode for scheme in plan.values()}
         new, left, origin = model, dict[OpKey, str](), steps.origin
         simulated: Mapping[OpKey, str] = {}
-        if "static" in modes:
+        if "static" in plan.modes:
             seen, capability = options.data.get("static", NO_DATA), options.capabilities["static"]
             base = self._base(plan, steps, model, seen, capability.target.sessions)
             origin, samples = base.name, seen.upto(plan.calib_sampling_size)
             new = quantize_static(base.model, plan, samples, _static_options(steps, capability), base.known, left)
-        if "weight_only" in modes:
+        if "weight_only" in plan.modes:
             schemes = {name: each for (name, _), each in plan.items() if each.mode == "weight_only"}
             samples = options.data.get("weight_only", NO_DATA).upto(None)
             layout = _weight_options(steps, options.capabilities["weight_only"])
             new = quantize_weight_only(new, schemes, samples, layout)
             simulated = simulated_ops(plan.ops, layout.quant_format, layout.providers[0])
-        if "dynamic" in modes:
+        if "dynamic" in plan.modes:
             new = quantize_dynamic(new, plan)
         for precision in _HALVES:
             chosen = {name for (name, _), s in plan.items() if s.is_float and s.precision == precision}
@@ -359,6 +358,6 @@ def _weight_options(steps: Steps, capability: ProviderCapability) -> WeightOnlyO
 
 def _target_cpu(model: ir.Model, plan: Plan, options: RunOptions) -> str:
     """Which CPUs the model gives the same on; empty where no integers are multiplied on one."""
-    modes = {scheme.mode for scheme in plan.values()} & {"static", "dynamic"}
+    modes = plan.modes & {"static", "dynamic"}
     on_cpu = any(options.capabilities[mode].target.provider is CPU for mode in modes)
     return target_cpu(model, plan.ops) if on_cpu else ""

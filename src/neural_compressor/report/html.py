@@ -120,8 +120,7 @@ def _calibration(result: TuningResult) -> str:
     seen = result.metadata.get("samples_seen", {})
     if count := seen.get(plan.calib_sampling_size, seen.get(str(plan.calib_sampling_size))):
         return f"{count} sample{'' if count == 1 else 's'}"
-    static = any(scheme.mode == "static" for scheme in plan.values())
-    return f"up to {plan.calib_sampling_size} samples" if static else ""
+    return f"up to {plan.calib_sampling_size} samples" if "static" in plan.modes else ""
 
 
 def _evaluation(result: TuningResult) -> str:

@@ -136,7 +136,7 @@ class Execution:
     @property
     def _moves_static(self) -> bool:
         """Whether ranges are those of the changed model."""
-        return self._moved and any(op.mode == "static" for op in self.plan.values())
+        return self._moved and "static" in self.plan.modes
 
     @property
     def is_listening(self) -> bool:

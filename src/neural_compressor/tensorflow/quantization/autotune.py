@@ -14,7 +14,7 @@ from neural_compressor.tensorflow.adaptor.requirements import require_tensorflow
 from neural_compressor.tensorflow.quantization.config import get_all_config_set
 from neural_compressor.tensorflow.quantization.model import Model, ready_model
 from neural_compressor.tensorflow.quantization.plans import composed, plan_for
-from neural_compressor.tensorflow.quantization.quantize import check_data, plan_needs_data, samples_in_batch
+from neural_compressor.tensorflow.quantization.quantize import check_data, samples_in_batch
 from neural_compressor.tuning.evaluator import require_repeatable, with_arguments
 from neural_compressor.tuning.loop import tune
 
@@ -51,7 +51,7 @@ def autotune(
     tried = candidates(
         tune_config.candidates(),
         lambda config: plan_for(capability, composed(config), size)[0],
-        lambda plan: plan_needs_data(plan) and not has_data,
+        lambda plan: "static" in plan.modes and not has_data,
         "give calib_dataloader or calib_func",
     )
     best, result = tune(

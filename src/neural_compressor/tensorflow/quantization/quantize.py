@@ -41,7 +41,7 @@ def quantize_model(
     capability = adaptor.query_fw_capability(model)
     plan, left = plan_for(capability, config, calib_iteration * samples_in_batch(adaptor))
     adaptor.info["reasons"] = left
-    if plan_needs_data(plan) and calib_dataloader is None and calib_func is None:
+    if "static" in plan.modes and calib_dataloader is None and calib_func is None:
         raise CalibrationError(
             "the configuration takes ranges from data: give calib_dataloader or calib_func, or use DynamicQuantConfig"
         )
@@ -66,8 +66,3 @@ def check_data(loader: Any, iterations: Any, function: Any) -> None:
 def samples_in_batch(adaptor: GraphAdaptor) -> int:
     """How many samples the first batch of the adaptor's data has."""
     return int(adaptor.info.get("batch_size") or 1)
-
-
-def plan_needs_data(plan: Any) -> bool:
-    """Whether a plan has anything to see in data."""
-    return any(scheme.mode == "static" for scheme in plan.values())

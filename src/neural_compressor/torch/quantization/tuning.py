@@ -118,9 +118,7 @@ def _reasons(left: Mapping[Plan, Mapping[OpKey, str]], plan: Plan) -> Mapping[Op
 
 def _needs_data(model: nn.Module, plan: Plan, is_graph: bool) -> bool:
     if is_graph:
-        return any(op.mode == "static" for op in plan.values()) or any(
-            read_pass(p).wants_data(plan) for p in plan.passes
-        )
+        return "static" in plan.modes or any(read_pass(step).wants_data(plan) for step in plan.passes)
     return prepare(model, plan).needs_data
 
 

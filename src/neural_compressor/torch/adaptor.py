@@ -218,9 +218,7 @@ class PyTorchAdaptor(Adaptor):
     def op_errors(self, plan: Plan, model: nn.Module, dataloader: Iterable[Any] | None = None) -> dict[OpKey, float]:
         """Each op alone."""
         data = self._data_for("op_errors", dataloader)
-        # without an example ops hand on floats, as they have to beside the float model
-        quantized = self._executed(self._with_passes(plan), model, data)
-        floats = self._floats.get(quantized, self._float_model(model).folded)
+        floats, quantized = self._side_by_side(plan, model, data)
         return op_errors(floats, quantized, plan, data, plan.calib_sampling_size)
 
     def op_gains(self, model: nn.Module, dataloader: Iterable[Any] | None = None) -> dict[OpKey, float]:
@@ -235,10 +233,14 @@ class PyTorchAdaptor(Adaptor):
         self, plan: Plan, model: nn.Module, loss: Callable[..., Any], dataloader: Iterable[Any] | None = None
     ) -> dict[OpKey, float]:
         data = self._data_for("op_curvatures", dataloader)
-        quantized = self._executed(self._with_passes(plan), model, data)
-        floats = self._floats.get(quantized, self._float_model(model).folded)
+        floats, quantized = self._side_by_side(plan, model, data)
         done: Any = quantized.quantization
         return op_curvatures(floats, quantized, done.plan, data, loss, plan.calib_sampling_size)
+
+    def _side_by_side(self, plan: Plan, model: nn.Module, data: Iterable[Any]) -> tuple[nn.Module, nn.Module]:
+        """The float model as ``plan`` folds it, and the quantized one, whose ops hand on floats as they do there."""
+        quantized = self._executed(self._with_passes(plan), model, data)
+        return self._floats.get(quantized, self._float_model(model).folded), quantized
 
     def _data_for(self, what: str, dataloader: Iterable[Any] | None) -> Iterable[Any]:
         """The data to measure on."""

@@ -278,7 +278,7 @@ class Executor:
         whole = stored_instead(whole, left)
         new = new.clone() if new is model else new
         refused = store_weights(new, whole)
-        ops = {**whole.ops, **dict.fromkeys(refused, float_op("fp32", has_weight=True))}
+        ops = whole.with_ops(dict.fromkeys(refused, float_op("fp32", has_weight=True))).ops
         told = {**options.reasons, **simulated, **refused, **left}
         write_record(new, QuantizationRecord(ops, told, origin, _target_cpu(model, whole, options)))
         restore_overridable(new)

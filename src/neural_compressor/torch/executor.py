@@ -376,12 +376,12 @@ def _with_methods(model: nn.Module, plan: Plan) -> Plan:
 
     Found by a method, those of layers that read one input have the same one, which is what engines take.
     """
-    ops = dict(plan.items())
+    changed = {}
     for key, op in plan.items():
         shared = op.method is None and op.weight is not None and op.weight.dtype.has_tensor_scale
         if shared and not op.is_float and is_linear(model.get_submodule(key[0])):
-            ops[key] = replace(op, method=RTN)
-    return replace(plan, ops=ops)
+            changed[key] = replace(op, method=RTN)
+    return plan.with_ops(changed)
 
 
 def _as_inputs(run: Run) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 
 from neural_compressor import config
 from neural_compressor.adaptor.contract import adaptor_for
+from neural_compressor.adaptor.user_code import require_function
 from neural_compressor.algorithms.qat import trained
 from neural_compressor.config import QuantizationAwareTrainingConfig
 from neural_compressor.config.validators import is_whole
@@ -181,8 +182,7 @@ def fit(
     What ``eval_func``, or ``eval_metric`` on ``eval_dataloader``, gives for it is in the log.
     """
     check_evaluation(compression_manager.conf, eval_func, eval_dataloader, eval_metric)
-    if not callable(train_func):
-        raise ConfigError(f"train_func is a {type(train_func).__name__}; it must be a function that takes the model")
+    require_function(train_func, "train_func", optional=False)
     compression_manager.callbacks.on_train_begin()
     train_func(compression_manager.model)
     compression_manager.callbacks.on_train_end()

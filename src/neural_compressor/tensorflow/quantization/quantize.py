@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from neural_compressor.adaptor.user_code import require_function
 from neural_compressor.config.validators import is_whole
 from neural_compressor.errors import CalibrationError, ConfigError
 from neural_compressor.report.terminal import print_ops
@@ -57,8 +58,7 @@ def check_data(loader: Any, iterations: Any, function: Any) -> None:
     """Refuse what says twice, or not in a way that makes sense, where ranges come from."""
     if loader is not None and function is not None:
         raise ConfigError("calib_func calibrates, and calib_dataloader would not be read: give one of them")
-    if function is not None and not callable(function):
-        raise ConfigError(f"calib_func is a {type(function).__name__}; it must be a function that takes the model")
+    require_function(function, "calib_func")
     if not is_whole(iterations) or iterations < 1:
         raise ConfigError(f"calib_iteration: got {iterations!r}, expected a whole number >= 1")
 

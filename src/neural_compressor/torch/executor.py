@@ -18,6 +18,7 @@ from torch import nn
 from neural_compressor.adaptor.user_code import calibrating
 from neural_compressor.errors import CalibrationError, ConfigError
 from neural_compressor.observers.input_check import CalibrationInputs
+from neural_compressor.registry import first_of
 from neural_compressor.schemes import OpKey, OpScheme, Pass, Plan
 from neural_compressor.schemes.scheme import RTN
 from neural_compressor.torch.batches import batch_size, note_inputs, run_batches
@@ -335,8 +336,7 @@ class Execution:
         trace, opaque = traced_functions(self.model)
         found = find_functions(self.model, [trace], listed)
         if opaque:
-            some = ", ".join([*opaque[:3], *(["..."] if len(opaque) > 3 else [])])
-            found["functions", "function"] = f"not looked for in {some}: their forwards cannot be traced"
+            found["functions", "function"] = f"not looked for in {first_of(opaque)}: their forwards cannot be traced"
         return found
 
     def passed_over(self) -> PassState:

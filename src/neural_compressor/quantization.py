@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from neural_compressor.adaptor.contract import Adaptor, adaptor_for
+from neural_compressor.adaptor.user_code import require_function
 from neural_compressor.config import PostTrainingQuantConfig
 from neural_compressor.config.process_options import options
 from neural_compressor.errors import CalibrationError, ConfigError
@@ -140,8 +141,7 @@ def _check_arguments(
     if calib_func is not None and conf.approach == "dynamic" and not conf.recipes.get("smooth_quant"):
         raise ConfigError("approach 'dynamic' does not calibrate, and calib_func would not be called: leave it out")
     check_evaluation(conf, eval_func, eval_dataloader, eval_metric)
-    if calib_func is not None and not callable(calib_func):
-        raise ConfigError(f"calib_func is a {type(calib_func).__name__}; it must be a function that takes the model")
+    require_function(calib_func, "calib_func")
     if conf.approach in ("static", "auto") and calib_dataloader is None and calib_func is None:
         raise CalibrationError(
             f"approach {conf.approach!r} calibrates activations: pass calib_dataloader or calib_func, "
@@ -226,5 +226,4 @@ def check_evaluation(conf: Any, eval_func: Any, eval_dataloader: Any, eval_metri
             )
     if (eval_dataloader is None) != (eval_metric is None) and eval_func is None:
         raise ConfigError("eval_dataloader and eval_metric go together: give both, or an eval_func")
-    if eval_func is not None and not callable(eval_func):
-        raise ConfigError(f"eval_func is a {type(eval_func).__name__}; it must be a function that takes the model")
+    require_function(eval_func, "eval_func")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from typing import Generic, TypeVar
 
@@ -19,6 +19,15 @@ def close_matches(name: str, known: Iterable[str]) -> str:
     if near:
         return f"did you mean {', '.join(repr(n) for n in near)}? Known: {', '.join(names)}"
     return f"known: {', '.join(names)}"
+
+
+def first_of(names: Sequence[str], most: int = 3) -> str:
+    """The first ``names`` of a list that may be long, for a message.
+
+    >>> first_of(["a", "b", "c"]), first_of(["a", "b", "c", "d"])
+    ('a, b, c', 'a, b, c, ...')
+    """
+    return ", ".join([*names[:most], *(["..."] if len(names) > most else [])])
 
 
 class Registry(Generic[T]):

@@ -9,8 +9,10 @@ from typing import Any
 
 from neural_compressor import config
 from neural_compressor.adaptor.contract import adaptor_for
+from neural_compressor.adaptor.user_code import require_function
 from neural_compressor.algorithms.qat import trained
 from neural_compressor.config import QuantizationAwareTrainingConfig
+from neural_compressor.config.validators import is_whole
 from neural_compressor.errors import ConfigError
 from neural_compressor.model import Model
 from neural_compressor.quantization import check_evaluation
@@ -107,7 +109,7 @@ class CompressionManager:
         """Count the epochs."""
         if self._session is None:
             raise ConfigError("on_epoch_begin() without on_train_begin(): call that before training")
-        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
+        if not is_whole(epoch) or epoch < 0:
             raise ConfigError(f"on_epoch_begin: got {epoch!r}, expected the number of the epoch, from 0 on")
         self._epochs += 1
         self._session.begin_epoch(epoch)
@@ -180,8 +182,7 @@ def fit(
     What ``eval_func``, or ``eval_metric`` on ``eval_dataloader``, gives for it is in the log.
     """
     check_evaluation(compression_manager.conf, eval_func, eval_dataloader, eval_metric)
-    if not callable(train_func):
-        raise ConfigError(f"train_func is a {type(train_func).__name__}; it must be a function that takes the model")
+    require_function(train_func, "train_func", optional=False)
     compression_manager.callbacks.on_train_begin()
     train_func(compression_manager.model)
     compression_manager.callbacks.on_train_end()

@@ -1,4 +1,4 @@
-"""Errors of pydantic in the words of this project."""
+"""Messages of pydantic's validation errors in the words of this project."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 from sample_result import HOSTILE, sample_result
 
-from neural_compressor.report.html import render, write_report
+from neural_compressor.report.html import keep_report, render
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS = [
@@ -32,7 +32,7 @@ def opened(path, tmp_path, *flags):
 
 def test_it_opens_without_a_network_and_without_complaints(tmp_path):
     result = sample_result(40)
-    dom, console = opened(write_report(result, tmp_path / "report.html"), tmp_path)
+    dom, console = opened(keep_report(result, tmp_path), tmp_path)
     assert console == []
     assert "Promise met: trial" in dom
     assert dom.count("<circle") >= 40
@@ -42,7 +42,7 @@ def test_it_opens_without_a_network_and_without_complaints(tmp_path):
 
 
 def test_a_hostile_name_is_inert(tmp_path):
-    path = write_report(sample_result(hostile=HOSTILE), tmp_path / "report.html")
+    path = keep_report(sample_result(hostile=HOSTILE), tmp_path)
     dom, console = opened(path, tmp_path)
     assert console == []
     assert "<title>owned" not in dom
@@ -95,7 +95,7 @@ def test_headings_sort_and_the_filter_hides(tmp_path):
 
 
 def test_it_can_be_drawn(tmp_path):
-    path = write_report(sample_result(), tmp_path / "report.html")
+    path = keep_report(sample_result(), tmp_path)
     picture = tmp_path / "report.png"
     profile = f"--user-data-dir={tmp_path / 'profile'}"
     command = [CHROMIUM, *FLAGS, profile, "--window-size=1280,1900", f"--screenshot={picture}", path.as_uri()]

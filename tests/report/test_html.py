@@ -10,7 +10,7 @@ import pytest
 from sample_result import HOSTILE, sample_result
 
 from neural_compressor.errors import WorkspaceError
-from neural_compressor.report.html import keep_report, render, write_report
+from neural_compressor.report.html import keep_report, render
 from neural_compressor.tuning.result import Measurement
 
 
@@ -219,24 +219,25 @@ def test_one_trial_that_equals_the_baseline_can_be_plotted():
 
 def test_written_whole_or_not_at_all(tmp_path):
     path = tmp_path / "deep" / "report.html"
-    assert write_report(sample_result(), path) == path
+    keep_report(sample_result(), path.parent)
     before = path.read_text(encoding="utf-8")
     assert before.startswith("<!DOCTYPE html>")
     broken = sample_result()
     broken.title = "lone \ud800 surrogate is made visible"
-    write_report(broken, path)
+    keep_report(broken, path.parent)
     broken.trials = None
     after = path.read_text(encoding="utf-8")
     with pytest.raises(TypeError):
-        write_report(broken, path)
+        keep_report(broken, path.parent)
     assert path.read_text(encoding="utf-8") == after
-    assert [p.name for p in path.parent.iterdir()] == ["report.html"]
+    assert sorted(p.name for p in path.parent.iterdir()) == ["report.html", "reports"]
+    assert len(list((path.parent / "reports").iterdir())) == 2
 
 
 def test_a_place_that_cannot_be_written_is_an_error(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(WorkspaceError, match="cannot write"):
-        write_report(sample_result(), tmp_path / "file" / "report.html")
+        keep_report(sample_result(), tmp_path / "file")
 
 
 def test_each_run_keeps_its_report_and_the_last_has_a_fixed_name(tmp_path):

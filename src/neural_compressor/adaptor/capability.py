@@ -1,4 +1,4 @@
-"""From the framework YAML to the configs of the ops of a model."""
+"""Configs of the ops of a model, made of the framework YAML."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Any
 
 from neural_compressor.adaptor.query import QueryBackendCapability
 from neural_compressor.adaptor.tensor_options import OpConfig
-from neural_compressor.errors import ConfigError
-from neural_compressor.schemes import Method, OpKey, OpScheme
+from neural_compressor.schemes import OpKey
 
 #: The quantized precision that comes first where an op has several.
 DEFAULT_PRECISION = "int8"
@@ -48,35 +47,6 @@ def op_configs(query: QueryBackendCapability, op_type: str, has_weight: bool = T
         has_weight = any("weight" in config for config in configs)
     floats = [name for name in FLOAT_PRECISIONS if name == "fp32" or query.runs_in(op_type, name)]
     return configs + [float_config(name, has_weight) for name in floats]
-
-
-def check_no_method(key: OpKey, scheme: OpScheme) -> None:
-    """Refuse a method for the weight of an op that is rounded to nearest.
-
-    >>> check_no_method(("fc", "Linear"), OpScheme.from_dict({"weight": {"dtype": "int8"}}))
-    """
-    if scheme.method is None or scheme.method == Method("rtn"):
-        return
-    elsewhere = "is for linear layers whose weight is quantized alone"
-    if scheme.method.name == "qat":
-        elsewhere = "finds weights in training: prepare_qat, or training.prepare_compression"
-    raise ConfigError(
-        f"the weight of a {scheme.mode} {key[1]} is rounded to nearest (rtn); method {scheme.method} {elsewhere}"
-    )
-
-
-def check_weight_range(scheme: OpScheme) -> None:
-    """Refuse another range of a weight than its smallest and largest value: nothing estimates one.
-
-    >>> check_weight_range(OpScheme.from_dict({"weight": {"dtype": "int8", "algorithm": "kl"}}))
-    Traceback (most recent call last):
-    neural_compressor.errors.ConfigError: the weight has the algorithm 'kl', which is for activations; ...
-    """
-    if scheme.weight is not None and scheme.weight.algorithm != "minmax":
-        raise ConfigError(
-            f"the weight has the algorithm {scheme.weight.algorithm!r}, which is for activations; leave it at 'minmax', or "
-            "name a method that finds weights which are quantized alone"
-        )
 
 
 def is_float_config(config: Mapping[str, Any]) -> bool:

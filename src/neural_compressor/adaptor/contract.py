@@ -120,6 +120,10 @@ class Adaptor(ABC):
     #: The spelling some existing adaptors call it by.
     get_optye_wise_ability = get_optype_wise_ability
 
+    def data_or_own(self, dataloader: Iterable[Any] | None) -> Iterable[Any] | None:
+        """``dataloader``, or the calibration data that the adaptor was made with where that is None."""
+        return self.info.get("dataloader") if dataloader is None else dataloader
+
     def check_settings(self, conf: Any) -> None:
         """Refuse fields of a configuration that only some frameworks know, were changed, and are not in :attr:`settings`."""
         for name, (given, usual) in conf.changed(*FRAMEWORK_SETTINGS).items():

@@ -98,6 +98,10 @@ class QueryBackendCapability:
         """Whether ``op_type`` runs in ``precision``, the wildcard counted."""
         return bool({op_type, "*"} & set(self.get_op_types_by_precision(precision)))
 
+    def quantizable_types(self) -> set[str]:
+        """Op types with a quantized option in any precision and mode."""
+        return {kind for modes in self.entry.capabilities.values() for ops in modes.values() for kind in ops}
+
     def get_quantization_capability(self) -> dict[str, PrecisionCapability]:
         """``{precision: {mode: {op type: config}}}``, the caller's to change; ``[precision][op type]`` works too."""
         return {

@@ -1,15 +1,10 @@
-"""Records of the ops of a model: how they run, as tables and reports show them, and the tensors that were inspected."""
+"""Records of the ops of a model: how they run, as tables and reports show them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
-
-import numpy as np
-
-from neural_compressor.paths import write_errors
 
 
 @dataclass(frozen=True)
@@ -55,14 +50,3 @@ def with_time_shares(
 ) -> list[OpRecord]:
     """``records`` with the shares of the float model (``before``) and of the quantized one (``after``), by name."""
     return [replace(op, time_share=after.get(op.name), float_time_share=before.get(op.name)) for op in records]
-
-
-def save_inspected(found: Mapping[str, Any], workspace: Path) -> None:
-    """Write what ``inspect_tensor`` of an adaptor found into the workspace, as one file of arrays."""
-    folder = workspace / "inspect_saved"
-    flat = {f"weight/{op}/{n}": a for op, arrays in found.get("weight", {}).items() for n, a in arrays.items()}
-    for index, ops in enumerate(found.get("activation", []), start=1):
-        flat |= {f"activation{index}/{op}/{n}": a for op, arrays in ops.items() for n, a in arrays.items()}
-    with write_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        np.savez(folder / "inspect_result.npz", **flat)

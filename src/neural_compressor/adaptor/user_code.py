@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from neural_compressor.errors import CalibrationError, NeuralCompressorError
+from neural_compressor.errors import CalibrationError, ConfigError, NeuralCompressorError
 
 
 def name_of(function: Any) -> str:
@@ -19,6 +19,17 @@ def name_of(function: Any) -> str:
         function = inside
     named = function if hasattr(function, "__qualname__") else type(function)
     return f"{getattr(named, '__module__', '?')}.{named.__qualname__}"
+
+
+def require_function(given: Any, name: str, optional: bool = True) -> None:
+    """Refuse what is ``given`` as the argument ``name`` and cannot be called; None is nothing given.
+
+    >>> require_function(3, "eval_func")
+    Traceback (most recent call last):
+    neural_compressor.errors.ConfigError: eval_func is a int; it must be a function that takes the model
+    """
+    if not callable(given) and not (optional and given is None):
+        raise ConfigError(f"{name} is a {type(given).__name__}; it must be a function that takes the model")
 
 
 def batches(loader: Iterable[Any]) -> Iterator[Any]:

@@ -9,7 +9,7 @@ from array_api_compat import device
 
 from neural_compressor.algorithms.checks import group_size
 from neural_compressor.algorithms.matrix_parts import row_blocks
-from neural_compressor.schemes import PER_TENSOR, PerGroup, TensorScheme, value_range
+from neural_compressor.schemes import PER_TENSOR, Granularity, PerGroup, TensorScheme, value_range
 from neural_compressor.schemes.arrays import Array, array_namespace, as_float32, in_runs, like
 from neural_compressor.schemes.ranges import scale_granularity, to_parts
 
@@ -46,13 +46,7 @@ def weighted_square(scheme: TensorScheme, importance: Array) -> GroupLoss:
     xp = array_namespace(importance)
     granularity = scale_granularity(scheme)
     if not isinstance(granularity, PerGroup):
-        per_tensor = granularity.name == "per_tensor"
-
-        def whole(error: Array) -> Array:
-            rows = xp.matmul(error * error, importance)
-            return xp.sum(rows) if per_tensor else rows
-
-        return whole
+        return _by_scale(granularity, lambda error: xp.matmul(error * error, importance))
     weights = in_runs(importance, group_size(scheme, importance.shape[0]))
 
     def grouped(error: Array) -> Array:
@@ -94,13 +88,7 @@ def block_quadratic(scheme: TensorScheme, hessian: Array) -> GroupLoss:
     xp = array_namespace(hessian)
     granularity = scale_granularity(scheme)
     if not isinstance(granularity, PerGroup):
-        per_tensor = granularity.name == "per_tensor"
-
-        def whole(error: Array) -> Array:
-            rows = xp.sum(xp.matmul(error, hessian) * error, axis=-1)
-            return xp.sum(rows) if per_tensor else rows
-
-        return whole
+        return _by_scale(granularity, lambda error: xp.sum(xp.matmul(error, hessian) * error, axis=-1))
     blocks = _diagonal_blocks(hessian, group_size(scheme, hessian.shape[0]))
 
     def grouped(error: Array) -> Array:
@@ -108,6 +96,13 @@ def block_quadratic(scheme: TensorScheme, hessian: Array) -> GroupLoss:
         return xp.sum(xp.matmul(parts, blocks) * parts, axis=-1).T
 
     return grouped
+
+
+def _by_scale(granularity: Granularity, by_row: GroupLoss) -> GroupLoss:
+    """The cost of each row, which has a scale of its own, or of all rows where they have one together."""
+    if granularity.name != "per_tensor":
+        return by_row
+    return lambda error: array_namespace(error).sum(by_row(error))
 
 
 def _diagonal_blocks(hessian: Array, size: int) -> Array:

@@ -17,6 +17,7 @@ logger = logging.getLogger("neural_compressor")
 
 _ENOUGH = 4
 """Vectors seen for every so many inputs of a layer, below which GPTQ was seen to do worse than rounding to nearest."""
+_TAKEN = "the Hessian of these statistics was taken out of them; make new ones"
 
 
 @dataclass(frozen=True)
@@ -59,12 +60,11 @@ class Moments:
 class InputStatistics:
     """Second moments of the vectors that reach a layer, and what the algorithms derive from them.
 
-    ``update(x)`` takes any number of vectors along the last axis of ``x``. With ``hessian=False`` only sums for each
-    input are kept. ``update(x, reference)`` also takes what the float model feeds the layer at the same places: ``x`` is
-    then what the layer sees behind layers already quantized, and :meth:`pull` says what the difference does to outputs.
-    For that an (inputs, inputs) matrix is kept; where it is known that only the outputs of a ``weight`` with fewer rows
-    will be asked for, one of its size. ``fast_bf16`` says that the device multiplies bfloat16 faster than float32: what is
-    compared in it is then multiplied in it.
+    ``update(x)`` takes any number of vectors along the last axis of ``x``. ``update(x, reference)`` also takes what the
+    float model feeds the layer at the same places: ``x`` is then what the layer sees behind layers already quantized, and
+    :meth:`pull` says what the difference does to outputs. For that an (inputs, inputs) matrix is kept; where it is known
+    that only the outputs of a ``weight`` with fewer rows will be asked for, one of its size. ``fast_bf16`` says that the
+    device multiplies bfloat16 faster than float32: what is compared in it is then multiplied in it.
 
     >>> import numpy as np
     >>> seen = InputStatistics()
@@ -73,8 +73,7 @@ class InputStatistics:
     ([[10.0, -2.0], [-2.0, 4.0]], [2.0, 1.0], 2)
     """
 
-    def __init__(self, *, hessian: bool = True, weight: Array | None = None, fast_bf16: bool = False) -> None:
-        self.keeps_hessian = hessian
+    def __init__(self, *, weight: Array | None = None, fast_bf16: bool = False) -> None:
         self._fast_bf16 = fast_bf16
         self._narrow = weight is not None and weight.shape[0] < weight.shape[1]
         self._weight = weight if self._narrow else None
@@ -91,15 +90,14 @@ class InputStatistics:
             return
         if self._moments is not None:
             _same_width(self._moments, x.shape[1])
-            if self.keeps_hessian and self._upper is None:
-                raise CalibrationError("the Hessian of these statistics was taken out of them; make new ones")
-            if self.keeps_hessian and (self._cross is None) != (reference is None):
+            if self._upper is None:
+                raise CalibrationError(_TAKEN)
+            if (self._cross is None) != (reference is None):
                 raise CalibrationError("every update must have a reference, or none has: the sums would not match")
         moments = Moments.of(x)
         self._moments = moments if self._moments is None else self._moments + moments
-        if self.keeps_hessian:
-            self._upper = zero_square(x) if self._upper is None else self._upper
-            add_upper_gram(self._upper, x)
+        self._upper = zero_square(x) if self._upper is None else self._upper
+        add_upper_gram(self._upper, x)
         if reference is not None:
             self._add_difference(x, reference)
 
@@ -115,11 +113,9 @@ class InputStatistics:
 
     def merge(self, other: InputStatistics) -> InputStatistics:
         """New statistics of what both have seen, in the array library and on the device of this one."""
-        if self.keeps_hessian != other.keeps_hessian:
-            raise CalibrationError("statistics with a Hessian cannot be merged with statistics without one")
         if self._narrow != other._narrow:
             raise CalibrationError("statistics kept for one weight cannot be merged with those kept for any")
-        merged = InputStatistics(hessian=self.keeps_hessian, weight=self._weight, fast_bf16=self._fast_bf16)
+        merged = InputStatistics(weight=self._weight, fast_bf16=self._fast_bf16)
         mine, theirs = self._moments, other._moments
         if mine is not None and theirs is not None:
             _same_width(mine, theirs.absmax.shape[0])
@@ -142,7 +138,7 @@ class InputStatistics:
         """The sum of ``x xᵀ`` over all vectors, (inputs, inputs) float32; not to be written to, the next update does."""
         self._seen()
         if self._upper is None:
-            raise CalibrationError("these statistics keep no Hessian; make them with InputStatistics(hessian=True)")
+            raise CalibrationError(_TAKEN)
         mirror_upper(self._upper)
         return self._upper
 
@@ -204,10 +200,6 @@ class InputStatistics:
         return self._moments
 
     def _checked_reference(self, reference: Array, x: Array) -> Array:
-        if not self.keeps_hessian:
-            raise CalibrationError(
-                "a reference needs a Hessian beside it; make these with InputStatistics(hessian=True)"
-            )
         if tuple(reference.shape) != tuple(x.shape):
             raise CalibrationError(
                 f"input and reference must be of the same places: (vectors, inputs) of {tuple(x.shape)} is not "

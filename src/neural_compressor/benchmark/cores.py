@@ -1,4 +1,4 @@
-"""Which cores an instance has."""
+"""The cores of the machine, and the share that each process of a benchmark is pinned to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a model, its data or a function reach another process.
+"""The job of a benchmark process: a model with its data or a function, handed over in a file.
 
 They are pickled here and read back there, from a file that nobody else can write to: no file of a user is ever unpickled.
 What is defined in the user's script is looked up in that script, which is then run once more under another name, as

@@ -1,4 +1,4 @@
-"""Starts the instances of a benchmark, has them begin at once, and gathers what they found."""
+"""``benchmark.fit``: starts the processes of a benchmark, has them begin at once, and gathers what they found."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from neural_compressor.adaptor.contract import adaptor_for
+from neural_compressor.adaptor.user_code import require_function
 from neural_compressor.benchmark.cores import available, shares
 from neural_compressor.benchmark.instance import in_instance
 from neural_compressor.benchmark.job import Job, Script, write_job
@@ -101,8 +102,7 @@ def _check(config: Any, b_dataloader: Any, b_func: Any) -> None:
         raise ConfigError(
             "benchmark.fit takes b_dataloader, whose batches are timed, or b_func(model): give one of them"
         )
-    if b_func is not None and not callable(b_func):
-        raise ConfigError(f"b_func is a {type(b_func).__name__}; it must be a function that takes the model")
+    require_function(b_func, "b_func")
     if b_dataloader is not None:
         require_repeatable(b_dataloader, "b_dataloader")
 

@@ -1,4 +1,4 @@
-"""What a benchmark finds, as values and as a table."""
+"""The result of a benchmark: times, throughput and latency of each process, and the table of them."""
 
 from __future__ import annotations
 

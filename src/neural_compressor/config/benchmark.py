@@ -1,4 +1,4 @@
-"""How a model is timed: how many processes, on which share of the machine, and how often."""
+"""The configuration of a benchmark: how many processes, on which share of the machine, and how often."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a PyTorch model is written as an ONNX model."""
+"""The configuration of an export from PyTorch to ONNX."""
 
 from __future__ import annotations
 

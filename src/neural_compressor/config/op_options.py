@@ -1,4 +1,4 @@
-"""From the configs of a capability, whose fields may be lists, to single op schemes."""
+"""Expansion of the configs of a capability, whose fields may be lists, to single op schemes."""
 
 from __future__ import annotations
 

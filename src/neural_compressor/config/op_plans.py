@@ -1,5 +1,6 @@
-"""From a configuration, or a sum of them, to the schemes of ops: which claims an op, what the op gets, and why others stay
-in float. Fronts of frameworks say how the scheme of one op is found."""
+"""Schemes of ops by configurations of the 3.x API: which part of a sum claims an op, and what the op gets.
+
+Fronts of frameworks say how the scheme of one op is found."""
 
 from __future__ import annotations
 

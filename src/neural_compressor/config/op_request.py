@@ -1,4 +1,4 @@
-"""What a front asks of an op: each says it in its own words, and all come to a :class:`Request`.
+"""Requests: what rules or configuration classes ask of an op, in one form for the resolver.
 
 Rule dicts of the 2.x API constrain fields, configuration classes of the 3.x APIs want a whole scheme, of which only what the
 user set himself is a constraint.

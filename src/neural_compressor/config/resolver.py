@@ -43,6 +43,12 @@ class OpSpace:
         """The float option of that precision, if admitted."""
         return next((s for s in self.floats if s.precision == name), None)
 
+    def nearest(self, key: OpKey, wanted: OpScheme) -> tuple[OpScheme | None, str]:
+        """The scheme nearest to what was ``wanted`` of the op ``key``, or None and the reason."""
+        if wanted.is_float:
+            return self.in_precision(wanted.precision), f"the framework YAML lists no {key[1]} in {wanted.precision}"
+        return (self.quantized[0], "") if self.quantized else (None, self.reason)
+
 
 def resolve(
     capability: Mapping[str, Any], requests: Mapping[OpKey, Request | str], named: Collection[OpKey] = ()

@@ -6,7 +6,8 @@ from typing import Any, ClassVar
 
 from neural_compressor.config.composable import ComposableConfig
 from neural_compressor.dtypes import DType, dtype
-from neural_compressor.schemes import TensorScheme
+from neural_compressor.errors import ConfigError
+from neural_compressor.schemes import OpScheme, TensorScheme
 
 _GROUP = 128
 """The size of groups of activations, which are what blocks of weights are multiplied with."""
@@ -18,6 +19,8 @@ class TensorFieldsConfig(ComposableConfig):
     _weight: ClassVar[str] = "weight"
     _algorithm: ClassVar[str] = "algorithm"
     _mode: ClassVar[str] = "static"
+    _weights_alone: ClassVar[str] = "give both, or neither, in a float type"
+    """What to do in place of quantizing weights alone."""
 
     @classmethod
     def _fields(cls) -> dict[str, dict[str, str]]:
@@ -36,6 +39,24 @@ class TensorFieldsConfig(ComposableConfig):
             found.append(TensorScheme.from_dict({**given, **sized, "scheme": _sign(given["scheme"])}))
         weight, activation = found
         return weight, activation
+
+    def op_scheme(self) -> OpScheme:
+        """How an op with a weight computes."""
+        weight, activation = self.tensor_schemes()
+        if weight.is_float and activation.is_float:
+            return OpScheme(weight, activation, "float")
+        return OpScheme(weight, None if activation.is_float else activation, self._mode)
+
+    @property
+    def wanted(self) -> OpScheme:
+        """How an op computes, as near as the framework comes to it."""
+        scheme = self.op_scheme()
+        if not scheme.is_float and scheme.activation is None:
+            given, beside = (getattr(self, f"{prefix}_dtype") for prefix in ("act", self._weight))
+            raise ConfigError(
+                f"{type(self).__name__}.act_dtype: got {given!r} beside weights in {beside!r}; {self._weights_alone}"
+            )
+        return scheme
 
     @property
     def said(self) -> dict[tuple[str, str], Any]:

@@ -86,6 +86,14 @@ class TuningConfig(ConfigModel):
             raise ConfigError("TuningConfig needs config_set: a configuration such as RTNConfig(), or a list of them")
         super().__init__(**named)
 
+    @classmethod
+    def require(cls, given: Any) -> None:
+        """Refuse what is ``given`` as ``tune_config`` and is none."""
+        if not isinstance(given, cls):
+            raise ConfigError(
+                f"tune_config is a {type(given).__name__}; expected TuningConfig(config_set=...), with what is to be tried"
+            )
+
     @property
     def accuracy_criterion(self) -> AccuracyCriterion:
         """The promise."""

@@ -117,6 +117,11 @@ non_negative: Callable[[Any], float] = expecting(
 positive = expecting("a finite number > 0", lambda value: is_number(value) and value > 0, float)
 rate = expecting("a number above 0, and at most 1", lambda value: is_number(value) and 0 < value <= 1, float)
 """The step of a training, as a share of the range of what is trained."""
+smoothing_alpha: Callable[[Any], float | str] = expecting(
+    "a number from 0 (leave the activations) to 1 (all into the weights), or 'auto'",
+    lambda value: value == "auto" if isinstance(value, str) else is_number(value) and 0 <= value <= 1,
+    lambda value: value if value == "auto" else float(value),
+)
 group_size = expecting(
     "a positive group size, or -1 for one scale per channel",
     lambda value: is_whole(value) and (value == -1 or value > 0),

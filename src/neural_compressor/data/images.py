@@ -1,4 +1,4 @@
-"""The library that reads and resizes images."""
+"""Pillow, which reads and resizes images, imported where it is needed."""
 
 from __future__ import annotations
 

@@ -7,12 +7,12 @@ graph, smooth, static (with its corrections), weight-only, dynamic, half precisi
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import onnx_ir as ir
 
-from neural_compressor.adaptor.capability import check_no_method, check_weight_range
+from neural_compressor.adaptor.plan_check import check_known, check_no_method, check_weight_range, read_pass
 from neural_compressor.algorithms.smoothquant import alphas_between, check_alpha
 from neural_compressor.errors import CalibrationError, ConfigError
 from neural_compressor.onnx.files.quantization_record import QuantizationRecord, write_record
@@ -167,18 +167,9 @@ class Steps:
         self._read: dict[type[Any], Any] = {}
         self.changes: dict[Pass, Any] = {}
         for step in passes:
-            if step.name not in PASSES:
-                raise ConfigError(
-                    f"no pass over ONNX models is called {step.name!r}; {close_matches(step.name, PASSES)}"
-                )
-            kind = PASSES[step.name]
-            known = [each.name for each in fields(kind)]
-            for name in step.options:
-                if name not in known:
-                    raise ConfigError(f"the pass {step.name} has no {name!r}; {close_matches(name, known)}")
-            self._read[kind] = kind(**step.options)
-            if hasattr(kind, "change"):
-                self.changes[step] = self._read[kind]
+            read = self._read[PASSES[step.name]] = read_pass(step, PASSES, "ONNX models")
+            if hasattr(read, "change"):
+                self.changes[step] = read
 
     @property
     def origin(self) -> str:
@@ -265,21 +256,20 @@ class Executor:
         steps, model = Steps(plan.passes), self.float_model(plan.passes)
         _check(plan, model, options)
         whole, plan = plan, without_stored(plan)
-        modes = {scheme.mode for scheme in plan.values()}
         new, left, origin = model, dict[OpKey, str](), steps.origin
         simulated: Mapping[OpKey, str] = {}
-        if "static" in modes:
+        if "static" in plan.modes:
             seen, capability = options.data.get("static", NO_DATA), options.capabilities["static"]
             base = self._base(plan, steps, model, seen, capability.target.sessions)
             origin, samples = base.name, seen.upto(plan.calib_sampling_size)
             new = quantize_static(base.model, plan, samples, _static_options(steps, capability), base.known, left)
-        if "weight_only" in modes:
+        if "weight_only" in plan.modes:
             schemes = {name: each for (name, _), each in plan.items() if each.mode == "weight_only"}
             samples = options.data.get("weight_only", NO_DATA).upto(None)
             layout = _weight_options(steps, options.capabilities["weight_only"])
             new = quantize_weight_only(new, schemes, samples, layout)
             simulated = simulated_ops(plan.ops, layout.quant_format, layout.providers[0])
-        if "dynamic" in modes:
+        if "dynamic" in plan.modes:
             new = quantize_dynamic(new, plan)
         for precision in _HALVES:
             chosen = {name for (name, _), s in plan.items() if s.is_float and s.precision == precision}
@@ -288,7 +278,7 @@ class Executor:
         whole = stored_instead(whole, left)
         new = new.clone() if new is model else new
         refused = store_weights(new, whole)
-        ops = {**whole.ops, **dict.fromkeys(refused, float_op("fp32", has_weight=True))}
+        ops = whole.with_ops(dict.fromkeys(refused, float_op("fp32", has_weight=True))).ops
         told = {**options.reasons, **simulated, **refused, **left}
         write_record(new, QuantizationRecord(ops, told, origin, _target_cpu(model, whole, options)))
         restore_overridable(new)
@@ -316,11 +306,7 @@ class Executor:
 def _check(plan: Plan, model: ir.Model, options: RunOptions) -> None:
     known = {(str(node.name), node.op_type) for node in model.graph.all_nodes()}
     for key, scheme in plan.items():
-        if key not in known:
-            names = [name for name, kind in known if kind == key[1]] or [name for name, _ in known]
-            raise ConfigError(
-                f"the plan names {key[0]!r} ({key[1]}), which the model does not have; {close_matches(key[0], names)}"
-            )
+        check_known(key, known)
         if scheme.mode not in (*options.capabilities, "float"):
             raise ConfigError(f"the plan has {key[0]!r} as {scheme.mode}, which {options.provider} does not run")
         check_weight_range(scheme)
@@ -372,6 +358,6 @@ def _weight_options(steps: Steps, capability: ProviderCapability) -> WeightOnlyO
 
 def _target_cpu(model: ir.Model, plan: Plan, options: RunOptions) -> str:
     """Which CPUs the model gives the same on; empty where no integers are multiplied on one."""
-    modes = {scheme.mode for scheme in plan.values()} & {"static", "dynamic"}
+    modes = plan.modes & {"static", "dynamic"}
     on_cpu = any(options.capabilities[mode].target.provider is CPU for mode in modes)
     return target_cpu(model, plan.ops) if on_cpu else ""

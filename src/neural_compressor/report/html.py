@@ -42,21 +42,11 @@ def keep_report(result: TuningResult, workspace: str | Path) -> Path:
     folder = workspace / "reports"
     path = next(p for n in count(1) if not (p := folder / f"{name}{'' if n == 1 else f'-{n}'}.html").exists())
     text = render(result)
-    _write(text, path)
-    _write(text, workspace / "report.html")
+    for target in (path, workspace / "report.html"):
+        with workspace_errors(target.parent, target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            write_text_atomically(target, text)
     return path
-
-
-def write_report(result: TuningResult, path: str | Path) -> Path:
-    """Write the report of ``result`` to ``path`` (a file name), whole or not at all, and return its absolute path."""
-    return _write(render(result), Path(path).expanduser().absolute())
-
-
-def _write(text: str, target: Path) -> Path:
-    with workspace_errors(target.parent, target):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        write_text_atomically(target, text)
-    return target
 
 
 def render(result: TuningResult) -> str:
@@ -120,8 +110,7 @@ def _calibration(result: TuningResult) -> str:
     seen = result.metadata.get("samples_seen", {})
     if count := seen.get(plan.calib_sampling_size, seen.get(str(plan.calib_sampling_size))):
         return f"{count} sample{'' if count == 1 else 's'}"
-    static = any(scheme.mode == "static" for scheme in plan.values())
-    return f"up to {plan.calib_sampling_size} samples" if static else ""
+    return f"up to {plan.calib_sampling_size} samples" if "static" in plan.modes else ""
 
 
 def _evaluation(result: TuningResult) -> str:

@@ -1,4 +1,4 @@
-"""The ops of a quantized model by what computes them and why."""
+"""Ops of a quantized model grouped by what computes them and why, for tables and the terminal."""
 
 from __future__ import annotations
 

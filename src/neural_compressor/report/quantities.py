@@ -1,4 +1,4 @@
-"""Numbers and names as a person reads them."""
+"""Formatting of numbers and names for tables and reports."""
 
 from __future__ import annotations
 

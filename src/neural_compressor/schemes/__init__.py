@@ -13,6 +13,7 @@ from neural_compressor.schemes.granularity import (
     PerGroup,
     PerTensor,
     PerToken,
+    in_groups,
 )
 from neural_compressor.schemes.method import Method, Pass
 from neural_compressor.schemes.packing import pack_bits, unpack_bits
@@ -50,6 +51,7 @@ __all__ = [
     "choose_qparams",
     "fake_quantize",
     "float_op",
+    "in_groups",
     "in_pairs",
     "is_pair_safe",
     "pack_bits",

@@ -56,6 +56,13 @@ class PerBlock:
 PER_TENSOR = PerTensor()
 PER_CHANNEL = PerChannel()
 PER_TOKEN = PerToken()
+
+
+def in_groups(size: int) -> PerGroup | PerChannel:
+    """One scale for ``size`` values along the last axis; with -1 for all of them, which is one a channel."""
+    return PER_CHANNEL if size == -1 else PerGroup(size)
+
+
 Granularity = PerTensor | PerChannel | PerGroup | PerToken | PerBlock
 GRANULARITIES = tuple(kind.name for kind in (PerTensor, PerChannel, PerGroup, PerToken, PerBlock))
 """What granularities are called in configurations and framework YAML."""

@@ -72,6 +72,11 @@ class Plan(Mapping[OpKey, OpScheme]):
         """Short stable identity of the plan."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]
 
+    @property
+    def modes(self) -> set[str]:
+        """How its ops compute: ``"static"``, for which data is seen, ``"dynamic"``, ``"weight_only"``, ``"float"``."""
+        return {scheme.mode for scheme in self.ops.values()}
+
     def with_ops(self, changes: Mapping[OpKey, OpScheme]) -> Plan:
         """The plan with some ops changed."""
         return replace(self, ops={**self.ops, **changes})

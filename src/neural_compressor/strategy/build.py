@@ -1,4 +1,4 @@
-"""From a model's capability and a user's configuration to the tuning space."""
+"""The tuning space, built of a model's capability and a user's configuration."""
 
 from __future__ import annotations
 
@@ -64,8 +64,7 @@ def build_space(capability: Mapping[str, Any], conf: Conf, has_data: bool = True
     if not any(op.default.precision != "fp32" for op in ops.values()):
         raise _nothing_to_quantize(capability, ops, _approach(conf))
     _tell_stored(ops, capability.get("in_float_unless_named", {}))
-    blocks = (tuple(tuple(key) for key in block if tuple(key) in ops) for block in capability.get("blocks", ()))
-    space = TuningSpace(ops=ops, blocks=tuple(block for block in blocks if block))
+    space = TuningSpace(ops=ops, blocks=blocks_of(capability, ops))
     if isinstance(conf, QuantizationAwareTrainingConfig):
         return space
     applied = set(capability.get("recipes", ()))
@@ -91,6 +90,12 @@ def matching_rules(capability: Mapping[str, Any], conf: Conf | MixedPrecisionCon
         (name, kind): (*(r for r in type_rules if r.matches(kind)), *(r for r in name_rules if r.matches(name)))
         for name, kind in capability["opwise"]
     }
+
+
+def blocks_of(capability: Mapping[str, Any], ops: Collection[OpKey]) -> tuple[tuple[OpKey, ...], ...]:
+    """The blocks of the model, each as far as it is made of ``ops``."""
+    blocks = (tuple(tuple(key) for key in block if tuple(key) in ops) for block in capability.get("blocks", ()))
+    return tuple(block for block in blocks if block)
 
 
 def _tell_stored(ops: Mapping[OpKey, OpSpace], float_reasons: Mapping[str, Mapping[Any, str]]) -> None:

@@ -17,7 +17,7 @@ from neural_compressor.errors import CapabilityError, ConfigError
 from neural_compressor.schemes import OpKey
 from neural_compressor.strategy.base import STRATEGIES, Strategy, known_options
 from neural_compressor.strategy.basic import variation_steps
-from neural_compressor.strategy.build import matching_rules
+from neural_compressor.strategy.build import blocks_of, matching_rules
 from neural_compressor.strategy.fallback import fallback_steps
 from neural_compressor.strategy.search import Search, SearchStrategy, Step, Steps
 from neural_compressor.strategy.space import TuningSpace
@@ -35,8 +35,7 @@ def mixed_precision_space(capability: Mapping[str, Any], conf: MixedPrecisionCon
             f"nothing in the model can run in {' or '.join(conf.precisions)}: the framework YAML lists none of its ops "
             f"({kinds}) there, or rules and excluded_precisions keep them in fp32"
         )
-    blocks = (tuple(tuple(key) for key in block if tuple(key) in ops) for block in capability.get("blocks", ()))
-    return TuningSpace(ops=ops, blocks=tuple(block for block in blocks if block))
+    return TuningSpace(ops=ops, blocks=blocks_of(capability, ops))
 
 
 def _precisions_of(

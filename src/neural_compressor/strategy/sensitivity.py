@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from neural_compressor.config.validators import is_whole
 from neural_compressor.errors import ConfigError
 from neural_compressor.strategy.base import STRATEGIES
 from neural_compressor.strategy.basic import variation_steps
@@ -73,9 +74,9 @@ class MseV2Strategy(SearchStrategy):
 
 
 def _confidence_batches(batches: Any) -> int:
-    if isinstance(batches, bool) or not isinstance(batches, int) or batches < 1:
+    if not is_whole(batches) or batches < 1:
         raise ConfigError(f"strategy_kwargs: confidence_batches is {batches!r}, expected a number of batches from 1 on")
-    return batches
+    return int(batches)
 
 
 @STRATEGIES.register("hawq_v2")

@@ -12,11 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from neural_compressor.adaptor.capability import check_no_method, check_weight_range
+from neural_compressor.adaptor.plan_check import check_known, check_no_method, check_weight_range
 from neural_compressor.algorithms import LayerResult
 from neural_compressor.errors import CalibrationError, ConfigError, QuantizationError
 from neural_compressor.observers import make_observer
-from neural_compressor.registry import close_matches
 from neural_compressor.schemes import OpScheme, Plan, QParams, choose_qparams
 from neural_compressor.tensorflow.float_graph import Calibrate, FloatGraph, QuantizedGraph, Watchers
 from neural_compressor.tensorflow.keras_graph import KerasGraph
@@ -198,13 +197,9 @@ def check(plan: Plan, graph: FloatGraph) -> None:
     """Refuse what the executor does not run, before any work."""
     known, skipped = graph.ops(), graph.skipped()
     for key, scheme in plan.items():
-        if key not in known:
-            if scheme.is_float and scheme.precision == "fp32" and key in skipped:
-                continue
-            names = [name for name, kind in known if kind == key[1]] or [name for name, _ in known]
-            raise ConfigError(
-                f"the plan names {key[0]!r} ({key[1]}), which the model does not have; {close_matches(key[0], names)}"
-            )
+        if scheme.is_float and scheme.precision == "fp32" and key in skipped and key not in known:
+            continue
+        check_known(key, known)
         _check_op(key, known[key], scheme, graph)
 
 

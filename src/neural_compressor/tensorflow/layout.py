@@ -1,4 +1,4 @@
-"""Where quantizers stand in a graph, and which tensors share a range.
+"""The layout of quantizers in a graph: where they stand, and which tensors share a range.
 
 An integer op reads and gives integers: its inputs and its output (that of the activation fused into it) are quantized. What
 only moves values (pooling by maximum, reshaping, padding) gives them on in the scale they have, and so do average pooling

@@ -1,4 +1,4 @@
-"""How far quantization moves the output of each op, each alone on the inputs it has in the float model."""
+"""Output errors of quantized ops, each alone on the inputs it has in the float model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What passes and methods see of the tensors of a graph while calibration data runs; each keeps sums, not tensors."""
+"""Statistics of the tensors of a graph while calibration data runs, for passes and methods; sums, not tensors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from neural_compressor.algorithms import InputStatistics
-from neural_compressor.tensorflow.structure.ops import CONVOLUTIONS, type_of
+from neural_compressor.tensorflow.structure.ops import CONVOLUTIONS, einsum_letters, type_of
 
 Array = np.ndarray[Any, Any]
 
@@ -135,14 +135,13 @@ def _layer_patches(x: Array, layer: Any) -> Array:
 
 
 def _einsum_is_product(equation: str) -> bool:
-    inputs, output = equation.replace(" ", "").replace("...", "").split("->")
-    given, kernel = inputs.split(",")
+    given, kernel, output = einsum_letters(equation)
     summed = [letter for letter in kernel if letter not in output]
     # What is summed over must be what the input ends in, in the same order, and nothing of the kernel a batch of both.
     return given.endswith("".join(summed)) and not any(letter in given for letter in kernel if letter in output)
 
 
 def _einsum_vectors(x: Array, equation: str) -> Array:
-    inputs, output = equation.replace(" ", "").replace("...", "").split("->")
-    summed = [letter for letter in inputs.split(",")[1] if letter not in output]
+    _, kernel, output = einsum_letters(equation)
+    summed = [letter for letter in kernel if letter not in output]
     return x.reshape(-1, int(np.prod(x.shape[x.ndim - len(summed) :])))

@@ -1,4 +1,4 @@
-"""Stand-ins that keep what happened to them."""
+"""Test doubles of the adaptor suite: loaders, metrics and measurers that record their calls."""
 
 from __future__ import annotations
 

@@ -17,9 +17,9 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
-from neural_compressor.adaptor.capability import get_optype_wise_ability
 from neural_compressor.adaptor.contract import Adaptor
-from neural_compressor.adaptor.records import Node, OpRecord, save_inspected, with_time_shares
+from neural_compressor.adaptor.inspection import save_inspected
+from neural_compressor.adaptor.records import Node, OpRecord, with_time_shares
 from neural_compressor.algorithms.qat import untrained
 from neural_compressor.config.exporting import Torch2ONNXConfig
 from neural_compressor.config.op_rule import read_rules
@@ -112,7 +112,7 @@ class PyTorchAdaptor(Adaptor):
         details = {key: copy.deepcopy(configs) for key, configs in opwise(self.query_handler, ops).items()}
         return {
             "opwise": details,
-            "optypewise": get_optype_wise_ability(details),
+            "optypewise": self.get_optype_wise_ability(details),
             "blocks": ops_by_block(model, list(ops)),
             "skipped": dict(self._skipped),
             "recipes": RECIPES,
@@ -133,7 +133,7 @@ class PyTorchAdaptor(Adaptor):
         dataloader: Iterable[Any] | None = None,
         q_func: Callable[[nn.Module], Any] | None = None,
     ) -> nn.Module:
-        data = dataloader if dataloader is not None else self.info.get("dataloader")
+        data = self.data_or_own(dataloader)
         new = self._executed(self._plan(tune_cfg), model, data, q_func, with_example=True)
         self.tuning_cfg_to_fw(tune_cfg)
         return new
@@ -218,9 +218,7 @@ class PyTorchAdaptor(Adaptor):
     def op_errors(self, plan: Plan, model: nn.Module, dataloader: Iterable[Any] | None = None) -> dict[OpKey, float]:
         """Each op alone."""
         data = self._data_for("op_errors", dataloader)
-        # without an example ops hand on floats, as they have to beside the float model
-        quantized = self._executed(self._with_passes(plan), model, data)
-        floats = self._floats.get(quantized, self._float_model(model).folded)
+        floats, quantized = self._side_by_side(plan, model, data)
         return op_errors(floats, quantized, plan, data, plan.calib_sampling_size)
 
     def op_gains(self, model: nn.Module, dataloader: Iterable[Any] | None = None) -> dict[OpKey, float]:
@@ -235,14 +233,18 @@ class PyTorchAdaptor(Adaptor):
         self, plan: Plan, model: nn.Module, loss: Callable[..., Any], dataloader: Iterable[Any] | None = None
     ) -> dict[OpKey, float]:
         data = self._data_for("op_curvatures", dataloader)
-        quantized = self._executed(self._with_passes(plan), model, data)
-        floats = self._floats.get(quantized, self._float_model(model).folded)
+        floats, quantized = self._side_by_side(plan, model, data)
         done: Any = quantized.quantization
         return op_curvatures(floats, quantized, done.plan, data, loss, plan.calib_sampling_size)
 
+    def _side_by_side(self, plan: Plan, model: nn.Module, data: Iterable[Any]) -> tuple[nn.Module, nn.Module]:
+        """The float model as ``plan`` folds it, and the quantized one, whose ops hand on floats as they do there."""
+        quantized = self._executed(self._with_passes(plan), model, data)
+        return self._floats.get(quantized, self._float_model(model).folded), quantized
+
     def _data_for(self, what: str, dataloader: Iterable[Any] | None) -> Iterable[Any]:
         """The data to measure on."""
-        data = dataloader if dataloader is not None else self.info.get("dataloader")
+        data = self.data_or_own(dataloader)
         if data is None:
             raise CalibrationError(f"{what} runs the model on data: pass a dataloader")
         return ReadAgain(data) if isinstance(data, Iterator) else data
@@ -373,7 +375,7 @@ class PyTorchAdaptor(Adaptor):
         """What is known of ``model``; it is watched, on ``data`` first of all, where that is nothing yet."""
         if self._known is not None and self._known.model is model:
             return self._known
-        return self._watched(model, data if data is not None else self.info.get("dataloader"))
+        return self._watched(model, self.data_or_own(data))
 
     def _watched(self, model: nn.Module, data: Iterable[Any] | None) -> FloatModel:
         self._known = FloatModel(model, self.info, data)

@@ -1,4 +1,4 @@
-"""How a batch of a data loader is fed to a PyTorch model."""
+"""Batches of data loaders, split from their labels and fed to PyTorch models."""
 
 from __future__ import annotations
 

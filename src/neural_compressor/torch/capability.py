@@ -79,8 +79,3 @@ class PyTorchQuery(QueryBackendCapability):
     def known_float_types(self) -> Collection[str]:
         modules = {name for name, found in vars(torch.nn).items() if isinstance(found, type)}
         return {*op_classes(), *modules}
-
-    def quantizable_types(self) -> set[str]:
-        """Op types with a quantized option in any precision and mode."""
-        capability = self.get_quantization_capability()
-        return {op_type for modes in capability.values() for ops in modes.values() for op_type in ops}

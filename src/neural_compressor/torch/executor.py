@@ -18,6 +18,7 @@ from torch import nn
 from neural_compressor.adaptor.user_code import calibrating
 from neural_compressor.errors import CalibrationError, ConfigError
 from neural_compressor.observers.input_check import CalibrationInputs
+from neural_compressor.registry import first_of
 from neural_compressor.schemes import OpKey, OpScheme, Pass, Plan
 from neural_compressor.schemes.scheme import RTN
 from neural_compressor.torch.batches import batch_size, note_inputs, run_batches
@@ -136,7 +137,7 @@ class Execution:
     @property
     def _moves_static(self) -> bool:
         """Whether ranges are those of the changed model."""
-        return self._moved and any(op.mode == "static" for op in self.plan.values())
+        return self._moved and "static" in self.plan.modes
 
     @property
     def is_listening(self) -> bool:
@@ -335,8 +336,7 @@ class Execution:
         trace, opaque = traced_functions(self.model)
         found = find_functions(self.model, [trace], listed)
         if opaque:
-            some = ", ".join([*opaque[:3], *(["..."] if len(opaque) > 3 else [])])
-            found["functions", "function"] = f"not looked for in {some}: their forwards cannot be traced"
+            found["functions", "function"] = f"not looked for in {first_of(opaque)}: their forwards cannot be traced"
         return found
 
     def passed_over(self) -> PassState:
@@ -376,12 +376,12 @@ def _with_methods(model: nn.Module, plan: Plan) -> Plan:
 
     Found by a method, those of layers that read one input have the same one, which is what engines take.
     """
-    ops = dict(plan.items())
+    changed = {}
     for key, op in plan.items():
         shared = op.method is None and op.weight is not None and op.weight.dtype.has_tensor_scale
         if shared and not op.is_float and is_linear(model.get_submodule(key[0])):
-            ops[key] = replace(op, method=RTN)
-    return replace(plan, ops=ops)
+            changed[key] = replace(op, method=RTN)
+    return plan.with_ops(changed)
 
 
 def _as_inputs(run: Run) -> Any:

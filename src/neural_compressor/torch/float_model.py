@@ -1,4 +1,4 @@
-"""What is known of a float model while plans are tried on it: how it runs, what may be folded, what calibration saw."""
+"""A float model that plans are tried on: how it runs, what may be folded, what calibration saw."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from neural_compressor.adaptor.inspection import inspected
 from neural_compressor.adaptor.records import OpRecord
 from neural_compressor.errors import ConfigError
 from neural_compressor.formats.kv_cache import KV_SCHEME, KVScales
@@ -28,7 +29,6 @@ from neural_compressor.torch.modules.kv_cache import kv_scales_of
 from neural_compressor.torch.quantized_model import Quantization
 from neural_compressor.tuning.identity import identity
 
-INSPECT_TYPES = ("activation", "weight", "all")
 _TIMED_RUNS = 5
 _TIMED_SECONDS = 1.0
 
@@ -43,22 +43,16 @@ def _plain(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
 def inspect_tensors(
     model: nn.Module, dataloader: Iterable[Any], ops: Sequence[Any], iterations: Sequence[int], kind: str
 ) -> dict[str, Any]:
-    """``{'weight': {op: {name: array}}, 'activation': [{op: {'output0': array}}, ...]}``, iterations counted from 1."""
-    if kind not in INSPECT_TYPES:
-        raise ConfigError(f"unknown inspect_type {kind!r}; {close_matches(kind, INSPECT_TYPES)}")
+    """Weights, and outputs in some iterations, counted from 1, of modules that are named, or of all without children."""
     modules = dict(model.named_modules())
-    names = [op[0] if isinstance(op, (tuple, list)) else op for op in ops]
-    names = names or [n for n, m in modules.items() if not any(True for _ in m.children())]
-    for name in names:
-        if name not in modules:
-            raise ConfigError(f"no op is called {name!r}; {close_matches(name, modules)}")
-    found: dict[str, Any] = {}
-    if kind in ("weight", "all"):
-        weights = {name: _weights(modules[name]) for name in names}
-        found["weight"] = {name: arrays for name, arrays in weights.items() if arrays}
-    if kind in ("activation", "all"):
-        found["activation"] = _activations(model, {name: modules[name] for name in names}, dataloader, iterations)
-    return found
+    return inspected(
+        kind,
+        ops,
+        modules,
+        [name for name, module in modules.items() if not any(True for _ in module.children())],
+        lambda name: _weights(modules[name]),
+        lambda names: _activations(model, {name: modules[name] for name in names}, dataloader, iterations),
+    )
 
 
 def _weights(module: nn.Module) -> dict[str, np.ndarray[Any, Any]]:

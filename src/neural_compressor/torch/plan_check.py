@@ -1,4 +1,4 @@
-"""What is refused of a plan before any work: ops that the model does not have, and what the executor does not run."""
+"""Checks of a plan before any work: ops that the model does not have, and what the executor does not run, are refused."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from neural_compressor.adaptor.capability import check_no_method, check_weight_range
+from neural_compressor.adaptor.plan_check import check_no_method, check_weight_range
 from neural_compressor.algorithms import options_of
 from neural_compressor.algorithms.qat import NAME as QAT
 from neural_compressor.algorithms.weight_qparams import has_full_range

@@ -1,4 +1,4 @@
-"""How much each op suffers from quantization, and how much the model suffers from an error of each op.
+"""Sensitivities of ops: how much each suffers from quantization, and the model from an error of each.
 
 With y the output of an op in the float model, y' that of its quantized self on the same inputs, f the output of the model:
 

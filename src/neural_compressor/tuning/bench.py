@@ -1,4 +1,4 @@
-"""Measures one model: accuracy, latency, size, memory."""
+"""Measurement of a model: accuracy, latency, size, memory."""
 
 from __future__ import annotations
 

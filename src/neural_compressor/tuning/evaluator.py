@@ -1,4 +1,4 @@
-"""Turns what the user evaluates with into one finite number for a model."""
+"""The evaluation of a model by a function or metric of the user: one finite number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Latency of a call.
+"""Measurement of latency: calls timed in turns, and the interval of their median.
 
 How latencies are compared, and why so:
 

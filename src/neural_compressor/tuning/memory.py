@@ -1,4 +1,4 @@
-"""Memory of the process, and of a call."""
+"""Resident memory of the process, and the peak that a call adds to it."""
 
 from __future__ import annotations
 

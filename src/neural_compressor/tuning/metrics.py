@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from neural_compressor.config.validators import is_whole
 from neural_compressor.errors import ConfigError, EvaluationError
 from neural_compressor.registry import Registry
 from neural_compressor.tuning.predictions import Array, as_array, class_numbers, difference_of
@@ -122,7 +123,7 @@ class TopK(_Mean):
     right_or_wrong = True
 
     def __init__(self, k: int = 1) -> None:
-        if not isinstance(k, int) or isinstance(k, bool) or k < 1:
+        if not is_whole(k) or k < 1:
             raise ConfigError(f"metric topk: k must be a positive integer, got {k!r}")
         self.k = k
         self.name = f"top{k}"

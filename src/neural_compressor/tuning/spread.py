@@ -1,4 +1,4 @@
-"""How far an accuracy is off by chance, from what single samples do to it.
+"""Confidence intervals of accuracies and losses, from the influence of single samples.
 
 A metric over n samples has for each an influence: by how much the result is what it is for that sample, so that the squares
 of all add up to the variance of the result. Of a mean ``r`` over counts it is ``(total - r * count) / sum(counts)``. Two

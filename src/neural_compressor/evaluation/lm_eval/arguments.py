@@ -1,4 +1,4 @@
-"""What to evaluate, and how."""
+"""The arguments of lm-eval, validated."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from neural_compressor.config.base import ConfigModel
-from neural_compressor.config.validators import Flag, as_list, at_least, flag, is_number, seed, text, word
+from neural_compressor.config.validators import Flag, as_list, at_least, flag, is_number, optional, seed, text, word
 from neural_compressor.errors import ConfigError
 from neural_compressor.paths import path_of
 
@@ -92,7 +92,7 @@ def _seeds(value: Any) -> list[int | None]:
 
 
 def _optional(check: Any) -> Any:
-    return BeforeValidator(lambda value: None if value is None else check(value))
+    return BeforeValidator(optional(check))
 
 
 class LMEvalParser(ConfigModel):

@@ -1,4 +1,4 @@
-"""An evaluation by lm-eval."""
+"""Evaluation of a language model by lm-eval."""
 
 from __future__ import annotations
 

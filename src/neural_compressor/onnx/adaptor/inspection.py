@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from neural_compressor.adaptor.inspection import inspected
 from neural_compressor.dtypes import dtype
 from neural_compressor.errors import ConfigError
 from neural_compressor.onnx.graph.queries import constant, is_constant, producer
@@ -129,9 +130,6 @@ def _unpacked(node: ir.Node) -> np.ndarray:
     return np.ascontiguousarray(matrix.reshape(rows, -1)[:, :inputs].T)
 
 
-INSPECT_TYPES = ("activation", "weight", "all")
-
-
 def inspect_tensors(
     model: ir.Model,
     dataloader: Iterable[Any],
@@ -140,22 +138,16 @@ def inspect_tensors(
     kind: str,
     providers: Sequence[str],
 ) -> dict[str, Any]:
-    """``{'weight': {op: {name: array}}, 'activation': [{op: {'output0': array}}, ...]}``, iterations counted from 1."""
-    if kind not in INSPECT_TYPES:
-        raise ConfigError(f"unknown inspect_type {kind!r}; {close_matches(kind, INSPECT_TYPES)}")
+    """Weights, and outputs in some iterations, counted from 1, of nodes that are named, or of all."""
     nodes = {str(node.name): node for node in model.graph}
-    names = [op[0] if isinstance(op, tuple | list) else op for op in ops] or list(nodes)
-    for name in names:
-        if name not in nodes:
-            raise ConfigError(f"no op is called {name!r}; {close_matches(str(name), nodes)}")
-    chosen = {name: nodes[name] for name in names}
-    found: dict[str, Any] = {}
-    if kind in ("weight", "all"):
-        constants = {name: constants_of(node) for name, node in chosen.items()}
-        found["weight"] = {name: arrays for name, arrays in constants.items() if arrays}
-    if kind in ("activation", "all"):
-        found["activation"] = _activations(model, chosen, dataloader, iterations, providers)
-    return found
+    return inspected(
+        kind,
+        ops,
+        nodes,
+        list(nodes),
+        lambda name: constants_of(nodes[name]),
+        lambda names: _activations(model, {name: nodes[name] for name in names}, dataloader, iterations, providers),
+    )
 
 
 def set_tensors(model: ir.Model, tensors: Mapping[str, Any]) -> ir.Model:

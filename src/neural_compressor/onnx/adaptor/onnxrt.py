@@ -13,9 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from neural_compressor.adaptor.capability import get_optype_wise_ability
 from neural_compressor.adaptor.contract import Adaptor
-from neural_compressor.adaptor.records import OpRecord, save_inspected, with_time_shares
+from neural_compressor.adaptor.inspection import save_inspected
+from neural_compressor.adaptor.records import OpRecord, with_time_shares
 from neural_compressor.config.process_options import options
 from neural_compressor.config.recipes import with_recipes
 from neural_compressor.errors import CalibrationError, MissingDependencyError, WorkspaceError
@@ -105,7 +105,7 @@ class ONNXRTAdaptor(Adaptor):
         found.check_finite()
         return {
             "opwise": {key: list(configs) for key, configs in found.opwise.items()},
-            "optypewise": get_optype_wise_ability(found.opwise),
+            "optypewise": self.get_optype_wise_ability(found.opwise),
             "blocks": found.blocks(),
             "skipped": dict(found.skipped),
             "recipes": RECIPES,
@@ -346,5 +346,4 @@ class ONNXRTAdaptor(Adaptor):
         self, size: int, dataloader: Iterable[Any] | None, q_func: Callable[[Any], Any] | None
     ) -> CalibrationData:
         assert self._floats is not None
-        loader = dataloader if dataloader is not None else self.info.get("dataloader")
-        return self._floats.calibration_data(size, loader, q_func, self._runner.predict)
+        return self._floats.calibration_data(size, self.data_or_own(dataloader), q_func, self._runner.predict)

@@ -1,5 +1,4 @@
-"""One record for each op of a quantized model: what it computes in, on which kernel, and how exactly; output errors of ops
-against the float model."""
+"""Records of the ops of a quantized ONNX model: precision, kernel, and errors against the float model."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from neural_compressor.onnx.adaptor.inspection import constants_of, nodes_of, we
 from neural_compressor.onnx.files.model_file import ONE_FILE_BYTES, weight_bytes
 from neural_compressor.onnx.files.quantization_record import QuantizationRecord, read_record
 from neural_compressor.onnx.graph.ops import CLIPS
-from neural_compressor.onnx.graph.queries import constant, is_constant, is_float, standard
+from neural_compressor.onnx.graph.queries import clip_bounds, is_constant, is_float, standard
 from neural_compressor.onnx.passes.store_weights import stored_floats
 from neural_compressor.onnx.runtime.batches import ModelInputs
 from neural_compressor.onnx.runtime.fusion_check import INTEGER_OPS, RunningNode, as_run, running_in_float
@@ -290,12 +289,7 @@ def _cut(model: ir.Model, names: Sequence[str]) -> ir.Model:
 def _limits(node: ir.Node, output: str) -> tuple[float, float]:
     """What the Relu or Clip cuts off that gives ``output``, where a quantizer has taken it over from behind ``node``."""
     clip = next((user for user in node.outputs[0].consumers() if user.outputs[0].name == output), None)
-    if clip is None:
-        return -math.inf, math.inf
-    if clip.op_type == "Relu":
-        return 0.0, math.inf
-    low, high = (*(constant(value) for value in clip.inputs[1:]), None, None)[:2]
-    return -math.inf if low is None else float(low), math.inf if high is None else float(high)
+    return (-math.inf, math.inf) if clip is None else clip_bounds(clip)
 
 
 def decibels(error: float) -> float:

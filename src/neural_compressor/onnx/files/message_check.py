@@ -83,7 +83,7 @@ def _check_functions(functions: Sequence[onnx.FunctionProto]) -> None:
         ) from None
     for key, function in own.items():
         try:
-            list(_check_nodes(function, set(function.input), function.output, frozenset(), ()))
+            list(_check_nodes(function, set(function.input), function.output, frozenset()))
         except _FaultError as fault:
             raise _FaultError(f"function {key[1]!r}: {fault}") from None
 
@@ -106,11 +106,11 @@ def _check_graph(
     for tensor in graph.initializer:
         _check_tensor(tensor, tensor.name in without_data)
     known = {each.name for each in (*graph.input, *graph.initializer)}
-    yield from _check_nodes(graph, known, [value.name for value in graph.output], outer, without_data)
+    yield from _check_nodes(graph, known, [value.name for value in graph.output], outer)
 
 
 def _check_nodes(
-    graph: Any, known: set[str], outputs: Iterable[str], outer: frozenset[str], without_data: Collection[str]
+    graph: Any, known: set[str], outputs: Iterable[str], outer: frozenset[str]
 ) -> Iterator[tuple[Any, list[int]]]:
     producers: dict[str, int] = {}
     for place, node in enumerate(graph.node):

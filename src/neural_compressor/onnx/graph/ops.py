@@ -1,5 +1,6 @@
-"""The op types that ONNX Runtime computes in integers, the nodes of a model that can be quantized statically, and those
-before a logarithm, which had better not be."""
+"""Op types that ONNX Runtime computes in integers, and the nodes of a model that can be quantized statically.
+
+Those before a logarithm had better not be."""
 
 from __future__ import annotations
 

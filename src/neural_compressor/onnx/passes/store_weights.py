@@ -42,11 +42,11 @@ def without_stored(plan: Plan) -> Plan:
 
 def stored_instead(plan: Plan, left: Collection[OpKey]) -> Plan:
     """``plan`` with the ops of ``left`` in float, which it has in integers, and their weights stored where that is done."""
-    ops = dict(plan.ops)
+    changes = {}
     for key in left:
-        stored = replace(ops[key], weight=STORED, activation=None)
-        ops[key] = stored if is_stored(key, stored) else float_op("fp32", ops[key].weight is not None)
-    return replace(plan, ops=ops)
+        stored = replace(plan[key], weight=STORED, activation=None)
+        changes[key] = stored if is_stored(key, stored) else float_op("fp32", plan[key].weight is not None)
+    return plan.with_ops(changes)
 
 
 def storable_nodes(model: ir.Model) -> dict[OpKey, str | None]:

@@ -1,4 +1,4 @@
-"""What configurations say of a whole model: the passes of a plan, its calibration data, the provider and form it is for."""
+"""Settings of configurations that hold for a whole model: passes, calibration data, provider and form of the graph."""
 
 from __future__ import annotations
 

@@ -14,10 +14,10 @@ from neural_compressor.onnx.adaptor.op_records import half_records
 from neural_compressor.onnx.files.model_file import as_proto, write_model
 from neural_compressor.onnx.graph.normalise import restore_overridable
 from neural_compressor.onnx.passes.half import check_half, computes_in, to_half
-from neural_compressor.onnx.quantization.quantize import check_writable
 from neural_compressor.onnx.quantization.selection import named_nodes
 from neural_compressor.onnx.quantization.source_model import node_types, read_float_model
 from neural_compressor.onnx.runtime.providers import choose_target
+from neural_compressor.paths import check_writable, output_file
 from neural_compressor.report.terminal import print_ops
 
 logger = logging.getLogger("neural_compressor")
@@ -56,7 +56,7 @@ def convert_precision(
     """
     check_half(dtype)
     if model_output is not None:
-        check_writable(Path(model_output))
+        check_writable(output_file(model_output))
     target = choose_target(execution_provider, graph_only=graph_only)
     model = read_float_model(model_input)
     keep = named_nodes(as_list(nodes_to_exclude), node_types(model), "nodes_to_exclude")

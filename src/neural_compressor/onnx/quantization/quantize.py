@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from neural_compressor.onnx.runtime.fusion_check import running_in_float
 from neural_compressor.onnx.runtime.profiling import warn_if_slower
 from neural_compressor.onnx.runtime.providers import CPU
 from neural_compressor.onnx.runtime.saturation import warn_if_saturating
-from neural_compressor.paths import output_file, write_errors
+from neural_compressor.paths import check_writable, output_file
 from neural_compressor.report.terminal import print_ops
 
 
@@ -59,7 +58,7 @@ def quantize(
     quant_config = config_of(quant_config, "onnxrt")
     require_onnx(quant_config)
     if model_output is not None:
-        check_writable(Path(model_output))
+        check_writable(output_file(model_output))
     new, in_float = quantized(model_input, quant_config, optimization_level, calibration_data_reader, graph_only)
     if not quiet:
         print_ops(brief_records(new, in_float))
@@ -88,12 +87,3 @@ def quantized(
         reader = next(iter(resolution.readers.values()), reader)
         warn_if_slower(original, new, lambda: None if reader is None else example_of(reader))
     return new, in_float
-
-
-def check_writable(path: Path) -> None:
-    """Say before any work that the result could not be written."""
-    target = output_file(path)
-    with write_errors(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=target.parent):
-            pass

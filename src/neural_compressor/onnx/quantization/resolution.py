@@ -1,4 +1,4 @@
-"""From configurations to a plan: what is done to each node of a model, and why others stay in float."""
+"""Resolution of configurations to a plan: what is done to each node of a model, and why others stay in float."""
 
 from __future__ import annotations
 

@@ -99,10 +99,7 @@ def autotune(
     the report in ``tune_config.workspace`` has the evidence. A journal there lets a killed run go on. ``quiet`` leaves
     out what the terminal shows of it.
     """
-    if not isinstance(tune_config, TuningConfig):
-        raise ConfigError(
-            f"got {tune_config!r}, expected a TuningConfig, such as TuningConfig(config_set=[RTNConfig()])"
-        )
+    TuningConfig.require(tune_config)
     configs = tune_config.candidates()
     if _readers(tune_config.config_set) != _readers(tune_config.expand()):
         raise ConfigError(

@@ -66,10 +66,6 @@ class OnnxQuery(QueryBackendCapability):
             if scheme in weight["scheme"]
         ]
 
-    def quantizable_types(self) -> set[str]:
-        """Op types with a quantized option in any precision and mode."""
-        return {kind for modes in self.entry.capabilities.values() for ops in modes.values() for kind in ops}
-
     def node_configs(
         self,
         op_type: str,

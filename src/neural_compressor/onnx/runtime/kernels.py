@@ -1,5 +1,4 @@
-"""Types that operators are defined for, and kernels of an execution provider by type: as the installed runtime lists them,
-or found by giving it the op."""
+"""Types that operators and kernels of an execution provider take, as the installed runtime lists or shows them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Sessions of ONNX Runtime on models in memory, whose weights are not copied into a file first, what they are fed, and
-sessions kept while models are run batch by batch."""
+"""Sessions of ONNX Runtime on models in memory, whose weights are not copied into a file first, and what they are fed."""
 
 from __future__ import annotations
 

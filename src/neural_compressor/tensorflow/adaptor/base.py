@@ -1,4 +1,4 @@
-"""What the adaptors of Keras models and of SavedModels share: plans run by the one executor, and what is told of them."""
+"""Base of the adaptors of Keras models and of SavedModels: plans run by the one executor, and records of the result."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import numpy as np
 
 from neural_compressor.adaptor.capability import op_configs
 from neural_compressor.adaptor.contract import Adaptor
-from neural_compressor.adaptor.records import OpRecord, save_inspected
+from neural_compressor.adaptor.inspection import save_inspected
+from neural_compressor.adaptor.records import OpRecord
 from neural_compressor.adaptor.user_code import calibrating
 from neural_compressor.config.process_options import options
 from neural_compressor.config.recipes import with_recipes
@@ -62,7 +63,7 @@ class GraphAdaptor(Adaptor):
         q_func: Callable[[Any], Any] | None = None,
     ) -> Any:
         executor = self._prepared(model)
-        loader = dataloader if dataloader is not None else self.info.get("dataloader")
+        loader = self.data_or_own(dataloader)
         self.info.setdefault("batch_size", getattr(loader, "batch_size", None) or 1)
         self.tuning_cfg_to_fw(tune_cfg)
         plan = with_recipes(Plan.from_tune_cfg(tune_cfg), tune_cfg.get("recipe_cfgs") or {})

@@ -179,7 +179,7 @@ class KerasAdaptor(GraphAdaptor):
         from neural_compressor.tensorflow.batches import feeds
         from neural_compressor.tensorflow.sensitivity import op_errors
 
-        loader = dataloader if dataloader is not None else self.info.get("dataloader")
+        loader = self.data_or_own(dataloader)
         if not any(not scheme.is_float for scheme in plan.values()):
             return {}
         if loader is None:

@@ -1,4 +1,4 @@
-"""What has to be installed for Keras and TensorFlow models."""
+"""A check of what has to be installed for Keras and TensorFlow models."""
 
 from __future__ import annotations
 

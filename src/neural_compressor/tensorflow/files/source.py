@@ -11,7 +11,6 @@ from typing import Any
 
 from neural_compressor.errors import FormatError
 
-SUFFIXES = (".keras", ".h5", ".hdf5")
 _MEMBERS = ("metadata.json", "config.json", "model.weights.h5", "assets/", "keras_metadata.json")
 
 

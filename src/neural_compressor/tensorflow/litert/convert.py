@@ -13,13 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import keras
 import tensorflow as tf
-from keras import tree
 
 from neural_compressor.errors import QuantizationError
 from neural_compressor.paths import raise_if_full, write_errors
-from neural_compressor.tensorflow.structure.trace import functional_of, nodes_of
+from neural_compressor.tensorflow.structure.trace import functional_of, rebuild
 
 
 def keras_to_litert(model: Any, batch_size: int | None = 1) -> bytes:
@@ -42,17 +40,11 @@ def saved_model_to_litert(folder: Path, signature: str) -> bytes:
 
 def with_batch(model: Any, batch_size: int | None) -> Any:
     """A functional or Sequential ``model`` with the batch fixed; it shares the layers."""
-    model = functional_of(model)
-    inputs = tree.map_structure(
-        lambda t: keras.Input(batch_shape=(batch_size, *t.shape[1:]), dtype=t.dtype, name=t.name), model._inputs_struct
+    return rebuild(
+        functional_of(model),
+        lambda node, args, kwargs: node.operation(*args, **kwargs),
+        shape=lambda given: (batch_size, *given[1:]),
     )
-    flat = tree.flatten(inputs)
-    made = {id(old): new for old, new in zip(model.inputs, flat, strict=True)}
-    for node in nodes_of(model):
-        args, kwargs = node.arguments.fill_in(made)
-        outputs = tree.flatten(node.operation(*args, **kwargs))
-        made |= {id(old): new for old, new in zip(node.outputs, outputs, strict=True)}
-    return keras.Model(inputs, tree.map_structure(lambda t: made[id(t)], model._outputs_struct), name=model.name)
 
 
 def _converted(converter: Any, what: str) -> bytes:

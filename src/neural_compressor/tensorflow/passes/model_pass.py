@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from neural_compressor.adaptor.plan_check import read_pass
 from neural_compressor.algorithms import smooth_scale
 from neural_compressor.algorithms.equalization import equalizing_scale
 from neural_compressor.algorithms.smoothquant import check_alpha
 from neural_compressor.errors import ConfigError
 from neural_compressor.registry import Registry, close_matches
-from neural_compressor.schemes import Pass, PerChannel, TensorScheme, fake_quantize
+from neural_compressor.schemes import PerChannel, TensorScheme, fake_quantize
 from neural_compressor.tensorflow.float_graph import FloatGraph
 from neural_compressor.tensorflow.statistics import ChannelReach
 
@@ -113,21 +114,10 @@ def read_passes(steps: Any, graph: FloatGraph) -> list[Any]:
     """The passes of a plan with their options read; unknown passes and options are errors that name them."""
     found = []
     for step in steps:
-        if step.name not in PASSES:
-            raise ConfigError(f"no pass over {graph.kind} is called {step.name!r}; {close_matches(step.name, PASSES)}")
-        kind = PASSES[step.name]
-        known = [each.name for each in fields(kind)]
-        for name in step.options:
-            if name not in known:
-                raise ConfigError(f"the pass {step.name} has no {name!r}; {close_matches(name, known)}")
-        found.append(kind(**step.options))
+        found.append(read_pass(step, PASSES, graph.kind))
         if hasattr(found[-1], "check"):
             found[-1].check(graph)
     return found
-
-
-DEFAULT_PASSES = (Pass("correct_biases"),)
-"""The passes of a plan where nothing is asked for."""
 
 
 def _best(graph: FloatGraph, op: Any, reach: Any, weight: Any, alphas: tuple[float, ...]) -> Any:

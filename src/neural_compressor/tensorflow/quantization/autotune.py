@@ -1,4 +1,4 @@
-"""Try configurations on a Keras model or a SavedModel until one keeps the accuracy promise."""
+"""``autotune`` of Keras models and SavedModels: configurations tried until one keeps the accuracy promise."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 
 from neural_compressor.config.process_options import options
 from neural_compressor.config.tuning_config import TuningConfig
-from neural_compressor.errors import ConfigError
 from neural_compressor.report.run_report import RunReport
 from neural_compressor.strategy.base import Proposal
 from neural_compressor.strategy.listed import candidates
@@ -15,7 +14,7 @@ from neural_compressor.tensorflow.adaptor.requirements import require_tensorflow
 from neural_compressor.tensorflow.quantization.config import get_all_config_set
 from neural_compressor.tensorflow.quantization.model import Model, ready_model
 from neural_compressor.tensorflow.quantization.plans import composed, plan_for
-from neural_compressor.tensorflow.quantization.quantize import check_data, plan_needs_data, samples_in_batch
+from neural_compressor.tensorflow.quantization.quantize import check_data, samples_in_batch
 from neural_compressor.tuning.evaluator import require_repeatable, with_arguments
 from neural_compressor.tuning.loop import tune
 
@@ -40,10 +39,7 @@ def autotune(
     where the promise was not kept.
     """
     require_tensorflow()
-    if not isinstance(tune_config, TuningConfig):
-        raise ConfigError(
-            f"tune_config is a {type(tune_config).__name__}; expected TuningConfig(config_set=...), with what is to be tried"
-        )
+    TuningConfig.require(tune_config)
     check_data(calib_dataloader, calib_iteration, calib_func)
     if calib_dataloader is not None:
         require_repeatable(calib_dataloader, "calib_dataloader")
@@ -55,7 +51,7 @@ def autotune(
     tried = candidates(
         tune_config.candidates(),
         lambda config: plan_for(capability, composed(config), size)[0],
-        lambda plan: plan_needs_data(plan) and not has_data,
+        lambda plan: "static" in plan.modes and not has_data,
         "give calib_dataloader or calib_func",
     )
     best, result = tune(

@@ -6,14 +6,20 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import PlainValidator
 
-from neural_compressor.algorithms.smoothquant import check_alpha
 from neural_compressor.config.composition import FRAMEWORK_QUERIES, FrameworkQueries, register_config
 from neural_compressor.config.tensor_fields import TensorFieldsConfig
-from neural_compressor.config.validators import ExcludedPrecisions, flag, names, one_or_more, registered_dtype, word
+from neural_compressor.config.validators import (
+    ExcludedPrecisions,
+    flag,
+    names,
+    one_or_more,
+    registered_dtype,
+    smoothing_alpha,
+    word,
+)
 from neural_compressor.dtypes import DType
-from neural_compressor.errors import ConfigError
 from neural_compressor.observers import OBSERVERS
-from neural_compressor.schemes import OpScheme, Pass
+from neural_compressor.schemes import Pass
 
 Dtype = Annotated[str, one_or_more(registered_dtype)]
 Flag = Annotated[bool, one_or_more(flag)]
@@ -33,19 +39,6 @@ class ActivationConfig(TensorFieldsConfig):
     act_sym: Flag = False
     act_granularity: ActivationGranularity = "per_tensor"
     act_algorithm: Algorithm = "minmax"
-
-    @property
-    def wanted(self) -> OpScheme:
-        """How an op computes, as near as the framework comes to it."""
-        weight, activation = self.tensor_schemes()
-        if weight.is_float and activation.is_float:
-            return OpScheme(weight, activation, "float")
-        if activation.is_float:
-            raise ConfigError(
-                f"{type(self).__name__}.act_dtype: got {self.act_dtype!r} beside weights in {self.weight_dtype!r}; give "
-                "both, or neither, in a float type"
-            )
-        return OpScheme(weight, activation, self._mode)
 
     @staticmethod
     def _is_symmetric(kind: DType) -> bool:
@@ -79,11 +72,6 @@ class DynamicQuantConfig(ActivationConfig):
     _mode: ClassVar[str] = "dynamic"
 
 
-def _alpha(value: Any) -> float | str:
-    (found,) = [value] if value == "auto" else check_alpha(value)
-    return found
-
-
 @register_config("tensorflow", "smooth_quant")
 class SmoothQuantConfig(StaticQuantConfig):
     """Static quantization after moving the outliers of activations into the weights.
@@ -97,7 +85,7 @@ class SmoothQuantConfig(StaticQuantConfig):
     0.7
     """
 
-    alpha: Annotated[float | str, one_or_more(_alpha)] = 0.5
+    alpha: Annotated[float | str, one_or_more(smoothing_alpha)] = 0.5
     folding: Flag = True
     op_types: Annotated[tuple[str, ...], PlainValidator(lambda value: tuple(names(value)))] = ()
     scales_per_op: Flag = True

@@ -1,4 +1,4 @@
-"""From configurations to a plan: the scheme of each op of a Keras model, and why the others stay in float."""
+"""Plans of configurations: the scheme of each op of a Keras model or SavedModel, and why the others stay in float."""
 
 from __future__ import annotations
 
@@ -79,8 +79,4 @@ def plan_for(
 
 def _scheme(key: OpKey, configs: Sequence[Mapping[str, Any]], config: Any) -> tuple[OpScheme | None, str]:
     wanted: OpScheme = config.wanted
-    space = op_space(key, configs, config_request(config, wanted, configs))
-    if wanted.is_float:
-        found = space.in_precision(wanted.precision)
-        return found, f"the framework YAML lists no {key[1]} in {wanted.precision}"
-    return (space.quantized[0], "") if space.quantized else (None, space.reason)
+    return op_space(key, configs, config_request(config, wanted, configs)).nearest(key, wanted)

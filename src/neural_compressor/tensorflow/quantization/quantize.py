@@ -6,6 +6,8 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from neural_compressor.adaptor.user_code import require_function
+from neural_compressor.config.validators import is_whole
 from neural_compressor.errors import CalibrationError, ConfigError
 from neural_compressor.report.terminal import print_ops
 from neural_compressor.tensorflow.adaptor.base import GraphAdaptor
@@ -40,7 +42,7 @@ def quantize_model(
     capability = adaptor.query_fw_capability(model)
     plan, left = plan_for(capability, config, calib_iteration * samples_in_batch(adaptor))
     adaptor.info["reasons"] = left
-    if plan_needs_data(plan) and calib_dataloader is None and calib_func is None:
+    if "static" in plan.modes and calib_dataloader is None and calib_func is None:
         raise CalibrationError(
             "the configuration takes ranges from data: give calib_dataloader or calib_func, or use DynamicQuantConfig"
         )
@@ -56,17 +58,11 @@ def check_data(loader: Any, iterations: Any, function: Any) -> None:
     """Refuse what says twice, or not in a way that makes sense, where ranges come from."""
     if loader is not None and function is not None:
         raise ConfigError("calib_func calibrates, and calib_dataloader would not be read: give one of them")
-    if function is not None and not callable(function):
-        raise ConfigError(f"calib_func is a {type(function).__name__}; it must be a function that takes the model")
-    if isinstance(iterations, bool) or not isinstance(iterations, int) or iterations < 1:
+    require_function(function, "calib_func")
+    if not is_whole(iterations) or iterations < 1:
         raise ConfigError(f"calib_iteration: got {iterations!r}, expected a whole number >= 1")
 
 
 def samples_in_batch(adaptor: GraphAdaptor) -> int:
     """How many samples the first batch of the adaptor's data has."""
     return int(adaptor.info.get("batch_size") or 1)
-
-
-def plan_needs_data(plan: Any) -> bool:
-    """Whether a plan has anything to see in data."""
-    return any(scheme.mode == "static" for scheme in plan.values())

@@ -193,10 +193,20 @@ def weights_of(layer: Any) -> dict[str, WeightView]:
     return {"kernel": WeightView(kernel, (channel, *(axis for axis in axes if axis != channel)), 1)}
 
 
+def einsum_letters(equation: str) -> tuple[str, str, str]:
+    """The letters of the axes of the input, the kernel and the output in the equation of an ``EinsumDense``.
+
+    >>> einsum_letters("...x,xy->...y")
+    ('x', 'xy', 'y')
+    """
+    inputs, output = equation.replace(" ", "").replace("...", "").split("->")
+    given, kernel = inputs.split(",")
+    return given, kernel, output
+
+
 def _einsum_order(equation: str, rank: int) -> tuple[tuple[int, ...], int]:
     """The axes of a kernel that the output has, then those summed over, and how many the first are."""
-    inputs, output = equation.replace(" ", "").replace("...", "").split("->")
-    letters = inputs.split(",")[1]
+    _, letters, output = einsum_letters(equation)
     if len(letters) != rank:
         raise QuantizationError(f"the equation {equation!r} does not fit a kernel of {rank} axes")
     kept = [axis for axis, letter in enumerate(letters) if letter in output]
@@ -209,8 +219,7 @@ def axes_of_range(layer: Any, rank: int) -> tuple[int, ...]:
     product sums over, and all of a sample for convolutions."""
     kind = type_of(layer)
     if kind == "EinsumDense":
-        inputs, output = layer.equation.replace(" ", "").split("->")
-        letters, _, kernel = inputs.replace("...", "").partition(",")
+        letters, kernel, output = einsum_letters(layer.equation)
         summed = [place - len(letters) for place, each in enumerate(letters) if each in kernel and each not in output]
         return tuple(rank + place for place in summed)
     return (rank - 1,) if kind in ("Dense", *RECURRENT) else tuple(range(1, rank))

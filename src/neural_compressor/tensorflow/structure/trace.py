@@ -224,14 +224,19 @@ def nodes_of(graph: Any) -> list[Any]:
 
 
 def rebuild(
-    graph: Any, call: Call, mark: Callable[[Any, Any], Any] = lambda old, new: new, name: str | None = None
+    graph: Any,
+    call: Call,
+    mark: Callable[[Any, Any], Any] = lambda old, new: new,
+    name: str | None = None,
+    shape: Callable[[Any], Any] = lambda given: given,
 ) -> Any:
     """A functional model with the inputs and outputs of ``graph``, in which ``call`` made what stands for each node.
 
-    ``mark(old, new)`` gives what consumers read in place of the tensor ``new``, which stands for ``old``.
+    ``mark(old, new)`` gives what consumers read in place of the tensor ``new``, which stands for ``old``, and ``shape`` the
+    shape of an input in place of the one it has.
     """
     inputs = tree.map_structure(
-        lambda t: keras.Input(batch_shape=t.shape, dtype=t.dtype, name=t.name), graph._inputs_struct
+        lambda t: keras.Input(batch_shape=shape(t.shape), dtype=t.dtype, name=t.name), graph._inputs_struct
     )
     made = {id(old): mark(old, new) for old, new in zip(graph.inputs, tree.flatten(inputs), strict=True)}
     for node in nodes_of(graph):

@@ -1,4 +1,4 @@
-"""How the input of an op is quantized: over a calibrated range, or over the range of each input."""
+"""Quantization of the input of an op, over a calibrated range or over the range of each input."""
 
 from __future__ import annotations
 

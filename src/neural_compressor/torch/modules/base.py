@@ -1,4 +1,4 @@
-"""What every quantized module has in common, and the registry of them."""
+"""Base class of quantized modules, and the registry of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a float module and a scheme to the module that computes it, and its place in a model."""
+"""Quantized modules made of float modules and schemes, and put in their place in a model."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from neural_compressor.torch.modules.relay.traced_forward import (
     equal,
     plain_tensors,
 )
-from neural_compressor.torch.modules.relay.tracing import Traced, TraceError
+from neural_compressor.torch.modules.relay.tracing import Traced, TraceError, compiled
 from neural_compressor.torch.modules.weight_only import WeightOnlyLinear
 
 
@@ -143,11 +143,7 @@ def _program(traced: Traced) -> Callable[..., Any]:
             made[node] = new.call_function(_named(run, type(module).__name__), args, kwargs)
         else:
             made[node] = new.node_copy(node, made.__getitem__)
-    code = new.python_code("self")
-    scope = dict(code.globals)
-    exec(compile(code.src, "<direct forward>", "exec"), scope)
-    found: Callable[..., Any] = scope["forward"]
-    return found
+    return compiled(new, "direct forward")
 
 
 def _product(

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from neural_compressor.errors import FormatError
+from neural_compressor.registry import first_of
 from neural_compressor.torch.functional import MatMul, ScaledDotProductAttention
 from neural_compressor.torch.modules.code_places import is_gone, place
 from neural_compressor.torch.modules.kv_cache import is_held, mark_held
@@ -265,7 +266,7 @@ def check_sites(model: nn.Module, products: Mapping[str, FunctionProduct]) -> No
     missing = {each for each in set(places.values()) if is_gone(*each)}
     gone = [name for name, each in places.items() if each in missing]
     if gone:
-        some = ", ".join([*gone[:4], *(["..."] if len(gone) > 4 else [])])
+        some = first_of(gone, 4)
         raise FormatError(
             f"{len(gone)} products ({some}) were quantized at places where the code of the model has none, so they would "
             f"run in float: it was another version of that code, or of Python (this is {platform.python_version()}). Load "

@@ -1,4 +1,4 @@
-"""What is done to the input of a layer before it is quantized and multiplied: a multiplier, a rotation, an order."""
+"""Changes of the input of a layer before it is quantized and multiplied: a multiplier, a rotation, an order."""
 
 from __future__ import annotations
 

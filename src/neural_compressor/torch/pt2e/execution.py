@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 from torchao.quantization.pt2e.quantizer.quantizer import Q_ANNOTATION_KEY
 
-from neural_compressor.adaptor.capability import check_weight_range
+from neural_compressor.adaptor.plan_check import check_weight_range
 from neural_compressor.errors import CalibrationError, ConfigError
 from neural_compressor.observers.input_check import CalibrationInputs
 from neural_compressor.registry import close_matches

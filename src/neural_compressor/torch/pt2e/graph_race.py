@@ -18,9 +18,9 @@ from torch.fx import GraphModule, Node
 from neural_compressor.schemes import OpKey, OpScheme
 from neural_compressor.torch.modules.kernels.onednn import ConvGeometry, conv, pack_conv
 from neural_compressor.torch.modules.kernels.quint8 import codes_of, to_quint8
-from neural_compressor.torch.modules.kernels.race import Race, Work, current_race
+from neural_compressor.torch.modules.kernels.race import Work, current_race
 from neural_compressor.torch.pt2e.ops import find_graph_ops
-from neural_compressor.torch.structure.int8_race import MUST_GAIN, few_samples
+from neural_compressor.torch.structure.int8_race import few_samples, lost
 from neural_compressor.torch.structure.integer_path import hands_on, sources
 
 logger = logging.getLogger("neural_compressor")
@@ -61,25 +61,13 @@ def slower_in_graph(model: GraphModule, plan: Mapping[OpKey, OpScheme]) -> dict[
         if place is None:
             continue
         tried += 1
-        if reason := _lost(race, place):
+        makers = _linear(place) if place.geometry is None else _conv(place, place.geometry)
+        if reason := lost(race, f"graph {place.mode}", makers, str(place), place.x):
             slower[key] = reason
     if slower and len(slower) == tried:
         logger.info("int8 makes none of the %d ops faster here; they are quantized for their size", tried)
         return {}
     return slower
-
-
-def _lost(race: Race, place: _Place) -> str:
-    makers = _linear(place) if place.geometry is None else _conv(place, place.geometry)
-    try:
-        times = race.microseconds({f"graph {place.mode} {name}: {place}": make for name, make in makers.items()})
-    except (RuntimeError, NotImplementedError) as error:
-        logger.info("%s is not raced: %s", place, error)
-        return ""
-    in_float, in_int8 = times.values()
-    if in_int8 <= in_float * MUST_GAIN:
-        return ""
-    return f"float is faster here: {in_float:.0f} us against {in_int8:.0f} us in int8 for an input of {list(place.x)}"
 
 
 def _linear(place: _Place) -> dict[str, Callable[[], Work]]:

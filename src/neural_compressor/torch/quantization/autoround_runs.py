@@ -1,4 +1,4 @@
-"""What :class:`AutoRoundConfig` asks for beside a plan: that data it names runs, and that the result is written."""
+"""Runs of :class:`AutoRoundConfig`: the data that it names, the device, and the files that the result is written to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Make the quantized model of a prepared one."""
+"""``convert``: the quantized model of a prepared one."""
 
 from __future__ import annotations
 

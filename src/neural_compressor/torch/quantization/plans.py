@@ -1,4 +1,4 @@
-"""From a configuration to a plan: the scheme of each op of a model, and why the others stay in float."""
+"""Plans of configurations: the scheme of each op of a model, and why the others stay in float."""
 
 from __future__ import annotations
 
@@ -229,11 +229,7 @@ class _Resolver:
             return None, _needs_each_expert(config)
         if wanted.output is not None and is_parameter(self._model, key[0]):
             return None, _output_of_experts(config)
-        space = self._space(key, config, wanted)
-        if wanted.is_float:
-            reason = f"the framework YAML lists no {key[1]} in {wanted.precision}"
-            return space.in_precision(wanted.precision), reason
-        return (space.quantized[0], "") if space.quantized else (None, space.reason)
+        return self._space(key, config, wanted).nearest(key, wanted)
 
     def _space(self, key: OpKey, config: Any, wanted: OpScheme) -> OpSpace:
         # Where both tensors may be of one type, either may be a float of 16 bits: that is rounded to as well.

@@ -1,4 +1,4 @@
-"""Make a model ready for calibration or for training."""
+"""``prepare`` and ``prepare_qat``: a model made ready for calibration or for training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a prepared model holds until it is converted, and the end of its calibration."""
+"""The state of a prepared model until it is converted, and the end of its calibration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prepare, calibrate and convert in one call; the path by which existing programs import all of these too."""
+"""``quantize``: prepare, calibrate and convert in one call; existing programs import the three from here too."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from neural_compressor.adaptor.user_code import calibrating
+from neural_compressor.adaptor.user_code import calibrating, require_function
 from neural_compressor.config.composed import config_of
-from neural_compressor.errors import ConfigError
 from neural_compressor.torch.quantization.autoround_runs import refuse_both, runs_of
 from neural_compressor.torch.quantization.conversion import convert, convert_prepared
 from neural_compressor.torch.quantization.preparation import prepare, prepare_qat
@@ -33,8 +32,7 @@ def quantize(
     Where ``run_fn`` raises, the model is the float model that it was.
     A mode of :class:`FP8Config` that only measures writes its statistics and returns the float model.
     """
-    if run_fn is not None and not callable(run_fn):
-        raise ConfigError(f"run_fn is a {type(run_fn).__name__}; it must be a function that takes the model")
+    require_function(run_fn, "run_fn")
     quant_config = config_of(quant_config, "torch")
     refuse_both(runs_of(quant_config), run_fn, "run_fn")
     model = prepare(model, quant_config, inplace, example_inputs)

@@ -1,4 +1,4 @@
-"""Try configurations until one keeps the accuracy promise."""
+"""``autotune``: configurations tried one after the other until one keeps the accuracy promise."""
 
 from __future__ import annotations
 
@@ -64,10 +64,7 @@ def autotune(
         )
         example_inputs = None
     require_values(model)
-    if not isinstance(tune_config, TuningConfig):
-        raise ConfigError(
-            f"tune_config is a {type(tune_config).__name__}; expected TuningConfig(config_set=...), with what is to be tried"
-        )
+    TuningConfig.require(tune_config)
     configs = list(tune_config.candidates())
     # Of all, before those are left out that differ in their data or files alone.
     asked = [each for config in tune_config.config_set for each in config.expand()]
@@ -121,9 +118,7 @@ def _reasons(left: Mapping[Plan, Mapping[OpKey, str]], plan: Plan) -> Mapping[Op
 
 def _needs_data(model: nn.Module, plan: Plan, is_graph: bool) -> bool:
     if is_graph:
-        return any(op.mode == "static" for op in plan.values()) or any(
-            read_pass(p).wants_data(plan) for p in plan.passes
-        )
+        return "static" in plan.modes or any(read_pass(step).wants_data(plan) for step in plan.passes)
     return prepare(model, plan).needs_data
 
 

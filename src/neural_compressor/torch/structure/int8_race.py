@@ -32,7 +32,7 @@ _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _WEIGHT = TensorScheme(dtype("int8"), granularity=PER_CHANNEL, pair_safe=True)
 _ACTIVATION = TensorScheme(dtype("uint8"), symmetric=False)
 _QPARAMS = (1 / 255, 0)
-MUST_GAIN = 1.25
+_MUST_GAIN = 1.25
 """Integers stay unless float is so many times as fast: noise decides nothing, and they are smaller."""
 _MOST_VALUES = 1 << 20
 """A batch is cut to inputs of about so many values."""
@@ -64,11 +64,12 @@ def slower_in_integers(
         if key not in shapes or module.weight.device.type != "cpu":
             continue
         place = _Place(shapes[key], key[0] in fed, key[0] in fed.values())
+        what = f"{module!r} on {place.shape}, fed {place.fed}, emits {place.emits}, {torch.get_num_threads()} threads"
         for mode, works in _works(module, place).items():
             if kernel_for(key[1], OpScheme(_WEIGHT, _ACTIVATION, mode)) is None:
                 continue  # it is simulated, which is for no race to decide
             tried[mode] += 1
-            if reason := _lost(race, module, place, mode, works):
+            if reason := lost(race, mode, works, what, place.shape):
                 found.setdefault(mode, {})[key] = reason
     for mode in [mode for mode, slower in found.items() if len(slower) == tried[mode]]:
         # A model that was to be quantized and would stay as it is helps nobody: it is at least smaller.
@@ -79,19 +80,20 @@ def slower_in_integers(
     return found
 
 
-def _lost(race: Race, module: nn.Module, place: _Place, mode: str, works: Mapping[str, Callable[[], Work]]) -> str:
-    what = f"{module!r} on {place.shape}, fed {place.fed}, emits {place.emits}, {torch.get_num_threads()} threads"
+def lost(race: Race, mode: str, works: Mapping[str, Callable[[], Work]], what: str, shape: tuple[int, ...]) -> str:
+    """Why an op computes in float, with both times; empty where int8 is no slower, or the op cannot be raced.
+
+    ``works`` are makers of the float and of the int8 work, which are known by ``mode`` and ``what`` from then on.
+    """
     try:
         times = race.microseconds({f"{mode} {name}: {what}": make for name, make in works.items()})
     except RuntimeError as error:
         logger.info("%s is not raced: %s", what, error)
         return ""
     in_float, in_int8 = times.values()
-    if in_int8 <= in_float * MUST_GAIN:
+    if in_int8 <= in_float * _MUST_GAIN:
         return ""
-    return (
-        f"float is faster here: {in_float:.0f} us against {in_int8:.0f} us in int8 for an input of {list(place.shape)}"
-    )
+    return f"float is faster here: {in_float:.0f} us against {in_int8:.0f} us in int8 for an input of {list(shape)}"
 
 
 def _works(module: nn.Module, place: _Place) -> dict[str, dict[str, Callable[[], Work]]]:

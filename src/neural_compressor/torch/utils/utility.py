@@ -1,4 +1,4 @@
-"""Small things that programs written for the 3.x API do with models and batches."""
+"""Functions on models and batches that programs written for the 3.x API import from here."""
 
 from __future__ import annotations
 

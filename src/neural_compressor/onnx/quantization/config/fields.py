@@ -19,6 +19,7 @@ from neural_compressor.config.validators import (
     is_whole,
     number_between,
     one_or_more,
+    smoothing_alpha,
     whole_between,
     word,
 )
@@ -31,11 +32,6 @@ from neural_compressor.registry import close_matches
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-
-def smoothing_alpha(value: Any) -> float | str:
-    """Validate how far outliers move: from 0 to 1, or ``"auto"``."""
-    return "auto" if isinstance(value, str) and value == "auto" else number_between(0, 1)(value)
 
 
 def smoothed_types(value: Any) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, PlainValidator
 
 from neural_compressor.config.composition import register_config
-from neural_compressor.config.validators import one_or_more
+from neural_compressor.config.validators import one_or_more, smoothing_alpha
 from neural_compressor.dtypes import dtype
 from neural_compressor.errors import ConfigError
 from neural_compressor.onnx.graph.linear_ops import LINEAR_TYPES
@@ -30,7 +30,6 @@ from neural_compressor.onnx.quantization.config.fields import (
     extra_option,
     options_among,
     smoothed_types,
-    smoothing_alpha,
 )
 from neural_compressor.onnx.quantization.quant_types import CalibrationMethod, QuantFormat, QuantType
 from neural_compressor.schemes import PER_CHANNEL, PER_TENSOR, OpScheme, Pass, TensorScheme

@@ -32,7 +32,7 @@ from neural_compressor.onnx.quantization.config.fields import (
     WeightDtype,
 )
 from neural_compressor.onnx.quantization.quant_types import QuantFormat
-from neural_compressor.schemes import PER_CHANNEL, Method, OpScheme, PerGroup, TensorScheme
+from neural_compressor.schemes import Method, OpScheme, TensorScheme, in_groups
 
 _GPTQ, _AWQ = GPTQOptions(), AWQOptions()
 ONNX_OPTIONS: OptionTable = {
@@ -87,8 +87,7 @@ class WeightOnlyConfig(OnnxConfig):
         self.require_single()
         if not self.quantizes:
             return TensorScheme(dtype(FLOAT))
-        granularity = PER_CHANNEL if self.weight_group_size == -1 else PerGroup(self.weight_group_size)
-        return TensorScheme(self._dtype, self.weight_sym, granularity, self.name)
+        return TensorScheme(self._dtype, self.weight_sym, in_groups(self.weight_group_size), self.name)
 
     @property
     def _dtype(self) -> DType:

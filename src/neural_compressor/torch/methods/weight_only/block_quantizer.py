@@ -60,7 +60,6 @@ def collect(
     layers: Mapping[str, nn.Module],
     calls: Sequence[Arguments],
     float_runs: Sequence[Callable[[], Any]] = (),
-    hessian: bool = True,
     amp: bool = False,
     widen: Callable[[str], None] | None = None,
 ) -> list[InputGroup]:
@@ -89,7 +88,7 @@ def collect(
                     widen(leader)
                 weight = None if others else matrix_of(layers[leader])
                 fast_bf16 = is_fast_at_bf16(inputs[leader].device.type)
-                gathered[leader] = InputStatistics(hessian=hessian, weight=weight, fast_bf16=fast_bf16)
+                gathered[leader] = InputStatistics(weight=weight, fast_bf16=fast_bf16)
             try:
                 gathered[leader].update(inputs[leader], floats.get(leader))
             except CalibrationError as error:

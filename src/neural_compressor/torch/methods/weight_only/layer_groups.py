@@ -12,6 +12,7 @@ from torch import nn
 
 from neural_compressor.algorithms import InputStatistics, LayerResult, ScarceData
 from neural_compressor.errors import NeuralCompressorError, QuantizationError
+from neural_compressor.registry import first_of
 from neural_compressor.schemes import OpScheme, QuantizedArray
 from neural_compressor.torch.files.streaming import WeightSource, empty_weight
 from neural_compressor.torch.methods.weight_only.methods import absorber, finished, option, quantized_weight, unscaled
@@ -158,7 +159,7 @@ class LayerGroups:
             logger.warning(
                 "no normalisation can take up a scale of the inputs of %d layers (%s): with folding these stay unscaled; "
                 "folding=False scales them at run time",
-                *(len(self._unfolded), ", ".join([*self._unfolded[:3], *(["..."] if len(self._unfolded) > 3 else [])])),
+                *(len(self._unfolded), first_of(self._unfolded)),
             )
 
     def _take(self, names: Sequence[str]) -> tuple[torch.Tensor, list[int]]:

@@ -11,6 +11,7 @@ from torch import nn
 
 from neural_compressor.algorithms import InputStatistics
 from neural_compressor.errors import CalibrationError
+from neural_compressor.registry import first_of
 from neural_compressor.schemes import OpScheme
 from neural_compressor.torch.batches import layer_input
 from neural_compressor.torch.files.streaming import WeightSource
@@ -53,7 +54,7 @@ class WeightOnlyQuantizer:
         """Quantize; returns the layers that were left in float, with the reason."""
         waiting = [name for name, op in self.ops.items() if sees_data(op)]
         if waiting and not calls:
-            some = ", ".join([*waiting[:3], *(["..."] if len(waiting) > 3 else [])])
+            some = first_of(waiting)
             raise CalibrationError(
                 f"{len(waiting)} layers need calibration ({some}): run the prepared model on data before convert"
             )

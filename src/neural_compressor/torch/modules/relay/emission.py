@@ -1,4 +1,4 @@
-"""Which values of a traced graph travel as 8-bit codes, and in which scale and zero-point.
+"""Choice of the values of a traced graph that travel as 8-bit codes, with their scales and zero-points.
 
 Int8 ops demand their inputs in calibrated qparams. A demand goes up through ops that give the same codes before and after
 quantization. A value travels as codes if everything that reads it takes codes and all agree on the qparams; but a sum that

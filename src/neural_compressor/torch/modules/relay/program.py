@@ -18,7 +18,7 @@ from neural_compressor.torch.modules.conv import QuantConv
 from neural_compressor.torch.modules.kernels import fbgemm, onednn
 from neural_compressor.torch.modules.kernels.quint8 import U8, codes_of, to_quint8, with_qparams
 from neural_compressor.torch.modules.relay.emission import Emission, Kind, Op, Shape
-from neural_compressor.torch.modules.relay.tracing import Traced
+from neural_compressor.torch.modules.relay.tracing import Traced, compiled
 
 
 class Builder:
@@ -39,11 +39,7 @@ class Builder:
                 self._output(node)
             else:
                 self._translate(node)
-        code = self.graph.python_code("self")
-        scope = dict(code.globals)
-        exec(compile(code.src, "<relayed forward>", "exec"), scope)
-        run: Callable[..., Any] = scope["forward"]
-        return run
+        return compiled(self.graph, "relayed forward")
 
     # -- nodes --------------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import operator
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -252,6 +252,15 @@ def is_replaced(module: nn.Module) -> bool:
     """Whether someone listens to a module, or has set another forward on a quantized one."""
     hooked = module._forward_hooks or module._forward_pre_hooks
     return bool(hooked) or (isinstance(module, QuantModule) and "forward" in vars(module))
+
+
+def compiled(graph: fx.Graph, name: str) -> Callable[..., Any]:
+    """The function that ``graph`` is; its first argument is the module, and tracebacks call its code ``name``."""
+    code = graph.python_code("self")
+    scope = dict(code.globals)
+    exec(compile(code.src, f"<{name}>", "exec"), scope)
+    found: Callable[..., Any] = scope["forward"]
+    return found
 
 
 class Guards:

@@ -1,4 +1,4 @@
-"""What a user asks of PyTorch quantization: a configuration for each algorithm, and what to tune over."""
+"""Configurations of PyTorch quantization, one for each algorithm, and sets to tune over."""
 
 from neural_compressor.config.composable import ComposableConfig
 from neural_compressor.config.composed import ComposedConfig

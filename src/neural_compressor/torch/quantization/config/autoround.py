@@ -1,4 +1,4 @@
-"""AutoRound."""
+"""The configuration of AutoRound."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from neural_compressor.config.validators import (
     whole_between,
 )
 from neural_compressor.errors import ConfigError
-from neural_compressor.schemes import PER_TENSOR, PER_TOKEN, OpScheme, PerGroup, TensorScheme
+from neural_compressor.schemes import PER_TENSOR, PER_TOKEN, OpScheme, PerGroup, TensorScheme, in_groups
 from neural_compressor.torch.modules.activation import has_fixed_range
 from neural_compressor.torch.quantization.config.autoround_names import (
     BUDGET_FIELDS,
@@ -61,11 +61,7 @@ from neural_compressor.torch.quantization.config.fields import (
     weight_dtype,
 )
 from neural_compressor.torch.quantization.config.lr_schedules import factors, schedule
-from neural_compressor.torch.quantization.config.weight_only import (
-    WeightOnlyConfig,
-    has_exponent_scales,
-    scheme_of_scales,
-)
+from neural_compressor.torch.quantization.config.weight_only import WeightOnlyConfig, has_exponent_scales
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -291,7 +287,7 @@ class AutoRoundConfig(WeightOnlyConfig):
                 else "kernels with rounded inputs want floats"
             )
             raise ConfigError(f"AutoRoundConfig.super_bits: {why}; leave it out")
-        return scheme_of_scales(dtype_of("int", self.super_bits), False, self.super_group_size), None
+        return TensorScheme(dtype_of("int", self.super_bits), False, in_groups(self.super_group_size)), None
 
     def _check_activation(self, activation: TensorScheme) -> None:
         """Refuse what has no form beside weights that are trained."""

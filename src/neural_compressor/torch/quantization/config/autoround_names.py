@@ -1,4 +1,4 @@
-"""Names that AutoRound has elsewhere: rules about some layers, data and files, and those that are refused, with why."""
+"""Fields of AutoRound as other programs have them: rules about some layers, data and files, and those that are refused."""
 
 from __future__ import annotations
 

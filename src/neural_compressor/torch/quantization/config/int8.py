@@ -1,8 +1,7 @@
-"""Integer weights and activations: static, dynamic, and static after smoothing the inputs of layers."""
+"""Configurations of integer weights and activations: static, dynamic, and SmoothQuant."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, Any, ClassVar
 
 from neural_compressor.algorithms.smoothquant import alphas_between
@@ -11,15 +10,13 @@ from neural_compressor.config.recipes import learned_rounding_pass, learning_sco
 from neural_compressor.config.tensor_fields import TensorFieldsConfig
 from neural_compressor.config.validators import (
     ExcludedPrecisions,
-    expecting,
-    is_number,
     number_between,
     one_or_more,
+    smoothing_alpha,
     word,
 )
-from neural_compressor.errors import ConfigError
 from neural_compressor.observers import OBSERVERS
-from neural_compressor.schemes import OpScheme, Pass
+from neural_compressor.schemes import Pass
 from neural_compressor.torch.quantization.config.fields import Dtype, Flag, FoldedHadamard, Fraction, TorchConfig
 from neural_compressor.torch.quantization.config.fp8 import FP8Config
 
@@ -43,6 +40,7 @@ class ActivationConfig(TensorFieldsConfig, TorchConfig):
 
     _weight: ClassVar[str] = "w"
     _algorithm: ClassVar[str] = "algo"
+    _weights_alone: ClassVar[str] = "for weights alone use RTNConfig or another weight-only configuration"
 
     @property
     def said(self) -> dict[tuple[str, str], Any]:
@@ -56,24 +54,6 @@ class ActivationConfig(TensorFieldsConfig, TorchConfig):
     def quantizes(self) -> bool:
         """Whether weights or activations are quantized, and not left in float."""
         return not self.op_scheme().is_float
-
-    @property
-    def wanted(self) -> OpScheme:
-        """How an op computes, as near as the framework comes to it."""
-        scheme = self.op_scheme()
-        if not scheme.is_float and scheme.activation is None:
-            raise ConfigError(
-                f"{type(self).__name__}.act_dtype: got {self.act_dtype!r}, and weights in {self.w_dtype!r}: for weights "
-                "alone use RTNConfig or another weight-only configuration"
-            )
-        return scheme
-
-    def op_scheme(self) -> OpScheme:
-        """How an op with a weight computes."""
-        weight, activation = self.tensor_schemes()
-        if weight.is_float and activation.is_float:
-            return OpScheme(weight, activation, "float")
-        return OpScheme(weight, None if activation.is_float else activation, self._mode)
 
 
 @register_config("torch", "dynamic_quant")
@@ -138,13 +118,6 @@ class StaticQuantConfig(ActivationConfig):
         return {name: value for name, value in super()._values().items() if name != "act_algo" or not self.left_open}
 
 
-_alpha: Callable[[Any], float | str] = expecting(
-    "a number from 0 (leave the activations) to 1 (all into the weights), or 'auto'",
-    lambda value: value == "auto" if isinstance(value, str) else is_number(value) and 0 <= value <= 1,
-    lambda value: value if value == "auto" else float(value),
-)
-
-
 @register_config("torch", "smooth_quant")
 class SmoothQuantConfig(StaticQuantConfig):
     """Weights and activations in integers, with outliers of activations moved into the weights first.
@@ -159,7 +132,7 @@ class SmoothQuantConfig(StaticQuantConfig):
     (Pass(name='smooth', options={'alpha': 0.7}),)
     """
 
-    alpha: Annotated[float | str, one_or_more(_alpha)] = 0.5
+    alpha: Annotated[float | str, one_or_more(smoothing_alpha)] = 0.5
     folding: Flag = False
     scale_sharing: Flag = False
     init_alpha: Fraction = 0.5

@@ -11,7 +11,7 @@ from neural_compressor.config.composition import register_config
 from neural_compressor.config.validators import one_or_more
 from neural_compressor.dtypes import dtype as registered
 from neural_compressor.errors import ConfigError
-from neural_compressor.schemes import PER_CHANNEL, PER_TOKEN, OpScheme, PerGroup, TensorScheme
+from neural_compressor.schemes import PER_TOKEN, OpScheme, TensorScheme, in_groups
 from neural_compressor.torch.quantization.config.fields import (
     FLOAT,
     Bits,
@@ -236,8 +236,7 @@ class HQQConfig(WeightOnlyConfig):
     hadamard: FoldedHadamard = False
 
     def _parameters(self) -> tuple[TensorScheme | None, TensorScheme | None]:
-        size = self.scale_quant_group_size
-        in_runs = TensorScheme(registered("uint8"), False, PER_CHANNEL if size == -1 else PerGroup(size))
+        in_runs = TensorScheme(registered("uint8"), False, in_groups(self.scale_quant_group_size))
         return in_runs if self.quant_scale else None, in_runs if self.quant_zero else None
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Ops in half precision."""
+"""The configuration of ops in half precision."""
 
 from __future__ import annotations
 

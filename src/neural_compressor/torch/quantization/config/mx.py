@@ -1,4 +1,4 @@
-"""Weights and activations in blocks of elements with a shared scale: OCP MX, and NVFP4."""
+"""The configuration of weights and activations in blocks of elements with a shared scale: OCP MX, and NVFP4."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the configurations of weight-only algorithms share: the data type of weights, and scales that are quantized."""
+"""Bases of the configurations of weight-only algorithms: the data type of weights, and scales that are quantized."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 from neural_compressor.algorithms import needs_data
 from neural_compressor.algorithms.weight_qparams import has_full_range
 from neural_compressor.config.method_options import OptionTable, method_of
-from neural_compressor.dtypes import DType
 from neural_compressor.errors import ConfigError
-from neural_compressor.schemes import PER_CHANNEL, Method, OpScheme, PerGroup, TensorScheme
+from neural_compressor.schemes import Method, OpScheme, PerGroup, TensorScheme, in_groups
 from neural_compressor.schemes.block import is_power_of_two_scale
 from neural_compressor.torch.quantization.config.fields import (
     FLOAT,
@@ -102,8 +101,7 @@ class WeightOnlyConfig(TorchConfig):
         kind = dtype_of(self.dtype, self.bits)
         if not self.quantizes:
             return TensorScheme(kind)
-        granularity = PER_CHANNEL if self.group_size == -1 else PerGroup(self.group_size)
-        return TensorScheme(kind, self.symmetric, granularity, self.algorithm)
+        return TensorScheme(kind, self.symmetric, in_groups(self.group_size), self.algorithm)
 
     @property
     def wanted(self) -> OpScheme:
@@ -169,11 +167,6 @@ def has_exponent_scales(name: str, bits: int) -> bool:
     return scales is not None and is_power_of_two_scale(scales)
 
 
-def scheme_of_scales(kind: DType, symmetric: bool, size: int) -> TensorScheme:
-    """How scales are quantized, ``size`` of them together; -1 for all of a weight."""
-    return TensorScheme(kind, symmetric, PER_CHANNEL if size == -1 else PerGroup(size))
-
-
 _NOT_IN_THE_RESULT = ("use_layer_wise", "use_block_wise", "model_path", "block_size")
 
 
@@ -211,7 +204,7 @@ class DoubleQuantConfig(WeightOnlyConfig):
         if not self.use_double_quant or not self.quantizes:
             return None
         kind = dtype_of(self.double_quant_dtype, self.double_quant_bits)
-        return scheme_of_scales(kind, self.double_quant_use_sym, self.double_quant_group_size)
+        return TensorScheme(kind, self.double_quant_use_sym, in_groups(self.double_quant_group_size))
 
     @classmethod
     def _settled(cls, values: dict[str, Any], given: frozenset[str]) -> dict[str, Any]:

@@ -20,7 +20,8 @@ from neural_compressor.formats.json_files import read_json
 from neural_compressor.schemes import OpKey, OpScheme, Plan
 from neural_compressor.torch.files.checkpoint import load_model, save_model
 from neural_compressor.torch.files.checkpoint_layers import module_of
-from neural_compressor.torch.files.fused_experts import fused_experts, stack_of
+from neural_compressor.torch.files.fused_experts import fused_experts, stack_of, with_experts_together
+from neural_compressor.torch.files.stored_names import StoredNames
 from neural_compressor.torch.modules import QuantModule
 from neural_compressor.torch.modules.build import replace_module
 from neural_compressor.torch.modules.direct_forward import run_directly
@@ -196,28 +197,31 @@ def _convert(folder: Path, model: nn.Module, dtype: torch.dtype | None) -> nn.Mo
     schemes: dict[OpKey, OpScheme] = {}
     with QuantizedCheckpoint(folder) as checkpoint:
         modules = dict(model.named_modules())
-        stacks = fused_experts(model, checkpoint.layers)
+        names = StoredNames(model)
+        layers = {names.own(layer): layer for layer in checkpoint.layers}
+        stacks = fused_experts(model, layers)
         biases: dict[str, torch.Tensor] = {}
         for name, experts in stacks.items():
             kind = op_type(model, name)
-            stack, bias = stack_of(model, name, experts, checkpoint)
+            stack, bias = stack_of(model, name, [layers[each] for each in experts], checkpoint)
             schemes[name, kind] = stack.scheme
             replace_module(model, name, stack)
             biases |= {} if bias is None else {f"{name}_bias": bias}
         fused = {name for experts in stacks.values() for name in experts}
-        alone = _without_unused(model, dict.fromkeys(name for name in checkpoint.layers if name not in fused))
+        alone = _without_unused(model, dict.fromkeys(name for name in layers if name not in fused))
         for name in alone:
             if name not in modules:
                 raise FormatError(f"{folder} has a layer {name!r}; a {type(model).__name__} has none of that name")
-            stored = checkpoint.layer(name)
+            stored = checkpoint.layer(layers[name])
             try:
                 layer = module_of(stored, modules[name])
             except (FormatError, QuantizationError) as error:
                 raise FormatError(f"{folder}: layer {name!r} does not fit the model: {error}") from error
             replace_module(model, name, layer)
             schemes[name, type(modules[name]).__name__] = layer.scheme
-        rest = _without_unused(model, dict.fromkeys(checkpoint.others))
-        others = biases | {name: checkpoint.tensors[name] for name in rest}
+        rest = _without_unused(model, {names.own(name): name for name in checkpoint.others})
+        floats = {name: checkpoint.tensors[stored] for name, stored in rest.items()}
+        others = biases | with_experts_together(model, floats)
         _check_floats(model, others, checkpoint)
     if dtype is not None:
         others = {name: t.to(dtype) if t.is_floating_point() else t for name, t in others.items()}

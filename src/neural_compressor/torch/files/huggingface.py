@@ -23,6 +23,7 @@ from neural_compressor.torch.files.checkpoint_layers import module_of
 from neural_compressor.torch.files.fused_experts import fused_experts, stack_of, with_experts_together
 from neural_compressor.torch.files.stored_names import StoredNames
 from neural_compressor.torch.modules import QuantModule
+from neural_compressor.torch.modules.base import is_finite
 from neural_compressor.torch.modules.build import replace_module
 from neural_compressor.torch.modules.direct_forward import run_directly
 from neural_compressor.torch.modules.kv_cache import attach_kv_scales, attentions_of
@@ -89,9 +90,24 @@ def empty_model(folder: Path, dtype: torch.dtype | None, kind: Any = None, **set
     return model.eval()
 
 
+def _refuse_own_code(file: Path) -> None:
+    """Refuse a model whose class is in its folder: transformers runs such code where it is asked to; it is not run here."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    settings = read_json(file)
+    if settings.get("auto_map") and settings.get("model_type") not in CONFIG_MAPPING:
+        raise ConfigError(
+            f"{file} is of a model with code of its own (auto_map), which is not run where a model is built from its "
+            "config.json, whatever trust_remote_code says: load the model with transformers, then quantize() it, or give it "
+            "to load() as original_model="
+        )
+
+
 def _config_of(folder: Path, **settings: Any) -> Any:
     """The transformers config of a folder with ``settings``, or an error that says what it lacks."""
     file = folder / "config.json"
+    if file.exists():
+        _refuse_own_code(file)
     if folder.is_dir() and not file.exists():
         _refuse_default_format(folder)
         raise FormatError(
@@ -176,8 +192,11 @@ def _without_unused(model: nn.Module, found: Mapping[str, _T]) -> dict[str, _T]:
 
 
 def _check_floats(model: nn.Module, stored: Mapping[str, torch.Tensor], checkpoint: QuantizedCheckpoint) -> None:
-    """Refuse tensors besides those of quantized layers that are codes, or of another shape than ``model`` has there."""
-    places = model.state_dict()
+    """Refuse tensors besides those of quantized layers that are codes, damaged, or of another shape than in ``model``.
+
+    Buffers may be infinite: masks are.
+    """
+    places, parameters = model.state_dict(), dict(model.named_parameters())
     for name, tensor in stored.items():
         place, file = places.get(name), checkpoint.tensors.files.get(name, checkpoint.folder)
         is_number = place is not None and place.is_floating_point() and not tensor.is_floating_point()
@@ -191,6 +210,8 @@ def _check_floats(model: nn.Module, stored: Mapping[str, torch.Tensor], checkpoi
                 f"{file}: tensor {name!r} has the shape {tuple(tensor.shape)}, and a {type(model).__name__} has "
                 f"{tuple(place.shape)} there"
             )
+        if name in parameters and not is_finite(tensor):
+            raise FormatError(f"{file}: tensor {name!r} holds NaN or Inf: the file is damaged, or the model was before")
 
 
 def _convert(folder: Path, model: nn.Module, dtype: torch.dtype | None) -> nn.Module:

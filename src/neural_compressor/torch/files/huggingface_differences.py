@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -33,6 +34,33 @@ def tell_differences(
     _tell_scales_of_transformers(layers)
     _tell_experts(layers)
     _tell_own_rounding(layers, floats)
+
+
+def tell_rounded_anew(groups: Iterable[Mapping[str, nn.Module]]) -> None:
+    """Say which layers that engines multiply as one have fp8 weights with a scale each: engines take the largest for all."""
+    found = []
+    for layers in groups:
+        scales = [
+            float(m.get_buffer("weight_scale"))
+            for m in layers.values()
+            if isinstance(m, QuantModule) and _is_fp8_by_tensor(m)
+        ]
+        # By a power of two codes only move, but for the smallest.
+        if any(math.frexp(scale / max(scales))[0] != 0.5 for scale in scales):
+            found.append(", ".join(layers))
+    if found:
+        logger.warning(
+            "engines multiply layers that read one input as one matrix with one scale, and round fp8 weights with a scale "
+            "each anew, to the largest: results of %d matrices differ by about another such rounding (%s). "
+            "w_granularity='per_channel', in layout='compressed-tensors', is read as it is stored",
+            len(found),
+            found[0],
+        )
+
+
+def _is_fp8_by_tensor(module: QuantModule) -> bool:
+    weight = module.scheme.weight
+    return weight is not None and weight.dtype.name == "fp8_e4m3" and isinstance(weight.granularity, PerTensor)
 
 
 def _tell_own_scales(layers: Mapping[str, QuantModule], layout: str) -> None:

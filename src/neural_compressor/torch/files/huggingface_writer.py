@@ -27,6 +27,7 @@ from neural_compressor.torch.files.huggingface_differences import (
     FOR_ENGINES,
     tell_differences,
     tell_quantized_head,
+    tell_rounded_anew,
     tell_tied_head,
 )
 from neural_compressor.torch.files.stored_names import StoredNames
@@ -237,6 +238,7 @@ def _require_alike(model: nn.Module, specs: Mapping[str, Spec]) -> None:
                 f"{', '.join(f'{value:g}' for value in sorted(values))}; quantize the float model "
                 "again: one configuration for all of them, such as RTNConfig or GPTQConfig, gives them one"
             )
+    tell_rounded_anew([{name: model.get_submodule(name) for name in names} for names in groups or ()])
 
 
 def _is_float_matrix(module: nn.Module) -> bool:

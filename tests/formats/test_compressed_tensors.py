@@ -134,6 +134,20 @@ def test_layers_quantized_alike_are_targeted_by_class() -> None:
     assert block["config_groups"]["group_0"]["weights"]["group_size"] == 32
 
 
+def test_an_output_head_is_targeted_by_name_too() -> None:
+    """Engines have a class of their own for it, which is no Linear."""
+    specs = dict.fromkeys(("a.fc", "lm_head"), LinearSpec(4, 32, True))
+    groups = PackQuantized().config(specs)["config_groups"]
+    assert [group["targets"] for group in groups.values()] == [["Linear", "lm_head"]]
+
+
+def test_a_group_of_attentions_says_nothing_of_their_layers() -> None:
+    attentions = {"targets": ["LlamaAttention"], "weights": None, "input_activations": {"num_bits": 8, "type": "float"}}
+    layers = {"targets": ["Linear"], "weights": {"num_bits": 4, "strategy": "channel"}}
+    config = {"config_groups": {"group_0": attentions, "group_1": layers}}
+    assert group_of(config, "model.layers.0.self_attn.q_proj") == layers
+
+
 def test_layers_of_a_model_nobody_knows_are_targeted_by_name() -> None:
     specs = {"a.fc": LinearSpec(4, 32, True), "b.fc": LinearSpec(4, 32, True)}
     assert PackQuantized().config(specs, complete=False)["config_groups"]["group_0"]["targets"] == ["a.fc", "b.fc"]

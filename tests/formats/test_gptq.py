@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -179,6 +181,25 @@ def test_layers_left_in_float_and_layers_of_other_bits_are_exceptions() -> None:
         r"+:^model\.layers\.1\.q_proj$": {"bits": 8, "group_size": 32, "sym": False},
     }
     assert block["modules_in_block_to_quantize"] == [["q_proj"]]
+
+
+def test_exceptions_are_named_as_engines_name_layers_that_they_multiply_as_one() -> None:
+    names = [f"self_attn.{part}_proj" for part in "qkvo"] + ["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"]
+    specs = {f"model.layers.{i}.{name}": LinearSpec(4, 128, True) for i in range(3) for name in names}
+    left = {f"model.layers.0.self_attn.{part}_proj" for part in "qkv"} | {"model.layers.1.mlp.up_proj"}
+    for part in ("gate", "up"):
+        specs[f"model.layers.2.mlp.{part}_proj"] = LinearSpec(8, 128, True)
+    block = GPTQ().config({name: spec for name, spec in specs.items() if name not in left}, ignore=left)
+
+    def told(layer: str) -> Any:
+        """As vLLM and SGLang look it up, by the names of their own layers."""
+        return next((own for pattern, own in block["dynamic"].items() if re.match(pattern[2:], layer)), None)
+
+    assert told("model.layers.0.self_attn.qkv_proj") == {}
+    assert told("model.layers.1.self_attn.qkv_proj") is None
+    assert told("model.layers.2.mlp.gate_up_proj") == {"bits": 8, "group_size": 128, "sym": True}
+    assert told("model.layers.1.mlp.gate_up_proj") is None  # of which one half is quantized
+    assert told("model.layers.1.mlp.up_proj") == {}
 
 
 def test_a_layer_of_other_bits_is_read_by_its_own_options() -> None:

@@ -141,6 +141,9 @@ def test_files_have_the_scales(tmp_path):
     block = json.loads((tmp_path / "m" / "config.json").read_text())["quantization_config"]
     assert block["kv_cache_scheme"]["num_bits"] == 8
     assert block["config_groups"]["group_1"]["weights"] is None
+    assert block["config_groups"]["group_1"]["targets"] == [
+        "LlamaAttention"
+    ]  # the one way in which vLLM passes over it
     assert torch.equal(logits(load(tmp_path / "m", format="huggingface")), logits(model))
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "m", dtype=torch.float32).eval()
     assert hasattr(theirs.model.layers[0].self_attn, "q_scale")

@@ -1,5 +1,8 @@
 """The from_pretrained way."""
 
+import json
+import shutil
+
 import pytest
 import torch
 from torch import nn
@@ -245,3 +248,27 @@ def test_a_quantized_folder_takes_no_arguments_that_would_not_act(folder, tmp_pa
         AutoModelForCausalLM.from_pretrained(tmp_path / "q", attn_implementation="eager")
     with pytest.raises(ConfigError, match="only dtype can be given; output_loading_info"):
         AutoModelForCausalLM.from_pretrained(tmp_path / "q", output_loading_info=True)
+
+
+def test_code_of_a_model_is_not_run_where_it_is_built_from_its_config(folder, tmp_path):
+    """Without a question on the terminal, too, which transformers asks."""
+    from neural_compressor.transformers import AutoModelForCausalLM, RtnConfig
+
+    own = {"model_type": "of_nobody", "auto_map": {"AutoConfig": "configuration_of_nobody.Config"}}
+    for name, block in (("streamed", {}), ("quantized", {"quantization_config": {"quant_method": "gptq"}})):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(own | block))
+    for trusted in (True, False):
+        with pytest.raises(ConfigError, match=r"code of its own.*trust_remote_code.*original_model="):
+            AutoModelForCausalLM.from_pretrained(tmp_path / "quantized", trust_remote_code=trusted)
+        with pytest.raises(ConfigError, match=r"streamed/config.json is of a model with code of its own"):
+            AutoModelForCausalLM.from_pretrained(
+                tmp_path / "streamed", quantization_config=RtnConfig(use_layer_wise=True), trust_remote_code=trusted
+            )
+    known = json.loads((folder / "config.json").read_text()) | {"auto_map": {"AutoConfig": "configuration.Config"}}
+    copied = tmp_path / "known"
+    shutil.copytree(folder, copied)
+    (copied / "config.json").write_text(json.dumps(known))
+    AutoModelForCausalLM.from_pretrained(
+        copied, quantization_config=RtnConfig(use_layer_wise=True), trust_remote_code=True
+    )

@@ -78,7 +78,7 @@ def config_groups(specs: Mapping[str, Spec], complete: bool = True, layout: str 
     """One group for each way of quantizing, targeting the layers by name.
 
     Where all are quantized alike and the list of ignored layers is ``complete``, the group targets the class instead, as
-    is the custom.
+    is the custom; an output head by its name too, as engines have a class of their own for it.
 
     >>> groups = config_groups({"a.fc": LinearSpec(4, 128, True)})
     >>> groups["group_0"]["targets"], groups["group_0"]["weights"]["strategy"]
@@ -97,7 +97,7 @@ def config_groups(specs: Mapping[str, Spec], complete: bool = True, layout: str 
         # Blocks take their scales from each input whatever is known beforehand: the scale of the tensor (nvfp4) is.
         when = (activation is not None and activation.dtype.has_tensor_scale and "local") if static else True
         groups[f"group_{number}"] = {
-            "targets": ["Linear"] if alike else _targets(names, specs),
+            "targets": ["Linear", *filter(_is_output_head, names)] if alike else _targets(names, specs),
             "weights": _weight_args(spec),
             "input_activations": None if activation is None else tensor_args(activation, when),
             "output_activations": None,
@@ -107,6 +107,10 @@ def config_groups(specs: Mapping[str, Spec], complete: bool = True, layout: str 
         if stored_as != "pack-quantized" or len({layout_of(each) for each in layers}) > 1:
             groups[f"group_{number}"]["format"] = stored_as
     return groups
+
+
+def _is_output_head(name: str) -> bool:
+    return name.rpartition(".")[2] == "lm_head"
 
 
 def _targets(names: Iterable[str], specs: Mapping[str, Spec]) -> list[str]:
@@ -287,5 +291,5 @@ def _by_pattern(target: str, name: str) -> bool:
 
 
 def _by_class(target: str, name: str) -> bool:
-    # Classes are not known here; a stored layer that nothing names more closely is of one of them.
-    return re.fullmatch(r"[A-Za-z_]\w*", target) is not None and target != name
+    # Classes are not known here; a stored layer that nothing names more closely is of one of them, and no attention.
+    return re.fullmatch(r"[A-Za-z_]\w*(?<!Attention)", target) is not None and target != name

@@ -31,6 +31,8 @@ from neural_compressor.name_pattern import file_pattern
 from neural_compressor.schemes.arrays import Array, array_namespace
 
 _BITS = (2, 3, 4, 8)
+_FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+"""What engines call layers that they multiply as one, by whose name they look for exceptions."""
 
 
 class GPTQ(CheckpointFormat[LinearWeight]):
@@ -100,11 +102,12 @@ class GPTQ(CheckpointFormat[LinearWeight]):
         if not specs:
             raise FormatError("a GPTQ checkpoint needs a quantized layer, and none was given")
         common = Counter((s.bits, s.group_size, s.symmetric) for s in specs.values()).most_common(1)[0][0]
-        dynamic: dict[str, Any] = {f"-:^{re.escape(layer)}$": {} for layer in ignore}
+        exceptions: dict[str, dict[str, Any]] = {layer: {} for layer in ignore}
         for layer, spec in specs.items():
             if (spec.bits, spec.group_size, spec.symmetric) != common:
-                own = {"bits": spec.bits, "group_size": spec.group_size, "sym": spec.symmetric}
-                dynamic[f"+:^{re.escape(layer)}$"] = own
+                exceptions[layer] = {"bits": spec.bits, "group_size": spec.group_size, "sym": spec.symmetric}
+        exceptions |= _of_fused(exceptions)
+        dynamic = {f"{'+' if own else '-'}:^{re.escape(layer)}$": own for layer, own in exceptions.items()}
         block: dict[str, Any] = {
             "quant_method": "gptq",
             "checkpoint_format": self.name,
@@ -148,6 +151,21 @@ def _override(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
         if file_pattern(pattern.removeprefix("+:").removeprefix("-:"), "'dynamic'").matches_start(name):
             return options if isinstance(options, Mapping) else {}
     return {}
+
+
+def _of_fused(exceptions: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The same for layers that engines multiply as one, where it is the same for all of them.
+
+    >>> _of_fused({"mlp.gate_proj": {"bits": 8}, "mlp.up_proj": {"bits": 8}, "attn.q_proj": {}})
+    {'mlp.gate_up_proj': {'bits': 8}}
+    """
+    found = {}
+    for fused, parts in _FUSED.items():
+        for before in {layer.removesuffix(parts[0]) for layer in exceptions if layer.endswith(f".{parts[0]}")}:
+            each = [exceptions.get(f"{before}{part}") for part in parts]
+            if each[0] is not None and all(own == each[0] for own in each):
+                found[f"{before}{fused}"] = each[0]
+    return found
 
 
 def _modules_in_blocks(layers: Iterable[str]) -> list[str] | None:

@@ -476,3 +476,40 @@ def test_a_layer_with_its_relu(ids: torch.Tensor, tmp_path: Path) -> None:
 def test_a_float_model_is_not_saved_as_a_quantized_one(llama: Any, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no quantized linear layer"):
         save(copy.deepcopy(llama), tmp_path / "m", format="huggingface")
+
+
+@pytest.mark.parametrize(
+    ("config", "layout", "told"),
+    [
+        (
+            activations(DynamicQuantConfig, **FP8, w_granularity="per_channel"),
+            "compressed-tensors",
+            "a scale for each token",
+        ),
+        (CONFIGS["fp8 token"], "compressed-tensors", ""),
+        (CONFIGS["fp8 static"], "modelopt", "round fp8 weights with a scale each anew"),
+        (FP8Config(blocklist={"names": ["lm_head", "embed_tokens"]}), "compressed-tensors", ""),
+        (RTNConfig(group_size=32, use_sym=False), "gptq_v2", "symmetric weights in 4 or 8 bits"),
+        (RTNConfig(bits=3, group_size=32), "gptq", "symmetric weights in 4 or 8 bits"),
+        (GPTQConfig(group_size=32, act_order=True), "gptq", "follow an activation order"),
+        (GPTQConfig(group_size=32, act_order=True, static_groups=True), "gptq", ""),
+        (RTNConfig(group_size=32).set_local(".*k_proj", RTNConfig(bits=8, group_size=32)), "gptq", "engines multiply"),
+        (RTNConfig(group_size=32), "gptq", ""),
+    ],
+)
+def test_what_engines_do_not_read_is_said(
+    llama: Any,
+    ids: torch.Tensor,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    config: Any,
+    layout: str,
+    told: str,
+) -> None:
+    model = quantize(copy.deepcopy(llama), config, run_fn=lambda m: m(ids))
+    caplog.clear()
+    save(model, tmp_path / "m", format="huggingface", layout=layout)
+    others = ("serving engines and load() read", "stored in the float type")
+    found = [text for text in caplog.messages if ("vLLM" in text or "engines" in text) and not text.startswith(others)]
+    assert len(found) == bool(told)
+    assert all(told in message for message in found)

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from neural_compressor.errors import FormatError
 from neural_compressor.torch.modules import WeightOnlyLinear
 from neural_compressor.torch.modules.matrix_stack import QuantMatrixStack
-from neural_compressor.torch.quantization import RTNConfig, load, quantize, save
+from neural_compressor.torch.quantization import DynamicQuantConfig, RTNConfig, load, quantize, save
 
 transformers = pytest.importorskip("transformers", reason="the transformers extra is not installed")
 pytest.importorskip("transformers.conversion_mapping", reason="this transformers has a module for each expert")
@@ -156,6 +156,47 @@ def test_transformers_reads_experts_quantized_otherwise_than_attentions(
         transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "moe", dtype=torch.float32).eval(),
     ):
         torch.testing.assert_close(logits(read), logits(new), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("make", "block"), [(qwen, "mlp"), (mixtral, "block_sparse_moe")])
+def test_experts_and_routers_in_float_are_written_as_engines_look_for_them(
+    tmp_path: Path, make: Any, block: str
+) -> None:
+    """One matrix an expert, under the names of published checkpoints, and named as not quantized."""
+    fp8 = {"w_dtype": "fp8_e4m3", "act_dtype": "fp8_e4m3", "w_granularity": "per_channel"}
+    config = DynamicQuantConfig(**fp8, act_granularity="per_token")
+    config.set_local(["lm_head", "model.embed_tokens"], RTNConfig(dtype="fp32"))
+    new = quantize(make(), config)
+    save(new, tmp_path / "moe", format="huggingface")
+    make().save_pretrained(tmp_path / "float")
+    tensors, published = (load_file(tmp_path / each / "model.safetensors") for each in ("moe", "float"))
+    assert tensors.keys() - published.keys() == {f"{n}_scale" for n in published if "self_attn" in n and "_proj" in n}
+    assert all(torch.equal(tensors[name], published[name]) for name in published if f".{block}." in name)
+    ignored = json.loads((tmp_path / "moe" / "config.json").read_text())["quantization_config"]["ignore"]
+    assert {f"{name}.weight" for name in ignored} == {
+        n for n in published if f".{block}." in n or n == "lm_head.weight"
+    }
+    for read in (
+        load(tmp_path / "moe", format="huggingface"),
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "moe", dtype=torch.float32).eval(),
+    ):
+        torch.testing.assert_close(logits(read), logits(new), rtol=1e-4, atol=1e-5)
+
+
+def test_an_expert_in_float_of_another_shape_is_named(tmp_path: Path) -> None:
+    save(
+        quantize(qwen(), RTNConfig().set_local(r".*experts\..*", RTNConfig(dtype="fp32"))),
+        tmp_path / "m",
+        "huggingface",
+    )
+    file = tmp_path / "m" / "model.safetensors"
+    name = "model.layers.0.mlp.experts.1.up_proj.weight"
+    tensors = load_file(file)
+    save_file({**tensors, name: tensors[name][:-1].contiguous()}, file)
+    with pytest.raises(
+        FormatError, match=r"experts.0.gate_proj' and 5 others make up a parameter of shape \(3, 192, 64\)"
+    ):
+        load(tmp_path / "m", format="huggingface")
 
 
 CHANNELS = RTNConfig(dtype="fp8_e4m3", group_size=-1)

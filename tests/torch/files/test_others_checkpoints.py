@@ -475,6 +475,13 @@ def with_first(value: float) -> Callable[[torch.Tensor], torch.Tensor]:
     return change
 
 
+def damaged(name: str, value: float) -> Any:
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[name] = with_first(value)(tensors[name])
+
+    return change
+
+
 DAMAGED = {
     "no scale": ("deepseek", changed("weight_scale_inv", lambda t: None), ["q_proj.weight", "no scale"]),
     "no weight": ("deepseek", changed("weight", lambda t: None), ["q_proj", "weight"]),
@@ -523,6 +530,16 @@ DAMAGED = {
         "fp8 static",
         lambda tensors: tensors.update({"model.layers.0.self_attn.k_scale": torch.ones(1)}),
         ["self_attn", "v_scale"],
+    ),
+    "embedding of NaN": (
+        "fp8 static",
+        damaged("model.embed_tokens.weight", math.nan),
+        ["model.embed_tokens.weight", "NaN"],
+    ),
+    "norm of Inf": (
+        "fp8 static",
+        damaged("model.norm.weight", -math.inf),
+        ["model.safetensors", "model.norm.weight", "Inf"],
     ),
     "a cache of nobody": (
         "fp8 static",

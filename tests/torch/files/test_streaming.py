@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from neural_compressor.errors import FormatError
 from neural_compressor.torch.files.streaming import BlockWeights, WeightSource, empty_weight
 
 
@@ -76,3 +77,14 @@ def test_one_layer_can_be_wanted_as_it_is_stored(folder):
     weights.read()
     weights.widen("1.2")
     assert dtypes(model[1]) == [torch.bfloat16, torch.float32]
+
+
+def test_numbers_that_are_none_are_named_with_their_file(folder):
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(folder / "model.safetensors")
+    tensors["1.1.weight"][2] = float("nan")
+    save_file(tensors, folder / "model.safetensors")
+    WeightSource(folder).fill(model_of("meta"), "0.")
+    with pytest.raises(FormatError, match=r"model\.safetensors: tensor '1\.1\.weight' holds NaN or Inf"):
+        WeightSource(folder).fill(model_of("meta"), "1.")

@@ -84,6 +84,45 @@ def layers_of_experts(model: nn.Module, name: str, stack: QuantMatrixStack) -> d
     return found
 
 
+def experts_in_float(model: nn.Module) -> dict[str, list[list[str]]]:
+    """The layers, by name, as which checkpoints hold what is left in float of experts in one parameter: those of each."""
+    found = {}
+    merges = list(_merges(model))
+    for name, parameter in model.named_parameters():
+        for sources, target in merges:
+            if name.endswith(target) and parameter.dim() == 3 and parameter.is_floating_point():
+                before, each = name.removesuffix(target), [source.removesuffix(".weight") for source in sources]
+                found[name] = [[before + part.replace("*", str(n)) for part in each] for n in range(len(parameter))]
+    return found
+
+
+def with_experts_apart(
+    tensors: Iterable[tuple[str, Tensor]], experts: dict[str, list[list[str]]]
+) -> Iterator[tuple[str, Tensor]]:
+    """``tensors`` of a checkpoint, with the matrices of each of the ``experts`` that :func:`experts_in_float` found."""
+    for name, tensor in tensors:
+        if name not in experts:
+            yield name, tensor
+            continue
+        for layers, matrix in zip(experts[name], tensor, strict=True):
+            for layer, part in zip(layers, matrix.chunk(len(layers)), strict=True):
+                yield f"{layer}.weight", part
+
+
+def with_experts_together(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """``tensors`` of a checkpoint with the weights of float experts as the parameters of ``model`` that hold them."""
+    layers = [name.removesuffix(".weight") for name in tensors if name.endswith(".weight")]
+    for parameter, names in fused_experts(model, layers).items():
+        parts, shape = [tensors.pop(f"{name}.weight") for name in names], tuple(model.get_parameter(parameter).shape)
+        if {part.shape[1:] for part in parts} != {shape[2:]} or sum(len(part) for part in parts) != shape[0] * shape[1]:
+            raise FormatError(
+                f"{names[0]!r} and {len(names) - 1} others make up a parameter of shape {shape}, found the shapes "
+                f"{sorted({tuple(part.shape) for part in parts})}"
+            )
+        tensors[parameter] = torch.cat(parts).reshape(shape)
+    return tensors
+
+
 def _rows(array: QuantizedArray, part: slice) -> QuantizedArray:
     """Some rows of a matrix whose scales are those of its rows."""
 

@@ -20,8 +20,10 @@ from neural_compressor.formats.json_files import read_json
 from neural_compressor.schemes import OpKey, OpScheme, Plan
 from neural_compressor.torch.files.checkpoint import load_model, save_model
 from neural_compressor.torch.files.checkpoint_layers import module_of
-from neural_compressor.torch.files.fused_experts import fused_experts, stack_of
+from neural_compressor.torch.files.fused_experts import fused_experts, stack_of, with_experts_together
+from neural_compressor.torch.files.stored_names import StoredNames
 from neural_compressor.torch.modules import QuantModule
+from neural_compressor.torch.modules.base import is_finite
 from neural_compressor.torch.modules.build import replace_module
 from neural_compressor.torch.modules.direct_forward import run_directly
 from neural_compressor.torch.modules.kv_cache import attach_kv_scales, attentions_of
@@ -88,9 +90,24 @@ def empty_model(folder: Path, dtype: torch.dtype | None, kind: Any = None, **set
     return model.eval()
 
 
+def _refuse_own_code(file: Path) -> None:
+    """Refuse a model whose class is in its folder: transformers runs such code where it is asked to; it is not run here."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    settings = read_json(file)
+    if settings.get("auto_map") and settings.get("model_type") not in CONFIG_MAPPING:
+        raise ConfigError(
+            f"{file} is of a model with code of its own (auto_map), which is not run where a model is built from its "
+            "config.json, whatever trust_remote_code says: load the model with transformers, then quantize() it, or give it "
+            "to load() as original_model="
+        )
+
+
 def _config_of(folder: Path, **settings: Any) -> Any:
     """The transformers config of a folder with ``settings``, or an error that says what it lacks."""
     file = folder / "config.json"
+    if file.exists():
+        _refuse_own_code(file)
     if folder.is_dir() and not file.exists():
         _refuse_default_format(folder)
         raise FormatError(
@@ -175,8 +192,11 @@ def _without_unused(model: nn.Module, found: Mapping[str, _T]) -> dict[str, _T]:
 
 
 def _check_floats(model: nn.Module, stored: Mapping[str, torch.Tensor], checkpoint: QuantizedCheckpoint) -> None:
-    """Refuse tensors besides those of quantized layers that are codes, or of another shape than ``model`` has there."""
-    places = model.state_dict()
+    """Refuse tensors besides those of quantized layers that are codes, damaged, or of another shape than in ``model``.
+
+    Buffers may be infinite: masks are.
+    """
+    places, parameters = model.state_dict(), dict(model.named_parameters())
     for name, tensor in stored.items():
         place, file = places.get(name), checkpoint.tensors.files.get(name, checkpoint.folder)
         is_number = place is not None and place.is_floating_point() and not tensor.is_floating_point()
@@ -190,34 +210,39 @@ def _check_floats(model: nn.Module, stored: Mapping[str, torch.Tensor], checkpoi
                 f"{file}: tensor {name!r} has the shape {tuple(tensor.shape)}, and a {type(model).__name__} has "
                 f"{tuple(place.shape)} there"
             )
+        if name in parameters and not is_finite(tensor):
+            raise FormatError(f"{file}: tensor {name!r} holds NaN or Inf: the file is damaged, or the model was before")
 
 
 def _convert(folder: Path, model: nn.Module, dtype: torch.dtype | None) -> nn.Module:
     schemes: dict[OpKey, OpScheme] = {}
     with QuantizedCheckpoint(folder) as checkpoint:
         modules = dict(model.named_modules())
-        stacks = fused_experts(model, checkpoint.layers)
+        names = StoredNames(model)
+        layers = {names.own(layer): layer for layer in checkpoint.layers}
+        stacks = fused_experts(model, layers)
         biases: dict[str, torch.Tensor] = {}
         for name, experts in stacks.items():
             kind = op_type(model, name)
-            stack, bias = stack_of(model, name, experts, checkpoint)
+            stack, bias = stack_of(model, name, [layers[each] for each in experts], checkpoint)
             schemes[name, kind] = stack.scheme
             replace_module(model, name, stack)
             biases |= {} if bias is None else {f"{name}_bias": bias}
         fused = {name for experts in stacks.values() for name in experts}
-        alone = _without_unused(model, dict.fromkeys(name for name in checkpoint.layers if name not in fused))
+        alone = _without_unused(model, dict.fromkeys(name for name in layers if name not in fused))
         for name in alone:
             if name not in modules:
                 raise FormatError(f"{folder} has a layer {name!r}; a {type(model).__name__} has none of that name")
-            stored = checkpoint.layer(name)
+            stored = checkpoint.layer(layers[name])
             try:
                 layer = module_of(stored, modules[name])
             except (FormatError, QuantizationError) as error:
                 raise FormatError(f"{folder}: layer {name!r} does not fit the model: {error}") from error
             replace_module(model, name, layer)
             schemes[name, type(modules[name]).__name__] = layer.scheme
-        rest = _without_unused(model, dict.fromkeys(checkpoint.others))
-        others = biases | {name: checkpoint.tensors[name] for name in rest}
+        rest = _without_unused(model, {names.own(name): name for name in checkpoint.others})
+        floats = {name: checkpoint.tensors[stored] for name, stored in rest.items()}
+        others = biases | with_experts_together(model, floats)
         _check_floats(model, others, checkpoint)
     if dtype is not None:
         others = {name: t.to(dtype) if t.is_floating_point() else t for name, t in others.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +14,23 @@ from torch import nn
 from neural_compressor.errors import ConfigError, FormatError, WorkspaceError
 from neural_compressor.formats import FORMATS, Layer, LinearSpec, new_folder
 from neural_compressor.formats.base import Spec
-from neural_compressor.formats.fp8 import has_powers_of_two
 from neural_compressor.formats.json_files import read_json
 from neural_compressor.formats.kv_cache import attention_group, kv_cache_scheme
 from neural_compressor.formats.safetensors_writer import shards_in
 from neural_compressor.paths import check_writable
 from neural_compressor.registry import close_matches
-from neural_compressor.schemes import PerTensor, Plan, Scaling
+from neural_compressor.schemes import Plan
 from neural_compressor.torch.files.checkpoint import unique_state
 from neural_compressor.torch.files.checkpoint_layers import checkpoint_layer, layers_of_one_input, observed_input_scales
-from neural_compressor.torch.files.fused_experts import layers_of_experts
+from neural_compressor.torch.files.fused_experts import experts_in_float, layers_of_experts, with_experts_apart
+from neural_compressor.torch.files.huggingface_differences import (
+    FOR_ENGINES,
+    tell_differences,
+    tell_quantized_head,
+    tell_rounded_anew,
+    tell_tied_head,
+)
+from neural_compressor.torch.files.stored_names import StoredNames
 from neural_compressor.torch.files.streaming import is_empty
 from neural_compressor.torch.modules import QuantModule
 from neural_compressor.torch.modules.build import quantized_module
@@ -32,7 +39,6 @@ from neural_compressor.torch.modules.half import HalfModule
 from neural_compressor.torch.modules.kv_cache import kv_scales_of, observed_kv_scales, require_attentions
 from neural_compressor.torch.modules.matrix_stack import QuantMatrixStack
 from neural_compressor.torch.modules.weight_only import is_conv1d
-from neural_compressor.torch.modules.weighted import FLOATS
 from neural_compressor.torch.structure.ops import output_head
 
 logger = logging.getLogger("neural_compressor")
@@ -40,8 +46,6 @@ LAYOUTS = {
     "compressed-tensors": "mixed-precision",
     **{name: name for name in ("fp8", "modelopt", "gptq", "gptq_v2", "awq")},
 }
-_FOR_ENGINES = ("compressed-tensors", "fp8", "modelopt")
-"""Layouts whose readers multiply layers that share an input as one matrix."""
 
 
 def write_checkpoint(
@@ -68,49 +72,46 @@ def write_checkpoint(
     specs: dict[str, Spec] = {}
     for name, module in layers.items():
         specs |= _storable(model, name, module, layout, ranges.get(name))
-    if layout in _FOR_ENGINES:
-        _require_alike(model, specs)
+    _check_alike(model, specs, layout)
     halves = [name for name, module in as_float.items() if module.op_type == "Linear"]
-    ignore = [*halves, *(name for name, module in model.named_modules() if isinstance(module, nn.Linear))]
+    ignore = [*halves, *(name for name, module in model.named_modules() if _is_float_matrix(module))]
     ignore = [name for name in ignore if not name.endswith(".module") or name.removesuffix(".module") not in halves]
+    experts = experts_in_float(model)
+    ignore += [layer for each in experts.values() for layers_of_one in each for layer in layers_of_one]
     caches = kv_scales_of(model) if kv_cache is None else observed_kv_scales(model, kv_cache)
     if caches:
         _require_scales_of_caches(layout)
-    block = format.config(specs, ignore, complete=True)
+    names = StoredNames(model)
+    stored_specs = {names.stored(name): spec for name, spec in specs.items()}
+    block = format.config(stored_specs, map(names.stored, ignore), complete=True)
     if caches:
         block["kv_cache_scheme"] = kv_cache_scheme()
     rounded = [name for name, scales in caches.items() if scales.queries is not None]
-    if rounded and layout == "compressed-tensors":  # elsewhere readers go by the tensors alone
-        block["config_groups"][f"group_{len(block['config_groups'])}"] = attention_group(rounded)
+    if layout == "compressed-tensors":  # elsewhere readers go by the tensors alone
+        for kind in dict.fromkeys(type(model.get_submodule(name)).__name__ for name in rounded):
+            block["config_groups"][f"group_{len(block['config_groups'])}"] = attention_group(kind)
     settings = {**config.to_dict(), "architectures": [type(model).__name__], "quantization_config": block}
     settings["torch_dtype" if "torch_dtype" in settings else "dtype"] = str(_float_type(model)).removeprefix("torch.")
     if (head := output_head(model)) in layers.values():
         settings["tie_word_embeddings"] = False  # readers would put the table of embeddings in its place
-        _tell_tied_head(model, settings)
-        _tell_quantized_head(next(name for name, module in layers.items() if module is head), layout)
-    _tell_differences(layers, layout, _float_type(model))
+        tell_tied_head(model, settings)
+        tell_quantized_head(next(name for name, module in layers.items() if module is head), layout)
+    tell_differences(layers, specs, layout, _float_type(model))
     if as_float:
         logger.warning("stored in the float type of the model, as engines read these: %s", ", ".join(as_float))
-    state, aliases = unique_state(model)
-    if not settings.get("tie_word_embeddings"):  # readers tie nothing then, whatever else was one tensor
-        state |= {name: state[stored] for name, stored in aliases.items()}
-    prefixes = tuple(f"{name}." for name in quantized)
+    tied = bool(settings.get("tie_word_embeddings"))
     _require_no_float_model(Path(folder))
     with new_folder(folder, overwrite=True) as fresh:
         with shards_in(fresh) as writer:
-            for name, tensor in state.items():
-                if not name.startswith(prefixes):
-                    writer.add(name, tensor.detach().cpu().contiguous())
-            for name, other in as_float.items():
-                for part, tensor in _as_float(other).items():
-                    writer.add(f"{name}.{part}", tensor.to(_float_type(model)).cpu().contiguous())
+            for name, tensor in with_experts_apart(_float_tensors(model, as_float, tied), experts):
+                writer.add(names.stored(name), tensor.cpu().contiguous())
             for name, scales in caches.items():
                 for part, array in scales.tensors().items():
-                    writer.add(f"{name}.{part}", array.cpu())
+                    writer.add(names.stored(f"{name}.{part}"), array.cpu())
             for name, module in layers.items():
                 for called, layer in _layers_of(model, name, module, ranges.get(name)).items():
                     for part, array in format.compress(layer, called).items():
-                        writer.add(f"{called}.{part}", array)
+                        writer.add(names.stored(f"{called}.{part}"), array)
         (fresh / "config.json").write_text(json.dumps(settings, indent=2, default=str), encoding="utf-8")
         for file, content in format.files(block).items():
             (fresh / file).write_text(json.dumps(content, indent=2), encoding="utf-8")
@@ -141,8 +142,8 @@ def check_checkpoint(
         if is_linear and scheme.mode != "static":  # scales of static inputs come from data
             seen = torch.ones(()) if input_data else None
             specs |= _storable(model, name, quantized_module(_stand_in(module), scheme), layout, seen)
-    if layout in _FOR_ENGINES and specs.keys() == quantized.keys() and not is_empty(model):
-        _require_alike(model, specs)
+    if layout in FOR_ENGINES and specs.keys() == quantized.keys() and not is_empty(model):
+        _check_alike(model, specs, layout)
 
 
 def _stand_in(module: Any) -> nn.Module:
@@ -168,8 +169,8 @@ def _checked_config(model: nn.Module, layout: str) -> Any:
 
 
 def _require_scales_of_caches(layout: str) -> None:
-    if layout not in _FOR_ENGINES:
-        raise ConfigError(f"the layout {layout!r} has no scales of a cache; {', '.join(_FOR_ENGINES)} have")
+    if layout not in FOR_ENGINES:
+        raise ConfigError(f"the layout {layout!r} has no scales of a cache; {', '.join(FOR_ENGINES)} have")
 
 
 def _layers_of(model: nn.Module, name: str, module: QuantModule, input_scale: torch.Tensor | None) -> dict[str, Layer]:
@@ -186,7 +187,7 @@ def _storable(
     found: dict[str, Layer] = {}
     reason: str | None
     try:
-        if layout in _FOR_ENGINES and module.op_type == "Conv1D":
+        if layout in FOR_ENGINES and module.op_type == "Conv1D":
             raise FormatError(
                 "it is one of transformers' Conv1D layers, and readers of this layout know Linear layers alone: they would "
                 "leave it with random weights. Keep these layers in float with set_local"
@@ -203,6 +204,16 @@ def _storable(
             f"{told}format='default' stores everything"
         )
     return {called: layer.spec for called, layer in found.items()}
+
+
+def _check_alike(model: nn.Module, specs: Mapping[str, Spec], layout: str) -> None:
+    """:func:`_require_alike`; in a layout that transformers reads layer by layer a warning is enough."""
+    try:
+        _require_alike(model, specs)
+    except FormatError as error:
+        if layout in FOR_ENGINES:
+            raise
+        logger.warning("serving engines do not read this checkpoint, transformers does: %s", error)
 
 
 def _require_alike(model: nn.Module, specs: Mapping[str, Spec]) -> None:
@@ -227,139 +238,13 @@ def _require_alike(model: nn.Module, specs: Mapping[str, Spec]) -> None:
                 f"{', '.join(f'{value:g}' for value in sorted(values))}; quantize the float model "
                 "again: one configuration for all of them, such as RTNConfig or GPTQConfig, gives them one"
             )
+    tell_rounded_anew([{name: model.get_submodule(name) for name in names} for names in groups or ()])
 
 
-def _tell_differences(layers: Mapping[str, QuantModule], layout: str, floats: torch.dtype) -> None:
-    """Say where readers compute otherwise than the layers here, or do not read them."""
-    _tell_own_scales(layers, layout)
-    _tell_layout_of_engines(layers, layout)
-    _tell_scales_of_transformers(layers)
-    _tell_experts(layers)
-    _tell_own_rounding(layers, floats)
-
-
-def _tell_own_scales(layers: Mapping[str, QuantModule], layout: str) -> None:
-    """Say which layers scale their inputs by another rule than engines know, or than the file tells them."""
-    schemes = {name: module.scheme for name, module in layers.items() if module.scheme.mode == "dynamic"}
-    told = {name for name, scheme in schemes.items() if layout == "fp8" and has_powers_of_two(scheme)}
-    activations = {name: scheme.activation for name, scheme in schemes.items() if name not in told}
-    own = [name for name, each in activations.items() if each is not None and each.scaling not in (None, Scaling())]
-    if own:
-        logger.warning(
-            "engines divide each input by its largest value over that of the type; here the scales of inputs are rounded or "
-            "leave headroom, so results of an engine differ in the last digits from those of %d layers (%s, ...)",
-            len(own),
-            own[0],
-        )
-
-
-def _tell_layout_of_engines(layers: Mapping[str, QuantModule], layout: str) -> None:
-    """Say that transformers takes codes for weights in a layout that only engines read."""
-    if layout == "modelopt":
-        logger.warning(
-            "serving engines and load() read the layout 'modelopt'; transformers does not, and loads the codes as if they "
-            "were weights. It reads layout='compressed-tensors'"
-        )
-    elif layout == "fp8" and any(_has_one_scale(module) for module in layers.values()):
-        logger.warning(
-            "serving engines and load() read the one scale a tensor of the layout 'fp8' (weight_scale, input_scale); "
-            "transformers has other names for them, and computes without. It reads layout='compressed-tensors'"
-        )
-
-
-def _has_one_scale(module: QuantModule) -> bool:
-    weight = module.scheme.weight
-    return weight is not None and isinstance(weight.granularity, PerTensor)
-
-
-def _tell_scales_of_transformers(layers: Mapping[str, QuantModule]) -> None:
-    """Say that transformers, by compressed-tensors, has other scales for inputs than engines or OCP MX."""
-    found = (module.scheme.activation for module in layers.values() if module.scheme.mode == "dynamic")
-    schemes = [scheme for scheme in found if scheme is not None]
-    if any(scheme.dtype.is_integer and scheme.dtype.scale_type is None for scheme in schemes):
-        logger.warning(
-            "int8 inputs by token are divided by their largest value over 127, as engines do; transformers "
-            "(compressed-tensors) takes 127.5, so its results differ in the last digits"
-        )
-    if any(scheme.dtype.scale_type is not None and not scheme.dtype.has_tensor_scale for scheme in schemes):
-        logger.warning(
-            "scales of MX inputs are those of OCP MX, the power of two below the largest value of a block; transformers "
-            "(compressed-tensors) takes the one above where a value is close to it, so its results differ"
-        )
-
-
-def _tell_tied_head(model: nn.Module, settings: Mapping[str, Any]) -> None:
-    """Say so where transformers ties an output head that is quantized, whatever its configuration says (T5)."""
-    config: Any = model.config
-    if getattr(type(config).from_dict(dict(settings)), "tie_word_embeddings", False):
-        logger.warning(
-            "transformers ties the output head of every %s to its embedding, and may fail to load one that is quantized; "
-            "leave it in float with set_local and RTNConfig(dtype='fp32')",
-            type(model).__name__,
-        )
-
-
-def _tell_quantized_head(name: str, layout: str) -> None:
-    if layout in _FOR_ENGINES:
-        logger.warning(
-            "the output head %r is quantized; many releases of serving engines look for one in float, and fail or give "
-            "nonsense. set_local(%r, RTNConfig(dtype='fp32')) leaves it in float",
-            name,
-            name,
-        )
-
-
-def _tell_experts(layers: Mapping[str, QuantModule]) -> None:
-    """Say what transformers does not read of experts, which it puts into one parameter."""
-    schemes = {name: module.scheme for name, module in layers.items() if isinstance(module, QuantMatrixStack)}
-    found = {scheme.precision for scheme in schemes.values()}
-    if "nvfp4" in found:
-        logger.warning(
-            "transformers drops the global scales of experts in NVFP4 (%s, ...) when it puts them into one parameter, and "
-            "then computes something else; serving engines and load() read them. MXFP4 has no such scale",
-            next(iter(schemes)),
-        )
-    if any(precision.startswith("mxfp8") for precision in found):
-        logger.warning(
-            "transformers does not load experts in MXFP8 (%s, ...); serving engines and load() do. It loads them in MXFP4, "
-            "or in fp8 with a scale a channel",
-            next(iter(schemes)),
-        )
-    if len({scheme.weight for scheme in schemes.values()}) > 1:
-        logger.warning(
-            "transformers takes the experts of all layers to be quantized alike, and these are not (%s, ...): it does not "
-            "load them; serving engines and load() do",
-            next(iter(schemes)),
-        )
-
-
-def _tell_own_rounding(layers: Mapping[str, QuantModule], result: torch.dtype) -> None:
-    """Say which layers round inputs or results in a way that no layout has a place for."""
-    rounded = [
-        name
-        for name, module in layers.items()
-        if (activation := module.scheme.activation) is not None and activation.rounding != "even"
-    ]
-    if rounded:
-        logger.warning(
-            "engines round inputs half way between two values to the even one, and a checkpoint does not say otherwise; "
-            "their results differ from those of %d layers (%s, ...), the more the fewer bits inputs have. "
-            "round_method='even' does as engines do",
-            len(rounded),
-            rounded[0],
-        )
-    outputs = {name: module.scheme.output.dtype for name, module in layers.items() if module.scheme.output is not None}
-    narrowed = {name: kind.name for name, kind in outputs.items() if FLOATS[kind.name] not in (result, torch.float32)}
-    if narrowed:
-        first, kind_of_first = next(iter(narrowed.items()))
-        logger.warning(
-            "engines give results in the float type of the model, and a checkpoint does not say otherwise; %d layers "
-            "(%s, ...) round theirs to %s. out_dtype=%r does as engines do",
-            len(narrowed),
-            first,
-            kind_of_first,
-            str(result).removeprefix("torch."),
-        )
+def _is_float_matrix(module: nn.Module) -> bool:
+    """Whether engines have a linear layer there: transformers has routers of experts, too, as modules of their own."""
+    weight = None if isinstance(module, (nn.Embedding, QuantModule)) else module._parameters.get("weight")
+    return isinstance(module, nn.Linear) or (weight is not None and weight.dim() == 2)
 
 
 def _told(spec: Spec | None) -> str:
@@ -368,6 +253,22 @@ def _told(spec: Spec | None) -> str:
     if isinstance(spec, LinearSpec):
         return f"int{spec.bits}, groups of {spec.group_size}, {'symmetric' if spec.symmetric else 'asymmetric'}"
     return f"{spec.precision} {spec.mode}"
+
+
+def _float_tensors(
+    model: nn.Module, as_float: Mapping[str, QuantModule], tied: bool
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """What stays in float, and modules that are stored ``as_float``; readers tie the output head again where ``tied``."""
+    state, aliases = unique_state(model)
+    if not tied:  # readers tie nothing then, whatever else was one tensor
+        state |= {name: state[stored] for name, stored in aliases.items()}
+    quantized = tuple(f"{name}." for name, module in model.named_modules() if isinstance(module, QuantModule))
+    for name, tensor in state.items():
+        if not name.startswith(quantized):
+            yield name, tensor.detach()
+    for name, other in as_float.items():
+        for part, tensor in _as_float(other).items():
+            yield f"{name}.{part}", tensor.to(_float_type(model))
 
 
 def _as_float(module: QuantModule) -> dict[str, torch.Tensor]:

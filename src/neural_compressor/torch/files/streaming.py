@@ -10,6 +10,7 @@ from torch import nn
 
 from neural_compressor.errors import FormatError
 from neural_compressor.formats import SafetensorsCheckpoint
+from neural_compressor.torch.modules.base import is_finite
 from neural_compressor.tuning.memory import give_back_freed_memory
 
 
@@ -54,6 +55,8 @@ class WeightSource:
                 )
             owner, _, own = name.rpartition(".")
             filled = nn.Parameter(tensor.to(parameter.dtype), requires_grad=False)
+            if not is_finite(filled):
+                raise FormatError(f"{self._tensors.files[name]}: tensor {name!r} holds NaN or Inf; all must be finite")
             model.get_submodule(owner)._parameters[own] = filled
 
     def finish(self, model: nn.Module) -> None:

@@ -389,3 +389,8 @@ def finite(tensor: Tensor, what: str) -> Tensor:
     if bad:
         raise QuantizationError(f"{what} holds {bad} NaN or infinite values of {values.numel()}; all must be finite")
     return values
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether no number of ``tensor`` is NaN or infinite, found in one pass and without memory as large as it."""
+    return not tensor.is_floating_point() or not tensor.numel() or all(map(torch.isfinite, torch.aminmax(tensor)))

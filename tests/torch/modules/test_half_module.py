@@ -48,6 +48,14 @@ def test_half_the_bytes(name):
     assert (q(torch.randn(4, 64)) >= 0).all()
 
 
+@pytest.mark.parametrize("name", HALF)
+def test_code_that_reads_the_parameters_of_a_layer_runs(name):
+    layer, x = nn.Linear(16, 8), torch.randn(3, 16)
+    q = quantized_module(layer, float_op(name))
+    y = nn.functional.linear(x, q.weight, q.bias)
+    torch.testing.assert_close(y, layer(x), rtol=0, atol=0.02)
+
+
 def test_indices_tuples_and_sequences():
     embedding = quantized_module(nn.Embedding(10, 4), float_op("bf16"))
     assert embedding(torch.tensor([1, 2])).dtype == torch.float32

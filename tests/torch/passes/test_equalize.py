@@ -20,9 +20,15 @@ PER_TENSOR = OpScheme.from_dict(
 )
 
 
-def uneven(activation):
-    """Three convolutions in a row, the one in the middle depthwise, with channels of very different size."""
+def uneven(activation, shared=False):
+    """Three convolutions in a row, the one in the middle depthwise, with channels of very different size.
+
+    An activation is behind each, or one behind both.
+    """
     torch.manual_seed(0)
+    if shared:
+        one = activation()
+        return uneven(lambda: one)
     net = nn.Sequential(
         nn.Conv2d(3, 8, 1), activation(), nn.Conv2d(8, 8, 3, groups=8, padding=1), activation(), nn.Conv2d(8, 4, 1)
     ).eval()
@@ -71,13 +77,16 @@ def test_the_float_model_computes_what_it_did(activation, batches):
         torch.testing.assert_close(first, second, rtol=0.02, atol=1e-3)
 
 
-def test_what_relu6_cuts_off_keeps_its_scale(batches):
-    net = uneven(nn.ReLU6)
+@pytest.mark.parametrize("shared", [False, True])
+def test_what_relu6_cuts_off_keeps_its_scale(batches, shared):
+    net = uneven(nn.ReLU6, shared)
     with torch.no_grad():
         net[0].weight[3] *= 100  # beyond 6 on the data
         seen = torch.cat([net[0](x) for x in batches]).movedim(1, -1).flatten(0, -2).amax(0)
     assert seen[3] > 6
     model = equalized(net, batches)
+    for layer in (0, 2):
+        assert not torch.equal(model[layer].weight, net[layer].weight)
     torch.testing.assert_close(model[0].weight[3], net[0].weight[3])
     with torch.no_grad():
         given = torch.cat([model[0](x) for x in batches]).movedim(1, -1).flatten(0, -2).amax(0)

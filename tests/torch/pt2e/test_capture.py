@@ -45,6 +45,32 @@ def test_inputs(inputs, args, kwargs):
     torch.testing.assert_close(export(model, inputs)(*args, **kwargs), model(*args, **kwargs))
 
 
+def test_a_tensor_given_twice_is_two_inputs():
+    class Difference(nn.Module):
+        def forward(self, x, y):
+            return x - 2 * y[0]
+
+    exported = export(Difference(), (X, (X, X)))
+    assert torch.equal(exported(X, (X + 1, 9 * X)), X - 2 * (X + 1))
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_dimensions_of_other_keywords_vary_too(held):
+    class Keywords(nn.Module):
+        def forward(self, *xs, **more):
+            return xs[0] * more["scale"] + more["y"]
+
+    model = Keywords()
+    if held:
+        model.forward = model.forward
+    before = dict(vars(model))
+    exported = export(model, ((X,), {"y": X + 1, "scale": 3}))
+    assert vars(model) == before
+    assert [known.dimension for known in exported.fixed_dimensions] == [1, 1]
+    other = torch.randn(5, 4)
+    assert torch.equal(exported(other, y=other, scale=3), other * 3 + other)
+
+
 def test_the_alias():
     assert export_model_for_pt2e_quant is export
 

@@ -247,12 +247,30 @@ def test_a_module_called_twice_and_functions_are_layers():
     assert len(codes) == 2  # one for each call: Inductor lowers no weight that two layers read
 
 
-def test_pooling_in_front_of_a_float_layer_is_not_quantized(cnn):
-    """Int8 is handed on to layers that take it, and nowhere else."""
-    q_model = quantized(cnn, StaticQuantConfig().set_local("head", FLOAT), torch.randn(IMAGES))
+class Pooled(nn.Module):
+    """A layer, pooling, and another one."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.conv, self.last, self.size = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 1), size
+
+    def forward(self, x):
+        return self.last(F.adaptive_avg_pool2d(torch.relu(self.conv(x)), self.size))
+
+
+@pytest.mark.parametrize(("size", "rule", "in_int8"), [(2, None, True), (2, "last", False), (1, None, False)])
+def test_pooling_between_layers_is_quantized(size, rule, in_int8):
+    """Int8 is handed on to layers that take it, and nowhere else; a mean has a range of its own."""
+    torch.manual_seed(0)
+    model, x = Pooled(size), torch.randn(8, 3, 10, 10)
+    config = ALL if rule is None else StaticQuantConfig().set_local(rule, FLOAT)
+    q_model = quantized(model, config, x)
     pool = next(node for node in q_model.graph.nodes if "adaptive_avg_pool2d" in str(node.target))
-    assert "quantize" not in str(pool.args[0].target)
-    assert not any("quantize" in str(user.target) for user in pool.users)
+    assert ("quantize" in str(pool.args[0].target)) == in_int8
+    assert any("quantize" in str(user.target) for user in pool.users) == (rule is None)
+    if not in_int8:
+        expected = model(x)
+        assert (q_model(x) - expected).norm() < 0.01 * expected.norm()
 
 
 def test_what_stays_in_float_is_listed():
@@ -302,6 +320,23 @@ def test_products_that_stay_in_float_are_listed():
 def test_nothing_foreign_is_warned_of(cnn, recwarn):
     quantized(cnn, StaticQuantConfig(), torch.randn(2, 3, 8, 8))
     assert [str(warning.message) for warning in recwarn] == []
+
+
+@pytest.mark.parametrize("step", ["exported", "prepared", "copied", "quantized"])
+def test_graphs_keep_their_data_types(mlp, step):
+    graph = export(mlp, torch.randn(4, 16))
+    if step != "exported":
+        graph = prepare(graph, DynamicQuantConfig())
+    if step == "copied":
+        graph = copy.deepcopy(graph)
+    if step == "quantized":
+        graph = convert(graph, quiet=True)
+    with pytest.raises(ConfigError, match=r"torch.float32, as the model was exported, .* to torch.bfloat16"):
+        graph.to(torch.bfloat16)
+    with pytest.raises(ConfigError, match="export it again"):
+        nn.Sequential(graph).half()
+    assert graph.to("cpu", torch.float32) is graph.float() is graph
+    assert graph(torch.randn(4, 16)).dtype == next(mlp.parameters()).dtype == torch.float32
 
 
 def test_bf16_models(mlp):

@@ -159,3 +159,128 @@ def test_a_graph_inside_of_one_that_stays_apart_is_not_exported(caplog):
     assert (
         "Nested cannot be exported: a branch, a loop, or what runs under autocast is inside of another" in caplog.text
     )
+
+
+def normalised(norm):
+    """``norm`` with statistics and vectors that all count."""
+    for name, values in norm.state_dict().items():
+        if name != "num_batches_tracked":
+            values.uniform_(0.5, 2)
+    return norm
+
+
+class Norms(nn.Module):
+    """Two convolutions, the first of which has a norm behind it."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.last = nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 1)
+        self.norm, self.other = normalised(nn.BatchNorm2d(4)), normalised(nn.BatchNorm2d(4))
+
+    def forward(self, x):
+        return self.last(torch.relu(self.norm(self.conv(x))))
+
+
+class ReadBeside(Norms):
+    """What the norm reads goes on beside it, as in DenseNet and in residual networks that activate first."""
+
+    def forward(self, x):
+        x = self.conv(x)
+        return self.last(torch.relu(self.norm(x))) + x
+
+
+class CalledAgain(Norms):
+    """Each call of a convolution has a norm of its own, the last one none."""
+
+    def forward(self, x):
+        return self.last(self.conv(self.other(self.conv(self.norm(self.conv(x))))))
+
+
+class TiedWeight(Norms):
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Conv2d(4, 4, 3)
+        self.last.weight = self.conv.weight
+
+
+class TiedBias(Norms):
+    def __init__(self):
+        super().__init__()
+        self.last.bias = self.conv.bias
+
+
+class ComputedWeight(Norms):
+    def __init__(self):
+        super().__init__()
+        nn.utils.parametrizations.weight_norm(self.conv)
+
+
+class BatchStatistics(Norms):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm2d(4, track_running_stats=False)
+
+
+class TransposedInGroups(Norms):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.ConvTranspose2d(4, 4, 3, groups=2)
+
+
+class LinearReadBeside(Norms):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.last, self.norm = nn.Linear(4, 4), nn.Linear(4, 4), normalised(nn.BatchNorm1d(4))
+
+    def forward(self, x):
+        x = self.conv(x.mean((2, 3)))
+        return self.last(torch.relu(self.norm(x))) + x
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        ReadBeside,
+        CalledAgain,
+        TiedWeight,
+        TiedBias,
+        ComputedWeight,
+        BatchStatistics,
+        TransposedInGroups,
+        LinearReadBeside,
+        Norms,
+    ],
+)
+def test_norms_that_are_no_part_of_one_layer_stay(kind):
+    torch.manual_seed(0)
+    model, x = kind().eval(), torch.randn(8, 4, 6, 6)
+    prepared = prepare(export(model, x), StaticQuantConfig(act_algo="minmax"))
+    expected = model(x)
+    torch.testing.assert_close(prepared(x), expected, rtol=1e-4, atol=1e-5)  # observers change nothing
+    q_model = convert(prepared, quiet=True)
+    assert (q_model(x) - expected).norm() < 0.05 * expected.norm()
+    kept = [node for node in q_model.graph.nodes if "batch_norm" in str(node.target)]
+    assert bool(kept) == (kind is not Norms)
+
+
+class InLoop(Norms):
+    """A norm behind a convolution whose weight is an argument of the graph that it is in."""
+
+    def forward(self, x):
+        def body(i, x):
+            return i + 1, self.norm(self.conv(x))
+
+        return self.last(torch.while_loop(lambda i, x: i < 2, body, (torch.tensor(0), x))[1])
+
+
+def test_norms_in_loops_stay():
+    torch.manual_seed(0)
+    model, x = InLoop().eval(), torch.randn(8, 4, 6, 6)
+    exported = export(model, x)
+    expected = model(x)
+    prepared = prepare(exported, StaticQuantConfig(act_algo="minmax"), inplace=False)
+    torch.testing.assert_close(prepared(x), expected)
+    for _ in range(2):
+        q_model = convert(prepared, inplace=False, quiet=True)
+        assert (q_model(x) - expected).norm() < 0.05 * expected.norm()
+    torch.testing.assert_close(exported(x), expected)

@@ -65,8 +65,10 @@ def test_only_what_is_homogeneous_may_stand_between(between, expected):
     ("shared", "between"),
     [
         (nn.ReLU(), [Feed(("first",)), Feed(("second",), "first"), Feed(("third",), "second")]),
-        # Where a module clips is looked at by what it is given, in all of its calls.
-        (nn.ReLU6(), [Feed(("first",)), Feed(("second",)), Feed(("third",))]),
+        (
+            nn.ReLU6(),
+            [Feed(("first",)), *(Feed((to,), of, 6.0, "act") for of, to in [("first", "second"), ("second", "third")])],
+        ),
     ],
     ids=["relu", "relu6"],
 )

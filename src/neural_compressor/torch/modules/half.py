@@ -60,15 +60,17 @@ class HalfModule(QuantModule):
 
     @property
     def weight(self) -> Tensor | None:
-        """The weight as it is stored."""
-        weight = getattr(self.module, "weight", None)
-        return weight if isinstance(weight, Tensor) else None
+        """The weight in the type that the model computes in, for model code that reads ``layer.weight``."""
+        return self._in_float("weight")
 
     @property
     def bias(self) -> Tensor | None:
-        """The bias as it is stored, where the module has one."""
-        bias = getattr(self.module, "bias", None)
-        return bias if isinstance(bias, Tensor) else None
+        """The bias in that type, where the module has one."""
+        return self._in_float("bias")
+
+    def _in_float(self, name: str) -> Tensor | None:
+        stored = getattr(self.module, name, None)
+        return stored.to(self.float_dtype) if isinstance(stored, Tensor) else None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         seen: list[torch.dtype] = []

@@ -64,7 +64,7 @@ def export(model: nn.Module, example_inputs: Any, dynamic_shapes: Any = None) ->
     if exported_of(model) is not None:
         raise ConfigError("export: the model is exported already; prepare it")
     require_values(model)
-    given = arguments_of(example_inputs)
+    given = _each_once(arguments_of(example_inputs))
     with ExitStack() as stack:
         stack.enter_context(evaluating(model))
         stack.enter_context(buffers_kept(model))
@@ -126,6 +126,21 @@ def arguments_of(example_inputs: Any) -> Inputs:
     return (example_inputs,), {}
 
 
+def _each_once(inputs: Inputs) -> Inputs:
+    """``inputs`` with a copy of each tensor that was given before: torch.export takes two such inputs for one."""
+    seen: set[int] = set()
+
+    def once(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        known = id(leaf) in seen
+        seen.add(id(leaf))
+        return leaf.clone() if known else leaf
+
+    args, kwargs = pytree.tree_map(once, inputs)
+    return args, kwargs
+
+
 def _check_runs(model: nn.Module, inputs: Inputs) -> None:
     """Refuse inputs on which the model itself does not run: no export could."""
     try:
@@ -144,7 +159,7 @@ def _exported(model: nn.Module, given: Inputs, dynamic_shapes: Any) -> tuple[tor
     larger = _doubled(model, given)
     for inputs in [given] if larger is None else [larger, given]:
         try:
-            return _traced(model, inputs, _automatic(model, inputs)), inputs
+            return _traced(model, inputs, _automatic), inputs
         except Exception as error:  # noqa: BLE001
             logger.debug("export of %s with %s: %s", type(model).__name__, describe(inputs), error)
     return _traced(model, given, None), given
@@ -154,13 +169,39 @@ def _traced(model: nn.Module, inputs: Inputs, dynamic_shapes: Any) -> torch.expo
     # Where it fails it prints all of the graph that there is; what counts is said in one line.
     printed = io.StringIO()
     try:
-        with redirect_stderr(printed):
-            program = torch.export.export(model, *inputs, dynamic_shapes=dynamic_shapes)
+        with redirect_stderr(printed), _keywords_named(model, inputs):
+            shapes = dynamic_shapes(model, inputs) if callable(dynamic_shapes) else dynamic_shapes
+            program = torch.export.export(model, *inputs, dynamic_shapes=shapes)
     except Exception:
         logger.debug("export of %s printed: %s", type(model).__name__, printed.getvalue())
         raise
     sys.stderr.write(printed.getvalue())
     return program
+
+
+@contextmanager
+def _keywords_named(model: nn.Module, inputs: Inputs) -> Iterator[None]:
+    """A forward whose signature names the keywords that it takes as ``**kwargs``: torch.export would fix all dimensions."""
+    signature = inspect.signature(model.forward)
+    others = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    named = [name for name in inputs[1] if name not in [p.name for p in others]]
+    if not named:
+        yield
+        return
+    own, held = model.forward, vars(model).get("forward")
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return own(*args, **kwargs)
+
+    keywords = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in named]
+    forward.__signature__ = signature.replace(parameters=[*others, *keywords])  # type: ignore[attr-defined]
+    model.forward = forward
+    try:
+        yield
+    finally:
+        del model.forward
+        if held is not None:
+            model.forward = held
 
 
 def _doubled(model: nn.Module, inputs: Inputs) -> Inputs | None:

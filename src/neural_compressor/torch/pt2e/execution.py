@@ -30,7 +30,7 @@ from neural_compressor.torch.pt2e.exported import (
     state_of,
     without_warnings,
 )
-from neural_compressor.torch.pt2e.int8_forms import keep_given_terms
+from neural_compressor.torch.pt2e.int8_forms import hide_norms, keep_given_terms, show_norms
 from neural_compressor.torch.pt2e.observers import RangeObserver, WeightObserver, attribute
 from neural_compressor.torch.pt2e.ops import find_graph_ops, name_layer
 from neural_compressor.torch.pt2e.quantizer import Observers, PlanQuantizer
@@ -65,8 +65,10 @@ class GraphExecution:
         self._state = state_of(model)
         self._inputs = CalibrationInputs()
         quantizer = PlanQuantizer(plan, self.observers)
+        graph = shared(model)
+        hide_norms(graph)
         with without_warnings():
-            prepared = prepare_pt2e(shared(model), quantizer)
+            prepared = prepare_pt2e(graph, quantizer)
         self._nodes = quantizer.nodes
         self.model: GraphModule = mark(prepared, self._exported)
         self._observers = list(self._named_observers())
@@ -153,6 +155,7 @@ class GraphExecution:
             node.meta.pop(Q_ANNOTATION_KEY, None)
         with without_warnings():
             new = convert_pt2e(graph)
+        show_norms(new)
         correct_biases(new, errors)
         keep_given_terms(new)
         _strip(new)

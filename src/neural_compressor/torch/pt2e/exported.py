@@ -6,7 +6,7 @@ import copy
 import logging
 import operator
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -184,11 +184,12 @@ def mark(model: GraphModule, exported: Exported) -> GraphModule:
         model._deepcopy_hooks = [_Held(model)]
     model.train = partial(_train, model)  # type: ignore[method-assign]
     model.eval = partial(_train, model, False)  # type: ignore[method-assign]
+    model._apply = partial(_apply, model)  # type: ignore[method-assign]
     return model
 
 
 _OWN = (
-    *("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "train", "eval", "fixed_dimensions"),
+    *("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "train", "eval", "_apply", "fixed_dimensions"),
     *("quantization", "save", "_prepared"),
 )
 """What a graph module of ours has beside its graph and tensors."""
@@ -209,10 +210,13 @@ class _Held:
 
 
 def shared(model: GraphModule) -> GraphModule:
-    """A graph of its own over the same tensors, but for those that it writes into."""
+    """A graph of its own over the same tensors, but for those that it writes into; so are graphs in it (branches, loops)."""
     with without_warnings():
         new = GraphModule(model, copy.deepcopy(model.graph))
     new.meta = dict(model.meta)
+    for name, inner in model.named_children():
+        if isinstance(inner, GraphModule):
+            setattr(new, name, shared(inner))
     set_state(new, state_of(new))
     return new
 
@@ -284,6 +288,18 @@ def _train(model: GraphModule, mode: bool = True) -> GraphModule:
     """In place of ``train`` and ``eval``, which would change nothing in a graph."""
     if mode:
         raise ConfigError("the model was exported in evaluation mode, and its graph cannot be trained")
+    return model
+
+
+def _apply(model: GraphModule, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> GraphModule:
+    """In place of what ``to`` and ``bfloat16`` call: data types are written into a graph, and stay."""
+    for dtype in {tensor.dtype for tensor in (*model.parameters(), *model.buffers()) if tensor.is_floating_point()}:
+        if (other := fn(torch.empty(0, dtype=dtype)).dtype) != dtype:
+            raise ConfigError(
+                f"the graph computes in {dtype}, as the model was exported, and cannot be moved to {other}: move the model "
+                "itself, and export it again"
+            )
+    nn.Module._apply(model, fn, recurse)  # type: ignore[no-untyped-call]
     return model
 
 

@@ -19,7 +19,7 @@ from neural_compressor.schemes import OpKey, OpScheme
 from neural_compressor.torch.modules.kernels.onednn import ConvGeometry, conv, pack_conv
 from neural_compressor.torch.modules.kernels.quint8 import codes_of, to_quint8
 from neural_compressor.torch.modules.kernels.race import Work, current_race
-from neural_compressor.torch.pt2e.ops import find_graph_ops
+from neural_compressor.torch.pt2e.ops import find_graph_ops, is_mean
 from neural_compressor.torch.structure.int8_race import few_samples, lost
 from neural_compressor.torch.structure.integer_path import hands_on, sources
 
@@ -163,7 +163,7 @@ def _sources(nodes: Mapping[OpKey, list[Node]]) -> dict[OpKey, OpKey]:
 
     def through(node: Node) -> Node | None:
         name = str(node.target).split(".")[1] if isinstance(node.target, torch._ops.OpOverload) else ""
-        before = node.args[0] if hands_on(name, compiled=True) else None
+        before = node.args[0] if hands_on(name, compiled=True) and not is_mean(node) else None
         return before if isinstance(before, Node) else None
 
     reads = {key: own[0].args[0] for key, own in nodes.items()}

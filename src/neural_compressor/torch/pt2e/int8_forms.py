@@ -43,8 +43,11 @@ def inline_contexts(model: GraphModule) -> None:
 
 def holds_nested_graphs(model: GraphModule) -> bool:
     """Whether a graph of its own, such as a branch, holds another one."""
-    inner = (each for each in model.children() if isinstance(each, GraphModule))
-    return any(isinstance(each, GraphModule) for graph in inner for each in graph.children())
+    return any(_graphs_in(inner) for inner in _graphs_in(model))
+
+
+def _graphs_in(model: GraphModule) -> list[GraphModule]:
+    return [each for each in model.children() if isinstance(each, GraphModule)]
 
 
 def strip_checks(model: GraphModule) -> None:
@@ -139,6 +142,48 @@ def _turn(model: GraphModule, target: str) -> str:
     else:
         module.register_buffer(new, matrix.t())
     return f"{owner}.{new}" if owner else new
+
+
+def hide_norms(model: GraphModule) -> None:
+    """Call by another name the batch normalisations that are no part of the one layer before them.
+
+    torchao would fold all that read what a layer gives: also where others read that too, where the layer is called again
+    or shares its parameters, and where there is nothing to fold, as of statistics of the batch. Of one that is left it
+    looks for a hundred patterns, which takes half a minute. In branches and loops it looks too.
+    """
+    for inner in _graphs_in(model):
+        hide_norms(inner)
+    readers: dict[int, set[Node]] = {}
+    for node in model.graph.find_nodes(op="get_attr"):
+        readers.setdefault(id(_attribute(model, node)), set()).update(node.users)
+
+    def is_part(norm: Node, layer: Any) -> bool:
+        if not isinstance(layer, Node) or not str(layer.target).startswith(("aten.conv", "aten.linear")):
+            return False
+        stored = [value for value in layer.args[1:3] if isinstance(value, Node)]
+        own = all(value.op == "get_attr" and readers[id(_attribute(model, value))] == {layer} for value in stored)
+        in_groups = "transpose" in str(layer.target) and len(layer.args) > 6 and layer.args[6] != 1
+        flat = "linear" not in str(layer.target) or layer.meta["val"].dim() == 2
+        return own and flat and not norm.args[5] and not in_groups and set(layer.users) == {norm}
+
+    for norm in model.graph.find_nodes(op="call_function", target=_aten.batch_norm.default):
+        if not is_part(norm, norm.args[0]):
+            norm.target = torch.batch_norm
+    model.recompile()
+
+
+def show_norms(model: GraphModule) -> None:
+    """Undo :func:`hide_norms`."""
+    for inner in _graphs_in(model):
+        show_norms(inner)
+    for norm in model.graph.find_nodes(op="call_function", target=torch.batch_norm):
+        norm.target = _aten.batch_norm.default
+    model.recompile()
+
+
+def _attribute(model: GraphModule, node: Node) -> Any:
+    owner, _, name = str(node.target).rpartition(".")
+    return getattr(model.get_submodule(owner), name)
 
 
 _HANDS_ON = {

@@ -82,6 +82,11 @@ def kind_of(node: Node) -> str:
     return _LAYERS.get(node.target, "")
 
 
+def is_mean(node: Node) -> bool:
+    """Whether a node is the mean of each channel: small against the pixels, so that steps made for these are too large."""
+    return "avg_pool2d" in str(node.target) and tuple(node.meta["val"].shape[-2:]) == (1, 1)
+
+
 def find_graph_ops(model: GraphModule, quantized: bool = False) -> tuple[dict[OpKey, list[Node]], dict[OpKey, str]]:
     """``(ops, skipped)`` in the order they run: ops with their nodes, one for each call, skipped ones with the reason.
 

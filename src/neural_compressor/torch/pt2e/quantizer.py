@@ -22,7 +22,7 @@ from neural_compressor.schemes import OpKey, OpScheme, TensorScheme
 from neural_compressor.schemes.affine import integer_limits
 from neural_compressor.torch.pt2e.in_place import shared_memory
 from neural_compressor.torch.pt2e.observers import BatchObserver, RangeObserver, WeightObserver
-from neural_compressor.torch.pt2e.ops import find_graph_ops, kind_of
+from neural_compressor.torch.pt2e.ops import find_graph_ops, is_mean, kind_of
 
 _aten = torch.ops.aten
 _EPS = 2**-12
@@ -125,7 +125,7 @@ class PlanQuantizer(X86InductorQuantizer):  # type: ignore[misc]
         """Pooling and the like that hand on to static layers alone, with the scheme of the first: int8 can go through."""
         found: dict[Node, OpScheme] = {}
         for node in reversed(model.graph.nodes):
-            if node.target not in int8_in_int8_out_ops or not node.users or node in self._shared:
+            if node.target not in int8_in_int8_out_ops or not node.users or node in self._shared or is_mean(node):
                 continue
             behind = [self._layers.get(user, found.get(user)) for user in node.users]
             if all(scheme is not None and scheme.mode == "static" for scheme in behind) and behind[0] is not None:

@@ -127,13 +127,13 @@ def _source(
         if writer is None or len(writer.writes) != 1:
             return None
         module = None if writer.module is None else modules[writer.module]
-        runs_once = writer.module is None or len(trace.by_module[writer.module]) == 1
         if module is not None and _takes_scale(module, modules[readers[0]]):
+            runs_once = len(trace.by_module[str(writer.module)]) == 1
             return (str(writer.module), cap, capped_by) if runs_once else None
         if not _is_homogeneous(writer, module):
             return None
         if isinstance(module, nn.Hardtanh):
-            if not runs_once or cap < module.max_val:
+            if cap < module.max_val:
                 return None
             cap, capped_by = float(module.max_val), writer.module
         number, calls = writer.reads[0], {id(writer)}

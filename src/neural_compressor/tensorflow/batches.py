@@ -90,11 +90,9 @@ def inputs_of(batch: Any, model: Any) -> Any:
     known = model.runner.inputs if isinstance(model, LiteModel) else getattr(model, "inputs", None)
     count = len(known) if known else 1
     if isinstance(batch, (tuple, list)):
-        if len(batch) == 2 and (count == 1 or isinstance(batch[0], (tuple, list, Mapping)) or count != 2):
+        if len(batch) == 2 and (count != 2 or isinstance(batch[0], (tuple, list, Mapping))):
             return batch[0]
-        if len(batch) == 1:
-            return batch[0]
-        if len(batch) == 3 and count == 1:  # Keras: inputs, labels, weights of samples
+        if len(batch) == 1 or (len(batch) == 3 and count == 1):  # Keras: inputs, labels, weights of samples
             return batch[0]
     return batch
 

@@ -12,18 +12,20 @@ from neural_compressor.algorithms import InputStatistics
 from neural_compressor.tensorflow.structure.ops import CONVOLUTIONS, einsum_letters, type_of
 
 Array = np.ndarray[Any, Any]
+_MOST = 4096
+"""Samples after whose batch no more means are kept."""
 
 
 class ChannelMeans:
-    """The mean of each channel of each sample, of ``most`` samples."""
+    """The mean of each channel of each sample, of the first samples."""
 
-    def __init__(self, most: int = 4096) -> None:
-        self._most, self._count = most, 0
+    def __init__(self) -> None:
+        self._count = 0
         self._rows: list[Array] = []
 
     def update(self, x: Array) -> None:
         """Take a batch into account."""
-        if self._count < self._most:
+        if self._count < _MOST:
             self._rows.append(_by_sample(x).mean(1, dtype=np.float32))
             self._count += len(x)
 

@@ -72,9 +72,9 @@ def batches_of_one(model: ir.Model) -> dict[str, tuple[int, ...]]:
 class OpRace:
     """The races of one model, within a bound of time."""
 
-    def __init__(self, race: Race, shapes: Shapes, seconds: float = _SECONDS) -> None:
+    def __init__(self, race: Race, shapes: Shapes) -> None:
         self.race, self.shapes = race, shapes
-        self._end = time.monotonic() + seconds
+        self._end = time.monotonic() + _SECONDS
         self._found: dict[str, str | None] = {}
 
     def count_products(self, node: ir.Node, weight: ir.Value | None) -> float:

@@ -129,15 +129,16 @@ class AlphaSearch:
         seen = self._seen[feed]
         if len(seen.halves) < 2:
             return alphas[0]
-        modules = {name: self._state.model.get_submodule(name) for name in feed.readers}
+        tried: dict[str, list[list[tuple[Tensor, Tensor]]]] = {}
+        for name in feed.readers:
+            module: Any = self._state.model.get_submodule(name)
+            given = [[x.to(module.weight.dtype) for x in half.samples] for half in reversed(seen.halves)]
+            tried[name] = [[(x, module(x)) for x in held_out] for held_out in given]
 
         def errors(alpha: float | None) -> Iterator[float]:
-            for fitted, held_out in zip(seen.halves, reversed(seen.halves), strict=True):
-                found = []
-                for name, quantized in self._quantized(feed, alpha, fitted).items():
-                    samples = [x.to(modules[name].weight.dtype) for x in held_out.samples]  # type: ignore[arg-type]
-                    found.append(_relative_error((quantized(x), modules[name](x)) for x in samples))
-                yield self._combined(found)
+            for place, fitted in enumerate(seen.halves):
+                found = self._quantized(feed, alpha, fitted)
+                yield self._combined([_relative_error((found[n](x), y) for x, y in tried[n][place]) for n in found])
 
         return _least(errors, alphas)
 

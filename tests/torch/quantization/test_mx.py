@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from neural_compressor.errors import CalibrationError, ConfigError
+from neural_compressor.errors import CalibrationError, ConfigError, FormatError
 from neural_compressor.schemes import Plan
 from neural_compressor.torch import functional
 from neural_compressor.torch.files.checkpoint import CONFIG, WEIGHTS, checksum, sha256
@@ -199,6 +200,13 @@ def test_models_come_back_from_files(tmp_path, fields) -> None:
     assert torch.equal(load(tmp_path, original_model=net(64))(x), quantized(x))
 
 
+def store(folder: Path, tensors: dict[str, torch.Tensor], **said: object) -> None:
+    """Other tensors, and other words, in the files of a model, with the checksums of these."""
+    save_file(tensors, folder / WEIGHTS)
+    config = json.loads((folder / CONFIG).read_text()) | {"sha256": sha256(folder / WEIGHTS), **said}
+    (folder / CONFIG).write_text(json.dumps(config | {"checksum": checksum(config)}))
+
+
 @pytest.mark.parametrize("fields", [{}, {"w_dtype": "int4", "w_algo": "mse"}, {"w_dtype": "fp4"}])
 def test_files_whose_scales_are_those_of_the_codes_of_integers_are_read(tmp_path, fields) -> None:
     """Up to version 2 the scale of an int8 that is stored as n was not that of n / 64."""
@@ -206,10 +214,18 @@ def test_files_whose_scales_are_those_of_the_codes_of_integers_are_read(tmp_path
     save(quantized, tmp_path)
     tensors = load_file(tmp_path / WEIGHTS)
     tensors["0.weight_scale"] -= {"int8": 6, "int4": 2}.get(fields.get("w_dtype", "int8"), 0)
-    save_file(tensors, tmp_path / WEIGHTS)
-    config = json.loads((tmp_path / CONFIG).read_text()) | {"version": 2, "sha256": sha256(tmp_path / WEIGHTS)}
-    (tmp_path / CONFIG).write_text(json.dumps(config | {"checksum": checksum(config)}))
+    store(tmp_path, tensors, version=2)
     assert torch.equal(load(tmp_path, original_model=net(64))(x), quantized(x))
+
+
+@pytest.mark.parametrize(("element", "byte"), [("int8", 255), ("fp8_e4m3", 255), ("nvfp4", 127), ("nvfp4", 0)])
+def test_scales_of_blocks_that_are_no_numbers_above_zero_are_refused(tmp_path, element, byte) -> None:
+    save(converted(net(64), MXQuantConfig(w_dtype=element, act_dtype=element)), tmp_path)
+    tensors = load_file(tmp_path / WEIGHTS)
+    tensors["0.weight_scale"][1, 1] = byte
+    store(tmp_path, tensors)
+    with pytest.raises(FormatError, match=r"'0' .*'weight_scale' holds (NaN or Inf|scales from 0 on)"):
+        load(tmp_path, original_model=net(64))
 
 
 def test_half_precision_for_both_is_a_layer_in_it() -> None:

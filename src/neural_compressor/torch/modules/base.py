@@ -13,6 +13,7 @@ from neural_compressor.errors import FormatError, QuantizationError
 from neural_compressor.registry import Registry
 from neural_compressor.schemes import PER_TENSOR, OpScheme, QParams, QuantizedArray, TensorScheme
 from neural_compressor.schemes.affine import integer_limits
+from neural_compressor.schemes.grid import decode
 from neural_compressor.torch.modules.activation import (
     Range,
     as_u8,
@@ -136,9 +137,11 @@ class QuantModule(nn.Module):
 
     def _check_values(self) -> None:
         """Refuse stored numbers that no quantization gives: they would compute something, and nobody would notice."""
-        for name, tensor in self.state_dict().items():
-            if tensor.is_meta or not tensor.numel() or name.endswith("_packed"):
+        in_bytes = None if self.scheme.weight is None else self.scheme.weight.dtype.scale_type
+        for name, stored in self.state_dict().items():
+            if stored.is_meta or not stored.numel() or name.endswith("_packed"):
                 continue
+            tensor = stored if in_bytes is None or name != "weight_scale" else decode(stored, in_bytes)
             low, high = tensor.min(), tensor.max()
             if tensor.is_floating_point() and not bool(torch.isfinite(low) & torch.isfinite(high)):
                 raise FormatError(f"the stored tensor {name!r} holds NaN or Inf")

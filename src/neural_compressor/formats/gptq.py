@@ -161,7 +161,7 @@ def _of_fused(exceptions: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, A
     """
     found = {}
     for fused, parts in _FUSED.items():
-        for before in {layer.removesuffix(parts[0]) for layer in exceptions if layer.endswith(f".{parts[0]}")}:
+        for before in [layer.removesuffix(parts[0]) for layer in exceptions if layer.endswith(f".{parts[0]}")]:
             each = [exceptions.get(f"{before}{part}") for part in parts]
             if each[0] is not None and all(own == each[0] for own in each):
                 found[f"{before}{fused}"] = each[0]

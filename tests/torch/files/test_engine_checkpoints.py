@@ -513,3 +513,33 @@ def test_what_engines_do_not_read_is_said(
     found = [text for text in caplog.messages if ("vLLM" in text or "engines" in text) and not text.startswith(others)]
     assert len(found) == bool(told)
     assert all(told in message for message in found)
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_layers_that_transformers_calls_otherwise_have_the_names_of_published_checkpoints(
+    tmp_path: Path, alike: bool
+) -> None:
+    """Engines look for these; transformers reads them too, and goes by its own names for what is quantized."""
+    pytest.importorskip("compressed_tensors", reason="the compressed-tensors package is not installed")
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 4}
+    text = transformers.LlamaConfig(**sizes, vocab_size=96)
+    images = transformers.CLIPVisionConfig(**sizes, image_size=16, patch_size=8, projection_dim=64)
+    torch.manual_seed(0)
+    config = transformers.LlavaConfig(vision_config=images, text_config=text, image_token_index=95)
+    model = transformers.LlavaForConditionalGeneration(config).eval()
+    model.save_pretrained(tmp_path / "float")
+    rules = RTNConfig(group_size=32).set_local([".*vision.*", ".*projector.*"], FLOAT)
+    rules = rules if alike else rules.set_local(".*language.*mlp.*", RTNConfig(bits=8, group_size=32))
+    new = exact(quantize(model, rules))
+    save(new, tmp_path / "m", format="huggingface")
+    published, ours = (load_file(tmp_path / each / "model.safetensors").keys() for each in ("float", "m"))
+    quantized = {name.removesuffix("_packed") for name in ours if name.endswith("weight_packed")}
+    assert len(quantized) == 7
+    assert quantized == published - ours
+    ids = torch.arange(8)[None]
+    for read in (
+        exact(load(tmp_path / "m", format="huggingface")),
+        transformers.AutoModelForImageTextToText.from_pretrained(tmp_path / "m", dtype=torch.float32).eval(),
+    ):
+        with torch.no_grad():
+            torch.testing.assert_close(read(input_ids=ids).logits, new(input_ids=ids).logits, rtol=1e-4, atol=1e-5)

@@ -173,9 +173,9 @@ def test_experts_and_routers_in_float_are_written_as_engines_look_for_them(
     assert tensors.keys() - published.keys() == {f"{n}_scale" for n in published if "self_attn" in n and "_proj" in n}
     assert all(torch.equal(tensors[name], published[name]) for name in published if f".{block}." in name)
     ignored = json.loads((tmp_path / "moe" / "config.json").read_text())["quantization_config"]["ignore"]
-    assert {f"{name}.weight" for name in ignored} == {
-        n for n in published if f".{block}." in n or n == "lm_head.weight"
-    }
+    left = {name for name in published if f".{block}." in name or name == "lm_head.weight"}
+    assert left <= {f"{name}.weight" for name in ignored}
+    assert not [name for name in ignored if "self_attn" in name]
     for read in (
         load(tmp_path / "moe", format="huggingface"),
         transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "moe", dtype=torch.float32).eval(),

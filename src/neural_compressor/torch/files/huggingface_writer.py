@@ -82,8 +82,9 @@ def write_checkpoint(
     if caches:
         _require_scales_of_caches(layout)
     names = StoredNames(model)
-    stored_specs = {names.stored(name): spec for name, spec in specs.items()}
-    block = format.config(stored_specs, map(names.stored, ignore), complete=True)
+    # Engines look layers up by the names of the checkpoint, transformers by its own.
+    named = specs | {names.stored(name): spec for name, spec in specs.items()}
+    block = format.config(named, dict.fromkeys([*ignore, *map(names.stored, ignore)]), complete=True)
     if caches:
         block["kv_cache_scheme"] = kv_cache_scheme()
     rounded = [name for name, scales in caches.items() if scales.queries is not None]

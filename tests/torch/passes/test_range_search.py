@@ -112,6 +112,32 @@ def test_what_few_values_do_is_not_left_to_chance():
         assert errors[1] <= 1.5 * errors[0], seed
 
 
+class InPlace(Net):
+    """A residual block as many models write it."""
+
+    def forward(self, x):
+        y = torch.relu_(self.first(x))
+        z = self.second(y)
+        z += y
+        return self.third(z.relu_().mean((2, 3)))
+
+
+class Apart(Net):
+    def forward(self, x):
+        y = torch.relu(self.first(x))
+        return self.third(torch.relu(self.second(y) + y).mean((2, 3)))
+
+
+def test_what_is_written_into_has_the_range_it_had_before(batches):
+    ranges = []
+    for net in (InPlace().eval(), Apart().eval()):
+        net.second.bias.data -= 1
+        model = quantized(net, batches, SEARCH)
+        assert float(model.second.output_zero_point) > 50
+        ranges.append([float(layer.input_scale) for layer in model.children()] + [float(model.second.output_scale)])
+    assert ranges[0] == pytest.approx(ranges[1])
+
+
 def test_only_the_ops_that_are_named(net, batches):
     plain = quantized(net, batches)
     others, second = (quantized(net, batches, SEARCH.with_options(ops=ops)) for ops in (["first", "third"], ["second"]))

@@ -1,5 +1,7 @@
 """Quantization-aware training of exported graphs: rounding as the converted graph does, in a loop of the user's."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -74,6 +76,73 @@ def test_a_step_by_hand():
     assert fc.weight.grad is None  # a graph over weights of its own
 
 
+class TestLearnedSteps:
+    """LSQ: a scale of each weight and activation is a parameter of the graph."""
+
+    @pytest.fixture
+    def prepared(self, cnn):
+        torch.manual_seed(0)
+        return prepare_qat(export(cnn, torch.randn(IMAGES)), StaticQuantConfig(), learned_step_size=True)
+
+    def test_what_is_trained_is_what_is_converted(self, prepared, tmp_path):
+        x, y = torch.randn(IMAGES), torch.randn(8, 10)
+        steps = {name: p for name, p in prepared.named_parameters() if "rounding" in name}
+        before = {name: p.detach().clone() for name, p in steps.items()}
+        losses = train(prepared, x, y)
+        assert losses[-1] < 0.9 * losses[0]
+        assert {name.rpartition("rounding.")[2] for name in steps} == {"step", "steps.0", "zeros.0"}
+        assert not any(torch.equal(p, before[name]) for name, p in steps.items() if not name.endswith("zeros.0"))
+        expected = prepared.eval()(x)
+        q_model = convert(prepared, quiet=True)
+        torch.testing.assert_close(q_model(x), expected, rtol=1e-5, atol=1e-5)
+        assert {str(op.method) for op in q_model.quantization.plan.values()} == {"qat(learned_step_size=True)"}
+        assert not any("rounding" in name for name in q_model.state_dict())
+        q_model.save(tmp_path / "model")
+        assert torch.equal(load(tmp_path / "model")(x), q_model(x))
+
+    def test_a_step_is_that_of_the_eager_model(self, mlp):
+        """The same loss, and the same gradients of weights and steps."""
+        torch.manual_seed(0)
+        x, y = torch.rand(8, 16), torch.randn(8, 4)
+        graph = prepare_qat(export(mlp, x), StaticQuantConfig(), inplace=False, learned_step_size=True)
+        eager = prepare_qat(mlp, StaticQuantConfig(), learned_step_size=True)
+        found = []
+        for model in (graph, eager):
+            model(x)
+            F.mse_loss(model(x), y).backward()
+            found.append(sorted(float(p.grad.double().square().sum()) for p in model.parameters()))
+        np.testing.assert_allclose(*found, rtol=1e-4, atol=1e-9)
+
+    def test_steps_of_activations_rest_when_they_are_finalized(self, prepared):
+        prepared(torch.randn(IMAGES))
+        finalize_calibration(prepared)
+        trained = {name.rpartition("rounding.")[2] for name, p in prepared.named_parameters() if p.requires_grad}
+        assert "step" in trained
+        assert not {"steps.0", "zeros.0"} & trained
+
+    def test_training_goes_on_from_a_state_dict(self, prepared, cnn):
+        x = torch.randn(IMAGES)
+        train(prepared, x, torch.randn(8, 10), steps=3)
+        other = prepare_qat(export(cnn, x), StaticQuantConfig(), inplace=False, learned_step_size=True)
+        other.load_state_dict(prepared.state_dict())
+        expected = prepared.eval()(x)
+        assert torch.equal(other.eval()(x), expected)
+        assert torch.equal(copy.deepcopy(other)(x), expected)
+        torch.testing.assert_close(convert(other, quiet=True)(x), expected, rtol=1e-5, atol=1e-5)
+
+    def test_weights_of_dynamic_layers(self, mlp):
+        torch.manual_seed(0)
+        x = torch.randn(16, 16)
+        prepared = prepare_qat(export(mlp, x), DynamicQuantConfig(), learned_step_size=True)
+        train(prepared, x, torch.randn(16, 4), steps=3)
+        expected = prepared.eval()(x)
+        torch.testing.assert_close(convert(prepared, quiet=True)(x), expected, rtol=1e-4, atol=1e-4)
+
+    def test_convert_before_training(self, prepared):
+        with pytest.raises(CalibrationError, match="3 static ops are learnt in training"):
+            convert(prepared)
+
+
 def test_dynamic_layers_are_trained_with_the_range_of_each_batch(mlp):
     torch.manual_seed(0)
     x, y = torch.randn(16, 16), torch.randn(16, 4)
@@ -139,10 +208,6 @@ class TestBadInput:
             convert(prepared)
         prepared(x)
         assert convert(prepared, quiet=True)(x).shape == (2, 4)
-
-    def test_learned_step_size(self, mlp):
-        with pytest.raises(ConfigError, match="learned_step_size is for eager models"):
-            prepare_qat(export(mlp, torch.randn(2, 16)), StaticQuantConfig(), learned_step_size=True)
 
     def test_example_inputs(self, mlp):
         with pytest.raises(ConfigError, match="leave out example_inputs"):

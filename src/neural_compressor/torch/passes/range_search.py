@@ -236,7 +236,8 @@ class _Search:
             # A tensor of its own: others may read the same value, and have a range of their own for it.
             own = tensor.clone() if tensor.requires_grad or not gradients else tensor.clone().requires_grad_()
             seen[site].append(own)
-            return own
+            # What a layer gives may be written into by what follows (``y += x``).
+            return own.clone() if site[1] == "output" else own
 
         def read(name: str, inputs: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             given = zip(inputs, args, strict=False)

@@ -51,11 +51,15 @@ class RangeObserver(ObserverBase):  # type: ignore[misc]
             raise CalibrationError(
                 f"calibration never reached {self.where}: run the prepared model on data before convert"
             )
-        found = self.settled or choose_qparams(*self._observer.range(self.scheme), self.scheme)
+        found = self.settled or choose_qparams(*self.range(), self.scheme)
         zero_point = 0 if found.zero_point is None else int(found.zero_point)
         if self.scheme.dtype.signed:
             zero_point += _MIDDLE
         return torch.tensor(float(np.asarray(found.scale))), torch.tensor(zero_point)
+
+    def range(self) -> tuple[Any, Any]:
+        """From where to where values are rounded."""
+        return self._observer.range(self.scheme)
 
 
 class BatchObserver(PlaceholderObserver):  # type: ignore[misc]

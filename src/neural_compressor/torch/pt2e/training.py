@@ -1,28 +1,38 @@
 """Quantization-aware training of exported graphs: what stands on the edges rounds as the converted graph will.
 
 The graph is the one that calibration has, in evaluation mode: batch normalisation is folded into convolutions, and what is
-trained are the weights that the kernels see. Gradients pass straight through roundings.
+trained are the weights that the kernels see. Gradients pass straight through roundings. Scales follow weights and data, or
+are learned, as in eager models.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from neural_compressor.algorithms.qat import trained
+from neural_compressor.algorithms.qat import qat_options
 from neural_compressor.observers import MovingAverageObserver
-from neural_compressor.schemes import OpKey, Plan, TensorScheme
-from neural_compressor.torch.methods.qat import check_trainable
-from neural_compressor.torch.methods.qat_rounding import observers_of, state_of, straight_through
+from neural_compressor.schemes import OpKey, Plan, QuantizedArray, TensorScheme
+from neural_compressor.torch.methods.qat_rounding import (
+    LearnedActivationRounding,
+    LearnedWeightRounding,
+    observers_of,
+    state_of,
+    straight_through,
+)
 from neural_compressor.torch.modules.activation import calibrated_qparams, simulate
+from neural_compressor.torch.modules.kernels.integer import kernel_pairs
+from neural_compressor.torch.modules.packed_weight import quantized_matrix
 from neural_compressor.torch.pt2e.execution import GraphExecution
-from neural_compressor.torch.pt2e.observers import BatchObserver, RangeObserver, WeightObserver, as_rows
+from neural_compressor.torch.pt2e.observers import BatchObserver, RangeObserver, WeightObserver, as_rows, attribute
 from neural_compressor.torch.pt2e.quantizer import Observers
 
 
@@ -69,6 +79,77 @@ class RoundedBatch(BatchObserver):
         return straight_through(x, simulate(x.detach(), self.scheme, None).to(x.dtype)) if x.numel() else x
 
 
+@dataclass(frozen=True)
+class _Matrix:
+    """How the weight of a layer of a graph is a matrix: what is asked of the op that a layer of an eager model will be."""
+
+    weight_scheme: TensorScheme
+    kind: str
+    shape: torch.Size
+
+    @property
+    def matrix_shape(self) -> tuple[int, int]:
+        return self.shape[0], math.prod(self.shape[1:])
+
+    def pairs(self) -> np.ndarray:
+        return kernel_pairs(self.kind, self.shape)
+
+    def to_matrix(self, weight: Tensor) -> Tensor:
+        return weight.flatten(1)
+
+    def from_matrix(self, matrix: Tensor) -> Tensor:
+        return matrix.reshape(self.shape)
+
+    def quantized_weight(self, weight: Tensor) -> QuantizedArray:
+        return quantized_matrix(self.to_matrix(weight).float(), self.weight_scheme, self.pairs())
+
+
+class LearnedRange(RangeObserver):
+    """Rounds an activation with a step and a zero point that are parameters."""
+
+    def __init__(self, scheme: TensorScheme, **more: Any) -> None:
+        super().__init__(scheme, **more)
+        self.rounding = LearnedActivationRounding(scheme, self.where, 1, with_output=False, device=torch.device("cpu"))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Hand ``x`` on rounded; the first gives the parameters their values."""
+        self.rounding.where = self.where
+        (x,), _ = self.rounding.inputs(self, (x,), {})
+        self.seen = int(self.rounding.is_seen(0))
+        return x
+
+    def range(self) -> tuple[Any, Any]:
+        """From the smallest to the largest value that a code stands for."""
+        return self.rounding.ranges()[0]
+
+    def get_extra_state(self) -> Tensor:
+        """Whether the parameters have their values."""
+        return torch.tensor(self.seen)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Take that of a checkpoint."""
+        self.seen = int(state)
+
+
+class LearnedWeight(WeightObserver):
+    """Rounds a weight with scales that are parameters, from :meth:`begin` on."""
+
+    rounding: LearnedWeightRounding
+
+    def begin(self, weight: Tensor) -> None:
+        """Take the first scales from ``weight``."""
+        layout: Any = _Matrix(self.scheme, self.kind, weight.shape)
+        self.rounding = LearnedWeightRounding(layout, self.where, weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The weight rounded."""
+        return self.rounding(x)  # type: ignore[no-any-return]
+
+    def quantized(self, weight: Tensor) -> QuantizedArray:
+        """The weight in the codes of the scales that were learned."""
+        return self.rounding.array(weight)
+
+
 class GraphTraining(GraphExecution):
     """A plan on its way through training: :attr:`model` is trained in a loop of the user's, then comes :meth:`apply`.
 
@@ -82,15 +163,26 @@ class GraphTraining(GraphExecution):
     )
 
     def __init__(self, model: GraphModule, plan: Plan, reasons: Mapping[OpKey, str]) -> None:
-        check_trainable(plan)
+        if qat_options(plan).learned_step_size:
+            self.observers = Observers(LearnedRange, LearnedWeight, RoundedBatch)
         # Weights find their own place, biases too: nothing is corrected afterwards.
-        super().__init__(model, trained(replace(plan, passes=())), reasons)
+        super().__init__(model, replace(plan, passes=()), reasons)
         self._state = {}  # what training wrote stays
+        for node in self.model.graph.nodes:
+            observer = self.model.get_submodule(node.target) if node.op == "call_module" else None
+            if isinstance(observer, LearnedWeight):
+                observer.begin(attribute(self.model, node.args[0].target).detach())
         for parameter in self.model.parameters():
             parameter.requires_grad_(parameter.is_floating_point())
         self.model.train = partial(self._train, self.model)  # type: ignore[method-assign]
         self.model.eval = partial(self._train, self.model, False)  # type: ignore[method-assign]
         self.model.train()
+
+    def stop(self) -> None:
+        super().stop()
+        for observer in self._observers:
+            if isinstance(observer, LearnedRange):
+                observer.rounding.freeze()
 
     def _train(self, model: GraphModule, mode: bool = True) -> GraphModule:
         """In place of ``train`` and ``eval``: nothing else in a graph knows modes."""

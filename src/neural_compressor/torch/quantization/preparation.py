@@ -107,18 +107,19 @@ def prepare_qat(
     quant_config = config_of(trained_scheme(quant_config), "torch")
     is_graph = is_exported(model)
     if is_graph:
-        _check_graph_training(example_inputs, learned_step_size)
+        _check_graph_training(example_inputs)
     model, plan, left = _planned(model, quant_config, inplace, "prepare_qat", example_inputs)
-    if is_graph:
-        return _prepare_graph(quant_config, model, plan, left, training=True)
     with _products_closed_on_failure(model):
         check_trainable(plan)
+    trainable = trained(plan, learned_step_size=learned_step_size)
+    if is_graph:
+        return _prepare_graph(quant_config, model, trainable, left, training=True)
+    with _products_closed_on_failure(model):
         structure = Structure()
         if example_inputs is not None:
             survey = _seen(model, example_inputs)
             structure = survey.structure
             fold(model, structure)
-        trainable = trained(plan, learned_step_size=learned_step_size)
         session = QatSession(model.train(), trainable, structure, left, example_inputs)
     return Prepared(session, quant_config).put_on(model)
 
@@ -174,15 +175,10 @@ def _seen(model: nn.Module, example_inputs: Any) -> Survey:
     return survey
 
 
-def _check_graph_training(example_inputs: Any, learned_step_size: bool) -> None:
+def _check_graph_training(example_inputs: Any) -> None:
     if example_inputs is not None:
         raise ConfigError(
             "prepare_qat: batch normalisation of an exported graph is folded without them; leave out example_inputs"
-        )
-    if learned_step_size:
-        raise ConfigError(
-            "prepare_qat: learned_step_size is for eager models, whose layers hold the steps; what torchao's flow writes "
-            "into a graph are ranges. Leave it out, or train the eager model"
         )
 
 

@@ -17,7 +17,9 @@ from neural_compressor.strategy.build import build_space
 from neural_compressor.torch import functional
 from neural_compressor.torch.adaptor import PyTorchAdaptor
 from neural_compressor.torch.files.onnx_export import to_onnx
-from neural_compressor.torch.modules import WeightOnlyLinear
+from neural_compressor.torch.modules import WeightOnlyLinear, input_change
+from neural_compressor.torch.modules.kernels import stored_weight
+from neural_compressor.torch.modules.kernels.stored_weight import kept
 from neural_compressor.torch.quantization import FP8Config, MXQuantConfig, RTNConfig, StaticQuantConfig, quantize
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:TF32 acceleration on top of oneDNN")
@@ -330,3 +332,15 @@ def test_products_by_functions_are_in_the_exported_graph():
     session = ort.InferenceSession(file.SerializeToString(), providers=["CPUExecutionProvider"])
     (found,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
     torch.testing.assert_close(torch.from_numpy(found), expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("fields", [{"dtype": "nf4", "group_size": 8}, {"bits": 2, "group_size": 16, "hadamard": True}])
+def test_an_exported_model_still_runs(fields, monkeypatch):
+    """Tables that are kept for later calls are none of those that an export makes, which have no values."""
+    model = nn.Sequential(nn.Linear(48, 16), nn.Linear(16, 8)).eval()
+    quantized, x = quantize(model, RTNConfig(**fields)), torch.randn(4, 48)
+    for name, module in {"_byte_table": stored_weight, "_matrix": input_change, "_signs": input_change}.items():
+        cached = getattr(module, name)
+        monkeypatch.setattr(module, name, kept(cached.__wrapped__))  # nothing is kept yet
+    exported = torch.export.export(quantized, (x,)).module()
+    torch.testing.assert_close(exported(x), quantized(x), rtol=2e-2, atol=2e-2)

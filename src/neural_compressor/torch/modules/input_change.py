@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from neural_compressor.algorithms.hadamard import Rotation, hadamard_matrix
 from neural_compressor.errors import QuantizationError
+from neural_compressor.torch.modules.kernels.stored_weight import kept
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,13 +99,13 @@ def _factors(block: int) -> tuple[int, int]:
     return 1 << (bits // 2), 1 << (bits - bits // 2)
 
 
-@functools.lru_cache(maxsize=64)
+@kept
 def _matrix(n: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     with torch.inference_mode(False):  # what is kept must also serve a call with gradients
         return torch.from_numpy(hadamard_matrix(n)).to(device, dtype)
 
 
-@functools.lru_cache(maxsize=64)
+@kept
 def _signs(features: int, seed: int, device: torch.device) -> Tensor:
     # Blocks of one value are turned by their sign alone.
     signs = Rotation(features, block=1, seed=seed).apply(np.ones(features, np.float32))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -180,7 +180,18 @@ def _check(
         raise FormatError(f"the stored tensor 'weight_{name}' is {found}, and {right} is needed")
 
 
-@functools.lru_cache(maxsize=64)
+def kept(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """``make`` with its tensors kept, but for those made while a graph is, which have no values and are of that alone."""
+    cached = functools.lru_cache(maxsize=64)(make)
+
+    @functools.wraps(make)
+    def found(*args: Any) -> Tensor:
+        return make(*args) if torch.compiler.is_compiling() else cached(*args)
+
+    return found
+
+
+@kept
 def _byte_table(kind: DType, device: torch.device) -> Tensor:
     """The float32 values of the codes in a byte, for each of 256 bytes."""
     every = torch.arange(256, dtype=torch.uint8, device=device)[:, None]

@@ -284,3 +284,45 @@ def test_norms_in_loops_stay():
         q_model = convert(prepared, inplace=False, quiet=True)
         assert (q_model(x) - expected).norm() < 0.05 * expected.norm()
     torch.testing.assert_close(exported(x), expected)
+
+
+class Transposed(nn.Module):
+    """Two layers that read one tensor whose sequence lies in front of its batch, as attention of torch has it."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.flat = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        y = x.transpose(0, 1)
+        return self.a(y) + self.b(y), self.flat(x)
+
+
+@pytest.fixture
+def transposed():
+    torch.manual_seed(0)
+    model, x = Transposed(), torch.randn(4, 6, 8)
+    exported = export(model, x)
+    torch.testing.assert_close(exported(x), model(x))
+    return exported
+
+
+def test_layers_read_tensors_that_lie_in_order(transposed):
+    layers = transposed.graph.find_nodes(op="call_function", target=torch.ops.aten.linear.default)
+    read = [node.args[0] for node in layers]
+    assert all(node.meta["val"].is_contiguous() for node in read)
+    assert read[0] is read[1]
+    assert read[0].target is torch.ops.aten.clone.default
+    assert read[2].op == "placeholder"
+
+
+@pytest.mark.slow
+def test_transposed_inputs_of_any_size_are_compiled(transposed):
+    prepared = prepare(transposed, StaticQuantConfig())
+    prepared(torch.randn(4, 6, 8))
+    q_model = convert(prepared, quiet=True)
+    compiled = torch.compile(q_model, dynamic=True)
+    with torch._inductor.config.patch(freezing=True):
+        for shape in ((4, 6, 8), (3, 5, 8)):
+            x = torch.randn(shape)
+            torch.testing.assert_close(compiled(x), q_model(x), rtol=1e-4, atol=1e-4)

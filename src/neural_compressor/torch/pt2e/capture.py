@@ -33,6 +33,7 @@ from neural_compressor.torch.pt2e.exported import (
 )
 from neural_compressor.torch.pt2e.in_place import read_behind_writes
 from neural_compressor.torch.pt2e.int8_forms import (
+    contiguous_inputs,
     holds_nested_graphs,
     inline_contexts,
     linear_products,
@@ -88,6 +89,7 @@ def export(model: nn.Module, example_inputs: Any, dynamic_shapes: Any = None) ->
     read_behind_writes(new)
     number_padding(new)
     linear_products(new)
+    contiguous_inputs(new)
     new.recompile()
     known = _known(model, program, inputs)
     for fixed in known.fixed:

@@ -111,6 +111,24 @@ def linear_products(model: GraphModule) -> None:
         delattr(model.get_submodule(owner), name)
 
 
+def contiguous_inputs(model: GraphModule) -> None:
+    """Have linear layers read tensors that lie in memory in the order of their dimensions: transposed ones are copied.
+
+    Of others Inductor makes batched products, of which it has no int8 form where sizes vary, and raises a TypeError.
+    """
+    copies: dict[Node, Node] = {}
+    for node in model.graph.find_nodes(op="call_function", target=_aten.linear.default):
+        x = node.args[0]
+        if x.meta["val"].dim() < 3 or x.meta["val"].is_contiguous():
+            continue
+        if x not in copies:
+            with model.graph.inserting_after(x):
+                how: dict[str, Any] = {"memory_format": torch.contiguous_format}
+                copies[x] = model.graph.call_function(_aten.clone.default, (x,), how)
+            copies[x].meta = {**x.meta, "val": x.meta["val"].contiguous()}
+        node.update_arg(0, copies[x])
+
+
 def _product(node: Node) -> tuple[Node, Node, Node | None] | None:
     """What is multiplied, the stored matrix, and a bias, where a node is ``x @ matrix (+ bias)``; None of others."""
     bias: Any = None

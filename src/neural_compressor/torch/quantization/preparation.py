@@ -111,10 +111,9 @@ def prepare_qat(
     model, plan, left = _planned(model, quant_config, inplace, "prepare_qat", example_inputs)
     with _products_closed_on_failure(model):
         check_trainable(plan)
-    trainable = trained(plan, learned_step_size=learned_step_size)
-    if is_graph:
-        return _prepare_graph(quant_config, model, trainable, left, training=True)
-    with _products_closed_on_failure(model):
+        trainable = trained(plan, learned_step_size=learned_step_size)
+        if is_graph:
+            return _prepare_graph(quant_config, model, trainable, left, training=True)
         structure = Structure()
         if example_inputs is not None:
             survey = _seen(model, example_inputs)

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from neural_compressor.errors import ConfigError
-from neural_compressor.torch.checks import PREPARED
+from neural_compressor.torch.checks import PREPARED, require_module
 from neural_compressor.torch.executor import Execution
 from neural_compressor.torch.modules.function_products import close_products
 from neural_compressor.torch.quantization.autoround_runs import Export
@@ -107,6 +107,7 @@ def abandoned_on_failure(model: nn.Module) -> Iterator[None]:
 
 def finalize_calibration(model: nn.Module) -> nn.Module:
     """Stop collecting calibration data; a model in training keeps the ranges it has seen."""
+    require_module(model, "finalize_calibration")
     prepared = Prepared.of(model)
     if prepared is None:
         check_parts(model)

@@ -1,4 +1,4 @@
-"""Products that are not written as linear layers, and are."""
+"""Layers in the forms of which there are int8 kernels: products with a matrix, inputs in order."""
 
 import pytest
 import torch

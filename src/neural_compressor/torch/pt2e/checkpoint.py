@@ -26,8 +26,8 @@ from neural_compressor.schemes import OpKey, Plan
 from neural_compressor.torch.files.checkpoint import CONFIG, WEIGHTS, checksum, read_checked, read_tensors, sha256
 from neural_compressor.torch.modules.relay import Relays
 from neural_compressor.torch.passes.fold import Structure
+from neural_compressor.torch.pt2e.converted_forms import keep_given_terms
 from neural_compressor.torch.pt2e.exported import Exported, exported_of, finished, torchao_required
-from neural_compressor.torch.pt2e.int8_forms import keep_given_terms
 from neural_compressor.torch.pt2e.ops import find_graph_ops, name_layer
 from neural_compressor.torch.quantized_model import Quantization
 

@@ -21,6 +21,7 @@ from neural_compressor.torch.executor import CORRECT_BIASES
 from neural_compressor.torch.modules.relay import Relays
 from neural_compressor.torch.passes.fold import Structure
 from neural_compressor.torch.pt2e.bias_correction import correct_biases, forget_inputs, mean_errors, watch_inputs
+from neural_compressor.torch.pt2e.converted_forms import keep_given_terms, widened_convolutions
 from neural_compressor.torch.pt2e.exported import (
     finished,
     mark,
@@ -30,7 +31,7 @@ from neural_compressor.torch.pt2e.exported import (
     state_of,
     without_warnings,
 )
-from neural_compressor.torch.pt2e.int8_forms import hide_norms, keep_given_terms, show_norms
+from neural_compressor.torch.pt2e.int8_forms import hide_norms, show_norms
 from neural_compressor.torch.pt2e.observers import RangeObserver, WeightObserver, attribute
 from neural_compressor.torch.pt2e.ops import find_graph_ops, name_layer
 from neural_compressor.torch.pt2e.quantizer import Observers, PlanQuantizer
@@ -158,6 +159,7 @@ class GraphExecution:
         show_norms(new)
         correct_biases(new, errors)
         keep_given_terms(new)
+        widened_convolutions(new)
         _strip(new)
         set_state(new, self._state)
         for node in new.graph.nodes:

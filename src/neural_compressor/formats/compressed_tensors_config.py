@@ -97,7 +97,7 @@ def config_groups(specs: Mapping[str, Spec], complete: bool = True, layout: str 
         # Blocks take their scales from each input whatever is known beforehand: the scale of the tensor (nvfp4) is.
         when = (activation is not None and activation.dtype.has_tensor_scale and "local") if static else True
         groups[f"group_{number}"] = {
-            "targets": ["Linear", *filter(_is_output_head, names)] if alike else _targets(names, specs),
+            "targets": ["Linear", *filter(is_output_head, names)] if alike else _targets(names, specs),
             "weights": _weight_args(spec),
             "input_activations": None if activation is None else tensor_args(activation, when),
             "output_activations": None,
@@ -109,7 +109,8 @@ def config_groups(specs: Mapping[str, Spec], complete: bool = True, layout: str 
     return groups
 
 
-def _is_output_head(name: str) -> bool:
+def is_output_head(name: str) -> bool:
+    """Whether a layer is what engines take for the output head."""
     return name.rpartition(".")[2] == "lm_head"
 
 
@@ -121,15 +122,15 @@ def _targets(names: Iterable[str], specs: Mapping[str, Spec]) -> list[str]:
     """
     names = list(names)
     taken = set(names)
-    shared = {_all_experts(name) for name in specs.keys() - taken}
-    patterns = {name: pattern for name in names if (pattern := _all_experts(name)) and pattern not in shared}
+    shared = {all_experts(name) for name in specs.keys() - taken}
+    patterns = {name: f"re:{own}" for name in names if (own := all_experts(name)) and own not in shared}
     return list(dict.fromkeys(patterns.get(name, name) for name in names))
 
 
-def _all_experts(name: str) -> str:
+def all_experts(name: str) -> str:
     """The pattern that a layer of an expert has in common with those of the others; empty where it is of none."""
     found = _EXPERT.fullmatch(name)
-    return rf"re:{re.escape(found[1])}\d+{re.escape(found[2])}$" if found else ""
+    return rf"{re.escape(found[1])}\d+{re.escape(found[2])}$" if found else ""
 
 
 def _weight_args(spec: Spec) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any
 from neural_compressor.errors import FormatError
 from neural_compressor.formats.base import FORMATS, CheckpointFormat
 from neural_compressor.formats.byte_views import contiguous
+from neural_compressor.formats.compressed_tensors_config import all_experts, is_output_head
 from neural_compressor.formats.int32_words import pack_words, unpack_words
 from neural_compressor.formats.linear_weight import LinearSpec, LinearWeight, run_groups
 from neural_compressor.formats.stored_tensors import (
@@ -107,7 +108,7 @@ class GPTQ(CheckpointFormat[LinearWeight]):
             if (spec.bits, spec.group_size, spec.symmetric) != common:
                 exceptions[layer] = {"bits": spec.bits, "group_size": spec.group_size, "sym": spec.symmetric}
         exceptions |= _of_fused(exceptions)
-        dynamic = {f"{'+' if own else '-'}:^{re.escape(layer)}$": own for layer, own in exceptions.items()}
+        dynamic = _patterns(exceptions, specs)
         block: dict[str, Any] = {
             "quant_method": "gptq",
             "checkpoint_format": self.name,
@@ -115,7 +116,7 @@ class GPTQ(CheckpointFormat[LinearWeight]):
             "group_size": common[1],
             "sym": common[2],
             "desc_act": any(spec.act_order for spec in specs.values()),
-            "lm_head": any(layer.rpartition(".")[2] == "lm_head" for layer in specs),
+            "lm_head": any(map(is_output_head, specs)),
             "pack_dtype": "int32",
             "meta": {"quantizer": ["open-neural-compressor"]},
         }
@@ -153,6 +154,23 @@ def _override(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return {}
 
 
+def _patterns(exceptions: Mapping[str, dict[str, Any]], layers: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """The ``dynamic`` part of a block. Experts have one pattern where it is the same for all: readers try one after another.
+
+    >>> _patterns({"a.experts.0.up": {}, "a.experts.1.up": {}, "o": {"bits": 8}}, ["o", "q"])
+    {'-:^a\\\\.experts\\\\.\\\\d+\\\\.up$': {}, '+:^o$': {'bits': 8}}
+    """
+    alike: dict[str, list[dict[str, Any] | None]] = {}
+    for layer in {*layers, *exceptions}:
+        alike.setdefault(all_experts(layer), []).append(exceptions.get(layer))
+    found = {}
+    for layer, own in exceptions.items():
+        shared = all_experts(layer)
+        is_one = shared and all(each == own for each in alike[shared])
+        found[f"{'+' if own else '-'}:^{shared if is_one else re.escape(layer) + '$'}"] = own
+    return found
+
+
 def _of_fused(exceptions: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """The same for layers that engines multiply as one, where it is the same for all of them.
 
@@ -161,7 +179,8 @@ def _of_fused(exceptions: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, A
     """
     found = {}
     for fused, parts in _FUSED.items():
-        for before in [layer.removesuffix(parts[0]) for layer in exceptions if layer.endswith(f".{parts[0]}")]:
+        for layer in [layer for layer in exceptions if layer.endswith(f".{parts[0]}") and not all_experts(layer)]:
+            before = layer.removesuffix(parts[0])
             each = [exceptions.get(f"{before}{part}") for part in parts]
             if each[0] is not None and all(own == each[0] for own in each):
                 found[f"{before}{fused}"] = each[0]

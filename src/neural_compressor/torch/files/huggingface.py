@@ -152,7 +152,8 @@ def load_checkpoint(
     skeleton = empty_model(folder, dtype) if original_model is None else sharing_weights(original_model).eval()
     kept = folder / CACHE / _identity(folder, dtype)
     with QuantizedCheckpoint(folder) as checkpoint:
-        caches = _without_unused(skeleton, checkpoint.kv_scales())
+        names = StoredNames(skeleton)
+        caches = _without_unused(skeleton, {names.own(name): each for name, each in checkpoint.kv_scales().items()})
     attentions_of(skeleton, caches)  # which says what does not fit before the work
     if cache and kept.exists():
         try:

@@ -38,7 +38,8 @@ class Proof:
     def __init__(self, model: nn.Module, calls: Sequence[Arguments]) -> None:
         self.calls = list(calls)
         self.outputs = [_outputs(model, call) for call in calls]
-        for call in _others(calls):
+        on_cpu = all(each.device.type == "cpu" for each in (*model.parameters(), *model.buffers()))
+        for call in _others(calls, on_cpu):
             try:
                 self.outputs.append(called(lambda call=call: _outputs(model, call)))  # type: ignore[misc]
                 self.calls.append(call)
@@ -50,12 +51,12 @@ class Proof:
         return all(same_outputs(_outputs(model, c), out) for c, out in zip(self.calls, self.outputs, strict=True))
 
 
-def _others(calls: Sequence[Arguments]) -> Iterator[Arguments]:
+def _others(calls: Sequence[Arguments], on_cpu: bool) -> Iterator[Arguments]:
     for call in first_of_each_kind(calls):
         sample = shortened(call)
         if sample is not None:
             yield from (sample,) if batch_size(call) > 1 else ()
-            yield from variants(sample)
+            yield from variants(sample, longer=on_cpu)
 
 
 def first_of_each_kind(calls: Sequence[Arguments]) -> list[Arguments]:

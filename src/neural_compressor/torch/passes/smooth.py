@@ -14,6 +14,7 @@ from neural_compressor.algorithms.smoothquant import alphas_between, check_alpha
 from neural_compressor.errors import ConfigError, NothingToQuantizeError
 from neural_compressor.registry import close_matches
 from neural_compressor.schemes import PER_TENSOR, OpKey, OpScheme, Plan
+from neural_compressor.torch.hooks import buffers_kept
 from neural_compressor.torch.modules.input_change import InputChange
 from neural_compressor.torch.passes.alpha_search import AlphaSearch, ChannelInputs, Criterion, scale_of
 from neural_compressor.torch.passes.model_pass import PASSES, ModelPass, PassOptions, PassState
@@ -221,8 +222,9 @@ def _parts(model: nn.Module, call: Arguments) -> list[Arguments]:
     """The halves of a call, if the model runs on each."""
     halves = in_two(call)
     try:
-        for half in halves:
-            called(lambda half=half: call_block(model, half))  # type: ignore[misc]
+        with buffers_kept(model):
+            for half in halves:
+                called(lambda half=half: call_block(model, half))  # type: ignore[misc]
     except ModuleCallError:
         return [call]
     return halves

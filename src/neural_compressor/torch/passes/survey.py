@@ -46,6 +46,9 @@ _MOST_WAYS = 16
 _ROUNDING = 1024
 """Machine epsilons, relative to the norm of an output, that two orders of float arithmetic may be apart."""
 
+_FAR = 8
+"""So many operations, and no more, are looked at between a layer and those that read what it gives."""
+
 
 class Survey:
     """Watches ``model`` on one batch after the other; :attr:`structure` is what holds on all of them.
@@ -120,14 +123,15 @@ class Survey:
         return [Feed(f.readers) if f.source and self._may_part(f.source, *f.readers) else f for f in found]
 
     def _may_part(self, name: str, *others: str) -> bool:
-        """Whether the forward that calls these modules may hand what ``name`` gives to none of ``others``, on other data."""
+        """Whether the forward that calls these modules may do something else with what ``name`` gives, on other data."""
         parts = zip(*(each.split(".") for each in (name, *others)), strict=False)
         parent = ".".join(same[0] for same in itertools.takewhile(lambda same: len(set(same)) == 1, parts))
         if parent not in self._ways:
             self._ways[parent] = ways_through(self.model.get_submodule(parent))
         graphs, below = self._ways[parent], len(parent) + 1 if parent else 0
         inside = [other[below:] for other in others]
-        return graphs is None or any(not _follows(graph, name[below:], inside) for graph in graphs)
+        found = [_between(graph, name[below:], inside) for graph in graphs or ()]
+        return graphs is None or None in found or len({each for each in found if each}) > 1
 
     def _compare(self, run: Run) -> None:
         """Give up folds that change what the model computes: those that do so alone, or else all of them."""
@@ -249,14 +253,27 @@ class _WayTracer(fx.Tracer):
         return bool(self.outcomes)
 
 
-def _follows(graph: fx.Graph, name: str, others: Sequence[str]) -> bool:
-    """Whether all that reads what ``name`` gives are ``others``; of a module inside one that is called, that one counts."""
+def _between(graph: fx.Graph, name: str, others: Sequence[str]) -> frozenset[tuple[Any, ...]] | None:
+    """What is done to what ``name`` gives until ``others`` read it; None where anything else does, or where that is far.
+
+    Of a module inside one that is called, that one counts.
+    """
 
     def calls(node: fx.Node, module: str) -> bool:
         return node.op == "call_module" and f"{module}.".startswith(f"{node.target}.")
 
-    users = (user for node in graph.nodes if calls(node, name) for user in node.users)
-    return all(any(calls(user, other) for other in others) for user in users)
+    found = set[tuple[Any, ...]]()
+    first = (user for node in graph.nodes if calls(node, name) for user in node.users)
+    readers: list[tuple[fx.Node, tuple[Any, ...]]] = [(user, ()) for user in first]
+    while readers:
+        node, passed = readers.pop()
+        if any(calls(node, other) for other in others):
+            found.add(passed)
+        elif not node.users or len(passed) == _FAR:
+            return None
+        else:
+            readers += [(user, (*passed, node.target)) for user in node.users]
+    return frozenset(found)
 
 
 def _in_assertion() -> bool:

@@ -13,13 +13,13 @@ from neural_compressor.torch.structure.replay import Arguments, independent
 Change = Callable[[Tensor], Tensor]
 
 
-def variants(call: Arguments) -> Iterator[Arguments]:
-    """``call`` with twice as many samples, the last half of each in reverse, the first token alone, and twice as long.
+def variants(call: Arguments, longer: bool) -> Iterator[Arguments]:
+    """``call`` with twice as many samples, the last half of each reversed, the first token alone, if ``longer`` twice as long.
 
     Values are those of the call, so that no index leaves its table; but positions may, where it is longer: that ends the
-    context of an accelerator, and is for CPUs alone. A model need not be able to run on each.
+    context of an accelerator, and is for models on a CPU alone. A model need not be able to run on each.
 
-    >>> [list(ids.shape) for (ids,), _ in variants(((torch.arange(10).reshape(2, 5),), {}))]
+    >>> [list(ids.shape) for (ids,), _ in variants(((torch.arange(10).reshape(2, 5),), {}), longer=True)]
     [[4, 5], [2, 2], [2, 1], [2, 10]]
     """
     tensors = list(tensors_in(call))
@@ -33,7 +33,7 @@ def variants(call: Arguments) -> Iterator[Arguments]:
     if length > 1:
         yield changed(1, length, lambda t: t[:, -(length // 2) :].flip(1))
         yield changed(1, length, lambda t: t[:, :1])
-    if length and all(t.device.type == "cpu" for t in tensors):
+    if length and longer:
         yield changed(1, length, lambda t: torch.cat([t, t], 1))
 
 

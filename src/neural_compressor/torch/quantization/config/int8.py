@@ -124,9 +124,10 @@ class SmoothQuantConfig(StaticQuantConfig):
 
     ``alpha`` says how much, from 0 to 1; with ``"auto"`` each layer, or with ``do_blockwise`` each block, has what makes its
     error least, from ``alpha_min`` to ``alpha_max`` in steps of ``alpha_step``, and ``init_alpha`` where nothing errs less
-    on both halves of the data. With ``folding`` scales go into the normalisation or layer before where that is exact, and
-    its weight has no single scale for all channels; elsewhere a layer multiplies its input. ``scale_sharing`` gives layers
-    that read the same value the same scales, and ``shared_criterion`` says which of their errors counts.
+    on both halves of the data (of two calls, block by block). With ``folding`` scales go into the normalisation or layer
+    before where that is exact, and its weight has no single scale for all channels; elsewhere a layer multiplies its input.
+    ``scale_sharing`` gives layers that read the same value the same scales, and ``shared_criterion`` says which of their
+    errors counts.
 
     >>> SmoothQuantConfig(alpha=0.7).passes
     (Pass(name='smooth', options={'alpha': 0.7}),)

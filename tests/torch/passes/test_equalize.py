@@ -147,3 +147,27 @@ def test_models_in_half_precision_are_equalized(dtype, batches):
     assert model[0].weight.dtype == dtype
     with torch.no_grad():
         assert sqnr_db(net(halves[0]).float(), model(halves[0]).float()) > 30
+
+
+class Branching(nn.Module):
+    """A forward with a condition, at which the value between its layers goes ``apart`` on other data or not."""
+
+    def __init__(self, apart):
+        super().__init__()
+        self.apart, self.first, self.second = apart, nn.Conv2d(3, 8, 1), nn.Conv2d(8, 4, 1)
+
+    def forward(self, x):
+        y = torch.relu(self.first(x))
+        if x.shape[0] > 64:
+            if self.apart:
+                return self.second(y) + y.mean()
+            x = x[:64]
+        return self.second(y) + x.mean()
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_condition_stands_in_the_way_where_what_is_between_layers_depends_on_it(apart, batches):
+    torch.manual_seed(0)
+    net = Branching(apart).eval()
+    model = equalized(net, batches)
+    assert torch.equal(model.first.weight, net.first.weight) == apart

@@ -14,7 +14,7 @@ Change = Callable[[Tensor], Tensor]
 
 
 def variants(call: Arguments, longer: bool) -> Iterator[Arguments]:
-    """``call`` with twice as many samples, the last half of each reversed, the first token alone, if ``longer`` twice as long.
+    """``call`` with twice as many samples, the last half of each reversed, one token alone, if ``longer`` twice as long.
 
     Values are those of the call, so that no index leaves its table; but positions may, where it is longer: that ends the
     context of an accelerator, and is for models on a CPU alone. A model need not be able to run on each.

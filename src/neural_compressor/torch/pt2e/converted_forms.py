@@ -75,13 +75,10 @@ def widened_convolutions(model: GraphModule) -> None:
     decomposed = torch.ops.quantized_decomposed
     for node in model.graph.find_nodes(op="call_function", target=_aten.conv1d.default):
         given, weight = node.args[0], node.args[1]
-        codes = given.args[0] if given.target is decomposed.dequantize_per_tensor.default else None
-        if (
-            weight.target is not decomposed.dequantize_per_channel.default
-            or codes is None
-            or node.meta["val"].dim() != 3
-        ):
+        is_stored = weight.target is decomposed.dequantize_per_channel.default and weight.args[0].op == "get_attr"
+        if not is_stored or given.target is not decomposed.dequantize_per_tensor.default or node.meta["val"].dim() != 3:
             continue
+        codes = given.args[0]
         if not str(codes.target).startswith("quantized_decomposed.quantize_per_tensor"):
             continue
         if codes not in wide:
